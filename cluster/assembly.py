@@ -212,6 +212,9 @@ class Assembly:
             engine,
             self.syncing,
             self.leadership,
+            self.statuses,
+            own.stopping,
+            lambda: self.installing.taker.lacks_space,
             runtime,
             self._hooks.alarm_changed,
         )

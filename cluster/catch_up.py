@@ -328,6 +328,12 @@ class SnapshotTaker:
         self._send = send
         self._install = install
         self._taking: _Taking | None = None
+        self._found_no_space = False
+
+    @property
+    def lacks_space(self) -> bool:
+        """Whether the last transfer has found no space on the disk, and no other one is under way."""
+        return self._found_no_space and self._taking is None
 
     def is_of_use(self, index: int, term: int) -> bool:
         """Whether the log lacks the entry at `index`, which is committed (Raft paper, figure 13, step 6)."""
@@ -522,13 +528,16 @@ class SnapshotTaker:
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
             self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            log.error("no space for a snapshot of %d bytes", taking.offer.size)
+            if not self._found_no_space:
+                log.error("no space for a snapshot of %d bytes", taking.offer.size)
+            self._found_no_space = True
         else:
             self._runtime.fail(error)
         self._give_up()
         return False
 
     def _complete(self, taking: _Taking) -> None:
+        self._found_no_space = False
         taking.names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
         self._disk.submit_background(partial(self._move, taking), partial(self._moved, taking))
 

@@ -100,6 +100,13 @@ class ClusterClock:
     def time_ms(self, now_s: float) -> int:
         return int(self._time_ms(now_s))
 
+    def agreed_ms(self, now_s: float) -> int | None:
+        """The cluster's time, if clocks can be judged by it; None while this node hears no majority of the voters.
+
+        Without them it goes on from the last entry that the node knows, which may be of any age.
+        """
+        return self.time_ms(now_s) if self._knows_majority() else None
+
     def wait_s(self, due_ms: int, now_s: float) -> float:
         """How many seconds it takes until the cluster's time is `due_ms`, if nothing puts it forward."""
         return (due_ms - self.time_ms(now_s)) / (1000 * self._pace)

@@ -10,6 +10,7 @@
     damage                  why the log must not be used any more; found while it was in use
     removed                 this directory is no member of its cluster any more: for whoever looks into it
     damaged-N/              a log that was set aside, kept until this node has caught up
+    obsolete/               a log that was given up for want of space; the next start removes it
 
 Lives here: the way from these files to a journal and a state, whatever has happened to them. Not here: their formats.
 
@@ -59,6 +60,7 @@ MOVING = "moving"
 DAMAGE = "damage"
 REMOVED = "removed"
 ASIDE_PREFIX = "damaged-"
+OBSOLETE = "obsolete"
 
 
 class OpenJournal(Protocol):
@@ -144,6 +146,7 @@ class GroupDirectory:
         log is set aside instead.
         """
         hard = self.hard_state.load()
+        self._remove_obsolete()
         open_log = partial(self._open, state, partial(open_journal, writes_lost=claim.writes_lost))
         try:
             journal, checkpoint = open_log(hard)
@@ -233,6 +236,23 @@ class GroupDirectory:
             self._disk.sync_directory(self.path)
         if DAMAGE in names:
             self._disk.remove(f"{self.path}/{DAMAGE}")
+            self._disk.sync_directory(self.path)
+
+    def give_up_log(self) -> None:
+        """Have the next start begin without this log; needs no space. Raises OSError.
+
+        What was promised with it is forgotten, so this node is a learner from now on, before the log has gone.
+        """
+        hard = self.hard_state.state
+        if hard is not None:
+            self.hard_state.store(hard._replace(standing=Standing.LEARNER))
+        self._disk.rename(self.log, f"{self.path}/{OBSOLETE}")
+        self._disk.sync_directory(self.path)
+
+    def _remove_obsolete(self) -> None:
+        """Remove a log that was given up, before anything is written: there may be no space until then."""
+        if OBSOLETE in self._disk.list_directory(self.path):
+            self._disk.remove_directory(f"{self.path}/{OBSOLETE}")
             self._disk.sync_directory(self.path)
 
     def note_moving(self, index: int) -> None:

@@ -166,7 +166,7 @@ class Status(NamedTuple):
     alarm: int
     """What the node is low on: an `Alarm`, as a number."""
     time_ms: int
-    """The cluster's time as the node knows it, in milliseconds."""
+    """The cluster's time as the node knows it, in milliseconds; 0 while it hears no majority, or has no vote."""
     wall_ms: int
     """The node's wall clock, in milliseconds since 1970."""
     steady_ms: int

@@ -26,6 +26,9 @@ LAG_MAX = 2000
 """A member that lacks no more entries than this counts as up to date. Members tell how far they are once a second, so
 even one that lacks nothing seems to lack what has come since."""
 
+OBSOLETE_FACTOR = 2
+"""A log that is so many times as large as the leader's is for the greater part of what nobody needs any more."""
+
 
 class Verdict(NamedTuple):
     """Whether something may be done, and a line that says why, or what to do first."""
@@ -196,3 +199,34 @@ def may_drain(name: str, membership: Membership, drained: Collection[str], known
         return Verdict(True, f"{', '.join(fit)} can serve in place of {name}")
     reasons = "; ".join(str(why) for why in flaws.values())
     return Verdict(False, f"{name} goes on serving: nobody else can: {reasons or 'it is the only voter'}")
+
+
+def why_nothing_is_stored(name: str, membership: Membership, known: Known) -> str | None:
+    """Why this member, or the cluster, stores nothing for want of space, in words for operators; None if it does."""
+    full = sorted(other for other, status in known.items() if status is not None and _has_full_disk(status))
+    if name in full:
+        return "the node's disk is full: it goes on when there is space"
+    if full and not membership.has_majority_without(full):
+        return f"the disks of too many nodes are full: {', '.join(full)}: the cluster goes on when there is space"
+    return None
+
+
+def why_log_is_obsolete(
+    name: str, leader: str | None, membership: Membership, known: Known, durable_bytes: int, synced_index: int
+) -> str | None:
+    """Why a follower without space may be without its log, in words for operators; None if it may not.
+
+    `durable_bytes` is the size of its log on the disk, and `synced_index` its last entry there. All that is committed
+    behind that entry is, with everything before it, on a majority of the voters that this one is not part of. They all
+    must be there, and give it back as a log that takes less than half the space.
+    """
+    leads = known.get(leader) if leader not in (None, name) else None
+    voters = [other for other in known if other != name and flaw(other, known) is None]
+    if leads is None or not membership.is_majority(voters) or leads.commit_index <= synced_index:
+        return None
+    if OBSOLETE_FACTOR * leads.disk_bytes > durable_bytes:
+        return None
+    return (
+        f"the disk is full, with a log of {durable_bytes:,} bytes where that of {leader} has {leads.disk_bytes:,}: "
+        "it is given up, and this node is repaired from the others"
+    )

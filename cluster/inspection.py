@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration import Versions
-from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, REMOVED, moving_checkpoint
+from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, REMOVED, moving_checkpoint
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import (
     MEMBER_FILE,
@@ -499,6 +499,10 @@ class _Inspection:
             return self._find_directory(name, "a snapshot that had not all arrived; it is fetched anew")
         if name.startswith(ASIDE_PREFIX):
             return self._find_directory(name, "a damaged log, kept until this node has caught up")
+        if name == OBSOLETE:
+            return self._find_directory(
+                name, "a log that was given up for want of space; removed at the next start"
+            )
         if name == REMOVED:
             what = "the directory was removed from its cluster, and can be no member again"
             return Leftover(name, 0, what, Problem(what, Cure.OPERATOR))

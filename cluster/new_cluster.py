@@ -103,7 +103,7 @@ def restore(
     wall_ms: int,
     random: Random,
 ) -> NewCluster:
-    """Make the directory `path` on `disk`, which is not there yet, of the backup in `source`, which was checked.
+    """Make the directory `path` on `disk`, empty or not there yet, of the backup in `source`, which was checked.
 
     Raises OSError, OtherVersion, and the errors of a log.
     """

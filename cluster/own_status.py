@@ -62,7 +62,7 @@ class OwnStatus:
             journal.disk_bytes,
             min(self._alarms.free_bytes, FREE_BYTES_MAX),
             self._alarms.own(now_s),
-            self._clock.time_ms(now_s),
+            self._clock.agreed_ms(now_s) or 0,
             bounded(self._runtime.wall_ms()),
             self._clock.steady_ms(now_s),
             int(engine.hears_leader()),

@@ -37,7 +37,7 @@ class MemberStatus(NamedTuple):
     disk_free_bytes: int | None
     alarm: bool | None
     clock_offset_ms: int | None
-    """How many milliseconds the node's wall clock is ahead of the cluster's time."""
+    """How many milliseconds the node's wall clock is ahead of the cluster's time, as far as the node can judge that."""
 
 
 @dataclass(slots=True)
@@ -115,5 +115,5 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
     if status is None:
         return MemberStatus(name, state, *[None] * 11)
     standing = Standing(status.standing).name.lower()
-    offset_ms = status.wall_ms - status.time_ms
+    offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
     return MemberStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)

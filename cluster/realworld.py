@@ -104,7 +104,7 @@ class RealDisk:
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
-        _make_directory(self._root)
+        make_directory(self._root)
         self._lock = _lock_directory(self._root)
         self._session = _session()
         self._writer = _Worker("disk-writer")
@@ -115,7 +115,7 @@ class RealDisk:
         """How long each write to the log took, with its sync."""
 
     def make_directory(self, path: str) -> None:
-        _make_directory(self._root / path)
+        make_directory(self._root / path)
 
     def list_directory(self, path: str) -> list[str]:
         return sorted(entry.name for entry in (self._root / path).iterdir())
@@ -249,10 +249,11 @@ def _session() -> str:
         return f"start-{os.getpid()}-{time.time_ns()}"
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
+    """Create the directory and its parents, durably; fine if it exists. Raises OSError."""
     if path.is_dir():
         return
-    _make_directory(path.parent)
+    make_directory(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
     _sync_directory(path.parent)
 

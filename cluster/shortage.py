@@ -1,7 +1,8 @@
 """What is done about a lack of space: publishers wait, housekeeping hurries, and a full disk is tried again.
 
 Lives here: that these follow. Not here: what is short, and whether it matters (alarms.py), how much space there is
-(log/space.py), what is removed (log/housekeeping.py), who leads instead (leadership.py).
+(log/space.py), what is removed (log/housekeeping.py), who leads instead (leadership.py), when a log is obsolete
+(fitness.py).
 
 Law: a node whose disk was full goes on by itself once there is space, and leads nobody meanwhile if another one can.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cluster.envelope import Alarm
 from cluster.log.space import CHECK_INTERVAL_S
+from cluster.stopping import ObsoleteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +24,14 @@ if TYPE_CHECKING:
     from cluster.leadership import Leadership
     from cluster.log.housekeeping import Housekeeping
     from cluster.ports import Runtime
+    from cluster.statuses import Statuses
+    from cluster.stopping import Stopping
     from cluster.syncing import Syncing
 
 log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""A log is not given up before there has been no space for so long: what goes of it, goes within that time."""
 
 
 class Shortage:
@@ -37,18 +44,29 @@ class Shortage:
         engine: Engine,
         syncing: Syncing,
         leadership: Leadership,
+        statuses: Statuses,
+        stopping: Stopping,
+        lacks_space: Callable[[], bool],
         runtime: Runtime,
         alarm_changed: Callable[[str | None], None],
     ) -> None:
-        """`alarm_changed` is told why publishers must wait from now on, or None if they need not any more."""
+        """`lacks_space` tells whether there was no space for a snapshot that this node needs.
+
+        `alarm_changed` is told why publishers must wait from now on, or None if they need not any more.
+        """
         self._alarms = alarms
         self._housekeeping = housekeeping
         self._engine = engine
         self._syncing = syncing
         self._leadership = leadership
+        self._statuses = statuses
+        self._stopping = stopping
+        self._lacks_space = lacks_space
         self._runtime = runtime
         self._alarm_changed = alarm_changed
         self._tried_full_disk_s = 0.0
+        self._stuck_since_s: float | None = None
+        """Since when this node cannot go on for want of space; None if it can."""
 
     def look(self) -> None:
         """Find out what is short, and do what follows."""
@@ -60,6 +78,12 @@ class Shortage:
             self._alarm_changed(reason)
         if self._engine.journal.full:
             self._try_full_disk()
+        if not (self._engine.journal.full or self._lacks_space()):
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        elif now_s - self._stuck_since_s >= PATIENCE_S:
+            self._give_up_log()
 
     def _try_full_disk(self) -> None:
         """Try again now and then to write, and ask a member whose disk is not full to lead."""
@@ -70,3 +94,15 @@ class Shortage:
         self._syncing.try_again()
         if self._engine.is_leader:
             self._leadership.ask_somebody()
+
+    def _give_up_log(self) -> None:
+        """Let the log go that takes the space which is needed to go on, if it is obsolete.
+
+        What this node has applied of it and cannot store, the acknowledgements of consumers above all, would make it
+        small. But a checkpoint waits until the log holds all that is in it.
+        """
+        journal = self._engine.journal
+        durable_bytes = journal.disk_bytes - journal.unsynced_bytes
+        reason = self._statuses.why_log_is_obsolete(durable_bytes, journal.synced_index)
+        if reason is not None:
+            self._stopping.log_is_obsolete(ObsoleteLog(reason))

@@ -17,8 +17,10 @@ from cluster.fitness import (
     may_leave,
     may_stop,
     successors,
+    why_log_is_obsolete,
     why_not_all,
     why_not_lead,
+    why_nothing_is_stored,
 )
 from cluster.peers import MemberStatus, member_status
 
@@ -119,6 +121,17 @@ class Statuses:
         """Whether the others go on when this member is none any more, as far as is known here."""
         drained = self._maintenance.members
         return may_leave(name, self._configurations.membership, drained, self.known())
+
+    def why_nothing_is_stored(self) -> str | None:
+        """Why this node, or the cluster, stores nothing for want of space; None if it does."""
+        return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
+
+    def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
+        """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""
+        membership = self._configurations.membership
+        return why_log_is_obsolete(
+            self._name, self._leader(), membership, self.known(), durable_bytes, synced_index
+        )
 
     def may_drain(self, name: str) -> Verdict:
         """Whether the others can lead and serve clients in place of this member, as far as is known here."""

@@ -1,4 +1,4 @@
-"""A node stops by itself: its disk fails, its log is damaged, a leader contradicts it, or it was removed.
+"""A node stops by itself: its disk fails, its log is damaged or obsolete, a leader contradicts it, or it was removed.
 
 Lives here: which error ends this node, when, and what the next start has to know of it. Not here: how damage is found
 (log), what a start does about it (directory.py), stopping because somebody wants it (group.py).
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.log.segment import CorruptJournal
+from cluster.log.segment import CorruptJournal, JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,10 @@ class RemovedFromCluster(Exception):
             f"node {name!r} was removed from the cluster, and its data directory can be no member again: "
             "to let the node in anew, start it with an empty one"
         )
+
+
+class ObsoleteLog(JournalError):
+    """A log that is whole leaves no space for what the other members have instead of it."""
 
 
 class Stopping:
@@ -88,6 +92,15 @@ class Stopping:
         if self.damage is not None and self._turns.is_on and self._give_way():
             self._directory.note_damage(self.damage)
             self.stop_for(self.damage)
+
+    def log_is_obsolete(self, error: ObsoleteLog) -> None:
+        """Give the log up and stop; the others must hold all that is committed, and go on without this node."""
+        try:
+            self._directory.give_up_log()
+        except OSError as failure:
+            self.disk_failed(failure)
+        else:
+            self.stop_for(error)
 
     def removed(self) -> None:
         """Stop because this node was removed."""

@@ -158,7 +158,8 @@ class MetricsSnapshot:
     disk: DiskMetrics
     memory: MemoryMetrics
     delays: DelayMetrics
-    clock_offset_s: float
+    clock_offset_s: float | None
+    """None if the node cannot tell."""
     """How many seconds the node's wall clock is ahead of the cluster's time."""
     queues: int
     messages_ready: int
@@ -190,7 +191,8 @@ class _NodeCollector(Collector):
         yield from _raft(snapshot.raft)
         yield from _disk(snapshot.disk)
         yield from _memory(snapshot.memory)
-        yield _clock(snapshot.clock_offset_s)
+        if snapshot.clock_offset_s is not None:
+            yield _clock(snapshot.clock_offset_s)
         yield from _delays(snapshot.delays)
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)

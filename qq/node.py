@@ -30,7 +30,7 @@ from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.new_cluster import UNFINISHED
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
-from cluster.stopping import RemovedFromCluster
+from cluster.stopping import ObsoleteLog, RemovedFromCluster
 from cluster.strangers import Places
 from cluster.timing import Timing
 from qq import descriptors, garbage, memory, tls
@@ -200,8 +200,8 @@ class Node:
     async def serve(self) -> None:
         """Serve AMQP until cancelled.
 
-        Raises StartError if the listener cannot be opened or the node fails, CorruptJournal if its log is damaged; in a
-        group, as a task group does.
+        Raises StartError if the listener cannot be opened or the node fails, CorruptJournal if its log is damaged,
+        ObsoleteLog if it has given it up; in a group, as a task group does.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
@@ -216,7 +216,7 @@ class Node:
 
     async def _watch_for_failure(self) -> None:
         error = await asyncio.shield(self._failure)  # who stops waiting does not take it away from the others
-        if isinstance(error, CorruptJournal):
+        if isinstance(error, CorruptJournal | ObsoleteLog):
             raise error
         if isinstance(error, RemovedFromCluster):
             raise RemovedError(f"node {self.config.name} stops: {error}") from error
@@ -371,7 +371,7 @@ class Node:
                     await asyncio.sleep(APPLIED_POLL_S)
 
     def _fail(self, error: BaseException) -> None:
-        if not isinstance(error, CorruptJournal):
+        if not isinstance(error, CorruptJournal | ObsoleteLog):
             log.critical("cannot go on: %s", _named(error))
         if not self._failure.done():
             self._failure.set_result(error)
@@ -507,7 +507,7 @@ class Node:
             delays=DelayMetrics(
                 self._loop_delays, self.disk.write_times, self.broker.submissions.commit_times
             ),
-            clock_offset_s=(own.clock_offset_ms or 0) / 1000,
+            clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
             queues=len(queues),
             messages_ready=sum(queue.ready for queue in queues),
             messages_unacked=sum(queue.unacked for queue in queues),
@@ -526,8 +526,9 @@ class Node:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
-        if not self._is_serving and self.group.journal.full:
-            return "the node's disk is full: it goes on when there is space"
+        without_space = self.group.statuses.why_nothing_is_stored()
+        if without_space is not None:
+            return without_space
         if not self._is_serving:
             return "the node is catching up with the cluster"
         return None
@@ -568,7 +569,8 @@ async def run(
 ) -> None:
     """Serve until cancelled. Raises StartError when the node cannot start or cannot go on.
 
-    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. `open_disk` and
+    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. So is one whose
+    log is obsolete and leaves no space for what the others have: it is without that log then. `open_disk` and
     `make_runtime` may be replaced by those that hurt the disk or the clock.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -587,6 +589,8 @@ async def run(
                     f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+        except ObsoleteLog as error:
+            log.warning("node %s starts anew: %s", config.name, error)
 
 
 def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
@@ -644,7 +648,7 @@ async def _run_once(node: Node) -> None:
         await node.serve()
     except ExceptionGroup as group:
         # Not except*: what is raised in one arrives in a group again with some versions of Python 3.11.
-        known = group.subgroup((StartError, CorruptJournal))
+        known = group.subgroup((StartError, CorruptJournal, ObsoleteLog))
         if known is None:
             raise
         raise known.exceptions[0] from None

@@ -20,7 +20,7 @@ from qq.metrics import (
 )
 
 
-def scrape(counters: Counters) -> dict[str, float]:
+def scrape(counters: Counters, clock_offset_s: float | None = -1.5) -> dict[str, float]:
     raft = RaftMetrics(
         term=7,
         is_leader=True,
@@ -42,7 +42,9 @@ def scrape(counters: Counters) -> dict[str, float]:
     log_write.add(0.3)
     delays = DelayMetrics(loop, log_write, commit)
     registry = node_registry(
-        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, delays, -1.5, 3, 10, 5, 4)
+        lambda: MetricsSnapshot(
+            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 3, 10, 5, 4
+        )
     )
     lines = generate_latest(registry).decode().splitlines()
     described = [line for line in lines if line.startswith("# TYPE")]
@@ -87,6 +89,10 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
+
+
+def test_a_node_that_cannot_judge_its_clock_shows_no_offset() -> None:
+    assert "rabbitmq_clock_offset_seconds" not in scrape(Counters(), clock_offset_s=None)
 
 
 def test_messages_are_counted_by_protocol_and_queue_type() -> None:

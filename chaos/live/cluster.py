@@ -544,7 +544,7 @@ class LiveCluster:
         """Wait until the nodes, all by default, serve clients; raises LiveClusterError with the last lines of a log."""
         for name in names or self.names:
             await _until(
-                lambda name=name: self._not_ready(name),
+                lambda name=name: self.not_ready(name),
                 patience_s,
                 lambda reason, name=name: self._error(name, reason),
             )
@@ -577,7 +577,8 @@ class LiveCluster:
             return None
         return "does not answer over HTTP"
 
-    async def _not_ready(self, name: str) -> str | None:
+    async def not_ready(self, name: str) -> str | None:
+        """Why a node that runs does not serve (`/healthz`); None if it does."""
         if not self.running(name):
             raise self._error(name, "is not running")
         answer = await self._get(name, "/healthz")

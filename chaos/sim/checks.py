@@ -257,6 +257,24 @@ class Checks:
         owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
         self._damage[node.name] = Damage(node.life - node.up, owed_index)
 
+    def gave_log_up(self, node: SimulatedNode) -> None:
+        """It had no space, and others must hold what it has said to hold; from here on it has lost its log."""
+        journal = node.group.journal
+        whole = [
+            other
+            for other in self._cluster.nodes
+            if other is not node
+            and other.has_started
+            and other.standing is Standing.VOTER
+            and other.group.journal.synced_index >= min(journal.synced_index, len(self.committed) + 1)
+        ]
+        names = [other.name for other in whole]
+        if not node.group.configurations.membership.is_majority(names):
+            self.fail(
+                f"{node.name} has given its log up, and only {', '.join(names) or 'nobody'} has what is in it"
+            )
+        self.damaged(node)
+
     def checkpoint_damaged(self, node: SimulatedNode, index: int) -> None:
         """A checkpoint was damaged: a start may go back to the one before (see `replays_to`)."""
         self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))

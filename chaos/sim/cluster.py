@@ -29,7 +29,7 @@ from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.member_changes import MemberChange, Verb
-from cluster.stopping import RemovedFromCluster
+from cluster.stopping import ObsoleteLog, RemovedFromCluster
 from cluster.timing import Timing
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class Watcher(Protocol):
     def found_no_space(self, node: SimulatedNode, error: OSError) -> None: ...
 
     def damaged(self, node: SimulatedNode) -> None: ...
+
+    def gave_log_up(self, node: SimulatedNode) -> None: ...
 
     def may_find_damage(self, node: SimulatedNode) -> bool: ...
 
@@ -328,6 +330,8 @@ class SimulatedNode:
         if isinstance(error, RemovedFromCluster):
             self._removed(error)
             return
+        if isinstance(error, ObsoleteLog):
+            self._cluster.watcher.gave_log_up(self)
         damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
             self._cluster.watcher.node_failed(self, error)

@@ -324,6 +324,14 @@ class Housekeeping:
         if taken is not None and self._journal.synced_index >= taken.position.index:
             self._write(taken)
             return
+        if taken is not None and self._journal.full and not self._complained:
+            self._complained = True
+            log.warning(
+                "no space is given back: a checkpoint of entry %d has to wait until the log, which ends with entry %d "
+                "on the disk, has space for the entries up to it",
+                taken.position.index,
+                self._journal.synced_index,
+            )
         if self._round_open and self._pace_allows(self._waiting_bytes):
             self._continue_round()
         if not self._busy and self._unverified and self._pace_allows(None):

@@ -623,6 +623,7 @@ class SegmentedJournal(Journal):
         if _stores(self._operations):
             operations = _without_stores(operations)
         self._operations.extendleft(reversed(operations))
+        self._operations = _with_space_first(self._operations)
         self._handed = self.synced
         self.sync_in_flight = False
         self.full = True
@@ -686,6 +687,18 @@ def _stores(operations: Iterable[Operation]) -> deque[Operation]:
 
 def _without_stores(operations: Iterable[Operation]) -> deque[Operation]:
     return deque(operation for operation in operations if not isinstance(operation, Store))
+
+
+def _with_space_first(operations: deque[Operation]) -> deque[Operation]:
+    """The operations with those before all others that give space back: else they would wait for want of it.
+
+    What they drop or put in place is sealed on the disk, so only an adoption of other segments has to come before.
+    """
+    if any(isinstance(operation, Adopt) for operation in operations):
+        return operations
+    replacements = [operation for operation in operations if isinstance(operation, Replace)]
+    others = (operation for operation in operations if not isinstance(operation, Replace))
+    return deque([*replacements, *others])
 
 
 def _first_index(segment: Segment) -> int:

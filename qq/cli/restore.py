@@ -8,8 +8,9 @@ Law: whatever is refused has changed nothing.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from random import SystemRandom
+from shutil import rmtree
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -32,7 +33,7 @@ from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
-from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
+from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use, make_directory
 from cluster.state import GroupState
 from qq.cli.archive import opened
 from qq.cli.backup import describe
@@ -87,8 +88,18 @@ def _check_empty(data_dir: Path) -> None:
 def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewCluster:
     address = PeerAddress(settings.address.host, settings.address.peer_port)
     owner = Owner(settings.cluster_name, settings.name, contents.group)
-    with _locked(settings.data_dir) as disk:
-        disk.remove_directory(UNFINISHED)
+    unfinished = settings.data_dir / UNFINISHED
+    # It comes first of all, and stays to the end: whenever this process is killed, no node starts on what it leaves.
+    is_begun = not unfinished.exists()
+    make_directory(unfinished)
+    try:
+        locked = RealDisk(settings.data_dir)
+    except DirectoryInUse:
+        if is_begun:
+            unfinished.rmdir()
+        raise
+    with closing(locked) as disk:
+        _empty(unfinished)
         try:
             new = restore(
                 source,
@@ -108,6 +119,15 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
         disk.rename(UNFINISHED, _GROUP)
         disk.sync_directory(_GROUPS)
     return new
+
+
+def _empty(directory: Path) -> None:
+    """Remove what an earlier restore has left."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            rmtree(path)
+        else:
+            path.unlink()
 
 
 # Recovering

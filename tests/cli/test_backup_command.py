@@ -321,6 +321,40 @@ def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, said: Said) -> No
     assert said("backup", tmp_path / "no" / "new")[0] == 1
 
 
+@pytest.mark.parametrize("step", ["RealDisk", "_empty", "restore"])
+def test_no_node_starts_on_what_a_killed_restore_has_left(
+    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_arguments: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "remove_directory", killed)  # whoever is killed does not clean up
+        patch.setattr(restore_command, step, killed)
+        with pytest.raises(Killed):
+            said("restore", original / "backup", "--config", node)
+    status, _, [error] = said("serve", "--config", node)
+    assert status == 1
+    assert "a restore was begun there and did not end" in error
+    assert said("restore", original / "backup", "--config", node)[0] == 0
+
+
+def test_a_restore_that_finds_the_directory_in_use_leaves_no_mark_in_it(
+    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = node.parent / "data"
+    disk = RealDisk(data)
+    with monkeypatch.context() as patch:  # the other process came after it was looked
+        patch.setattr(restore_command, "check_not_in_use", lambda _root: None)
+        status, _, [error] = said("restore", original / "backup", "--config", node)
+    disk.close()
+    assert (status, error.partition(" (")[0]) == (1, f"qq restore: {data}: in use by another process")
+    assert not (data / "groups" / "restoring").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_backup_that_is_ended_leaves_nothing(
     original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int

@@ -203,3 +203,16 @@ def test_who_comes_back_with_a_wrong_clock_does_not_say_that_time_was_put_forwar
     clock.hear("n3", NOON_MS + 10_000, BEGIN_S)
     text = "the last entry applied here is 10.0 s old by the clocks of a majority of the members"
     assert lines(caplog) == [("INFO", text)]
+
+
+def test_a_clock_is_judged_by_the_time_of_a_majority_only() -> None:
+    clock = clock_of(3, time_ms=0)
+    assert clock.agreed_ms(BEGIN_S) is None
+    clock.follow(NOON_MS - DAY_MS, BEGIN_S)
+    assert clock.agreed_ms(BEGIN_S) is None
+    clock.hear("n2", NOON_MS, BEGIN_S)
+    assert clock.agreed_ms(BEGIN_S + 1) == NOON_MS + 1000
+    clock.forget("n2")
+    assert clock.agreed_ms(BEGIN_S + 2) is None
+    assert clock_of(1).agreed_ms(BEGIN_S) == NOON_MS
+    assert clock_of(0).agreed_ms(BEGIN_S) is None

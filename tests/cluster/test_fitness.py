@@ -13,8 +13,10 @@ from cluster.fitness import (
     may_stop,
     successors,
     why_cannot_lead,
+    why_log_is_obsolete,
     why_not_all,
     why_not_lead,
+    why_nothing_is_stored,
 )
 from cluster.log.hardstate import Standing
 from cluster.membership import Membership
@@ -242,3 +244,47 @@ def test_a_member_may_be_drained_if_another_one_can_serve(
 ) -> None:
     found = may_drain("a", Membership.of_voters(known), drained, known)
     assert found._replace(text=found.text.removeprefix("a goes on serving: nobody else can: ")) == verdict
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        (trio(), None),
+        (trio(a=LOW, b=LOW, c=LOW), None),
+        (trio(b=FULL), None),
+        (trio(a=FULL), "the node's disk is full: it goes on when there is space"),
+        (trio(a=FULL, b=FULL, c=FULL), "the node's disk is full: it goes on when there is space"),
+        (
+            trio(b=FULL, c=FULL),
+            "the disks of too many nodes are full: b, c: the cluster goes on when there is space",
+        ),
+        (trio(b=FULL, c=None), None),
+    ],
+)
+def test_who_stores_nothing_for_want_of_space_says_so(known: Known, reason: str | None) -> None:
+    assert why_nothing_is_stored("a", Membership.of_voters(known), known) == reason
+
+
+AHEAD = FIT._replace(commit_index=101, disk_bytes=1000)
+"""A leader with an entry more than the 100 of the node without space, whose log has 2000 bytes."""
+
+
+@pytest.mark.parametrize(
+    ("known", "leader", "is_obsolete"),
+    [
+        (trio(a=AHEAD), "a", True),
+        (trio(a=AHEAD), "c", False),
+        (trio(a=AHEAD), None, False),
+        (trio(a=AHEAD, b=None), "a", False),
+        (trio(a=AHEAD, b=LEARNER), "a", False),
+        (trio(a=AHEAD, b=FULL), "a", False),
+        (trio(a=AHEAD._replace(commit_index=100)), "a", False),
+        (trio(a=AHEAD._replace(disk_bytes=1001)), "a", False),
+        (trio(a=AHEAD, c=LEARNER), "a", True),
+    ],
+)
+def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
+    known: Known, leader: str | None, is_obsolete: bool
+) -> None:
+    why = why_log_is_obsolete("c", leader, Membership.of_voters(known), known, 2000, 100)
+    assert (why is not None) == is_obsolete

@@ -993,3 +993,23 @@ def test_space_that_is_missing_has_the_right_error() -> None:
     with pytest.raises(OSError, match="No space") as failure:
         node.disk.open("log/x", create=True)
     assert failure.value.errno == errno.ENOSPC
+
+
+def test_the_log_says_once_why_no_space_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    """What is applied before it is on the disk is in no checkpoint before it is there, too."""
+    node = make_node()
+    node.publish([[b"a"]])
+    node.disk.full = True
+    for index in range(2, 12):
+        node.journal.add(entry_of([[b"b"]]), index, 1)
+    node.journal.start_sync(lambda: None)
+    node.clock.run()
+    assert node.journal.full
+    for _ in range(2):
+        node.housekeeping.turn(11, 1)
+        node.clock.run()
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "no space is given back: a checkpoint of entry 11 has to wait until the log, which ends with entry 1 on the "
+        "disk, has space for the entries up to it"
+    )

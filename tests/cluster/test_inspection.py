@@ -484,13 +484,17 @@ def test_what_lies_about_is_listed(group: Path) -> None:
     }
     for name in strange:
         (group / name).write_bytes(b"12345")
-    for name in ("incoming", "damaged-7"):
+    for name in ("incoming", "damaged-7", "obsolete"):
         (group / name).mkdir()
         (group / name / "00000000").write_bytes(b"123")
     found = [finding for finding in found_in(group) if isinstance(finding, Leftover)]
     assert {finding.path: finding.what for finding in found if finding.file_bytes == 5} == strange
     described = [(finding.path, finding.what[:9]) for finding in found if finding.file_bytes == 3]
-    assert described == [("damaged-7/", "files: 1;"), ("incoming/", "files: 1;")]
+    assert described == [
+        ("damaged-7/", "files: 1;"),
+        ("incoming/", "files: 1;"),
+        ("obsolete/", "files: 1;"),
+    ]
     assert problems_in(group) == []
 
 

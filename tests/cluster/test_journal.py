@@ -1167,6 +1167,27 @@ def test_a_full_disk_stops_nothing_but_the_sync() -> None:
     assert contents(node.open()) == log_of(1, 16)
 
 
+def test_what_gives_space_back_waits_for_no_write_that_finds_none() -> None:
+    node = Node()
+    node.add(40)
+    node.sync()
+    node.disk.capacity_bytes = node.disk.used_bytes() + 2000
+    node.add(1, size=3000)
+    node.journal.start_sync(lambda: None)
+    node.agenda.run()
+    assert node.journal.full
+    old = [segment for segment in node.journal.segments() if segment.sealed]
+    assert len(old) > 1
+    node.journal.replace(old, None)
+    for _ in range(2):
+        node.journal.start_sync(lambda: None)
+        node.agenda.run()
+    assert not node.journal.full
+    assert node.journal.synced_index == 41
+    node.disk.crash(power_loss=True)
+    assert contents(node.open())[:-1] == log_of(old[-1].end, 40)
+
+
 def test_sync_now_on_a_full_disk_raises_and_may_be_repeated() -> None:
     node = Node()
     node.add(3)

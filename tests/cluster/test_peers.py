@@ -56,6 +56,7 @@ def test_what_is_told_of_a_member() -> None:
         False,
         700,
     )
+    assert member_status("b", STATUS._replace(time_ms=0), is_up=True, leads=False).clock_offset_ms is None
     assert told.last_index == STATUS.last_index
     assert told.disk_free_bytes == STATUS.disk_free_bytes
     assert member_status("b", STATUS._replace(state=1), is_up=True, leads=False).state == "candidate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -12,8 +13,10 @@ import pytest
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import LOG, Options, SimulatedNode
+from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
+from cluster.directory import OBSOLETE
 from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
@@ -225,3 +228,86 @@ def test_a_log_is_kept_for_a_node_that_is_sent_a_snapshot_slowly() -> None:
     emptied.start()
     world.run_until(60.0, stop=lambda: checks.repairs == 1)
     assert (checks.repairs, checks.installs) == (1, 1)
+
+
+def fill(simulation: Simulation, node: SimulatedNode) -> None:
+    """Let a follower keep what the others give back, as if it had been live, until its disk is full of that."""
+    housekeeping = node.group.housekeeping
+    turn = housekeeping.turn
+    housekeeping.turn = lambda *_: None  # type: ignore[method-assign]
+    simulation.world.run_until(simulation.world.now_s + 20.0)
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    simulation.world.run_until(40.0, stop=lambda: node.group.journal.full)
+    assert node.group.journal.full
+    housekeeping.turn = turn  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restarts: bool) -> None:
+    simulation = running()
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    _, follower, _ = leader_first(simulation)
+    fill(simulation, follower)
+    if restarts:
+        world.run_until(world.now_s + 5.0)
+        follower.end(power_loss=True)
+        follower.start()
+    capacity_bytes = follower.disk.used_bytes()
+    world.run_until(world.now_s + 40.0, stop=lambda: checks.repairs == 1)
+    assert follower.standing is Standing.VOTER
+    assert follower.disk.used_bytes() < capacity_bytes / 2
+    assert not follower.group.journal.full
+    simulation.workload.stop()
+    world.run_until(world.now_s + 10.0, stop=cluster.settled)
+    assert cluster.settled(), cluster.describe()
+    assert len({node.group.engine.applied_index for node in cluster.nodes}) == 1
+    checks.check_agreement()
+
+
+def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
+    simulation = running()
+    world, cluster = simulation.world, simulation.cluster
+    leader, follower, other = leader_first(simulation)
+    fill(simulation, follower)
+    world.run_until(world.now_s + 2.0)
+    other.end(power_loss=False)
+    life = follower.life
+    world.run_until(world.now_s + 30.0)
+    assert (follower.life, follower.standing) == (life, Standing.VOTER)
+    follower.disk.capacity_bytes = None
+    other.start()
+    simulation.workload.stop()
+    world.run_until(world.now_s + 20.0, stop=cluster.settled)
+    assert cluster.settled(), cluster.describe()
+    assert leader.up
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(steps: int, power_loss: bool) -> None:
+    simulation = running()
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    _, follower, _ = leader_first(simulation)
+    directory = follower.group.stopping._directory
+    checks.gave_log_up(follower)
+    follower.disk.end_process_after(steps)
+    with suppress(ProcessEnds):
+        directory.give_up_log()
+    follower.disk.spare_process()
+    follower.end(power_loss=power_loss)
+    follower.start()
+    assert f"{directory.path}/{OBSOLETE}" not in follower.disk.directories
+    world.run_until(world.now_s + 20.0, stop=lambda: follower.standing is Standing.VOTER)
+    simulation.workload.stop()
+    world.run_until(world.now_s + 10.0, stop=cluster.settled)
+    assert cluster.settled(), cluster.describe()
+    checks.check_agreement()
+
+
+def test_it_is_found_if_a_log_is_given_up_that_somebody_needs() -> None:
+    simulation = running()
+    _, follower, other = leader_first(simulation)
+    lose_directory(simulation, other)
+    other.start()
+    with pytest.raises(ViolationError, match="has given its log up, and only"):
+        simulation.checks.gave_log_up(follower)

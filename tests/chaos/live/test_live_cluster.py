@@ -120,6 +120,10 @@ def test_without_space_publishers_wait_until_there_is_some(
         )
         done, _ = await asyncio.wait([publishing], timeout=0.5)
         assert not done
+        reason = "the node's disk is full: it goes on when there is space"
+        async with asyncio.timeout(30):
+            while await cluster.not_ready("n2") != reason:
+                pass
         cluster.set_faults("n2", disk_full=False)
         await publishing
         await until_alarmed(False)
