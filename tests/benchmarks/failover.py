@@ -33,7 +33,7 @@ from typing import NamedTuple
 from bench import load
 from recovery import checked, endpoint, report
 
-from chaos.live.cluster import Link, LiveCluster
+from chaos.live.cluster import LiveCluster, ProxyStream
 from chaos.live.toxiproxy import ToxiproxyError, find_server, install
 from qq.errors import OperatingError
 from qq.testing import ClusterNode, LocalCluster
@@ -127,7 +127,7 @@ async def half_open(directory: Path, repeat: int) -> list[Watched]:
             ]
             ways += cluster.clients_of(leader)
 
-            def cut(ways: list[Link] = ways) -> None:
+            def cut(ways: list[ProxyStream] = ways) -> None:
                 asyncio.run_coroutine_threadsafe(
                     cluster.hurt(ways, "cut", "timeout", timeout=0), loop
                 ).result()

@@ -10,6 +10,7 @@ import pytest
 
 from qq.http.view import Unavailable
 from qq.machine.commands import DeleteUser
+from qq.machine.machine import QueueMachine
 from qq.management import sessions
 from qq.management.sessions import until_applied
 
@@ -30,7 +31,8 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
                 submissions.batches_applied += 1
 
         log = asyncio.ensure_future(go_on())
-        broker: Any = SimpleNamespace(is_full=False, submissions=submissions)
+        machine = SimpleNamespace(version=QueueMachine.versions[1])
+        broker: Any = SimpleNamespace(is_full=False, submissions=submissions, machine=machine)
         with pytest.raises(Unavailable) as given_up:
             await until_applied(broker, [DeleteUser("u")], lambda: None)
         applied = submissions.batches_applied

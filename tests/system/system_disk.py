@@ -74,11 +74,11 @@ class NodeFiles:
         self.log = self.group / "log"
 
     def findings(self) -> list[Finding]:
-        return list(
-            inspect(
-                cast("Disk", ReadOnlyDisk(self.group)), "", lambda _: "", Versions(*QueueMachine.versions)
-            )
-        )
+        disk, versions = cast("Disk", ReadOnlyDisk(self.group)), Versions(*QueueMachine.versions)
+        while True:
+            # A node that runs removes files: what was listed may not be there any more.
+            with suppress(FileNotFoundError):
+                return list(inspect(disk, "", lambda _: "", versions))
 
     def problems(self) -> list[Finding]:
         found = self.findings()
