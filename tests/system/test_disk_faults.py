@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -368,7 +369,16 @@ def health(node: ClusterNode) -> str:
         return ""
 
 
+def listens(node: ClusterNode) -> bool:
+    """Whether it serves AMQP, be its disk full or not."""
+    with socket() as client:
+        return client.connect_ex(("127.0.0.1", node.amqp_port)) == 0
+
+
 # No space
+
+FULL = "the node's disk is full: it goes on when there is space"
+"""What `/healthz` says where nothing can be written to the log."""
 
 
 class Watcher:
@@ -431,7 +441,7 @@ def test_a_node_without_space_holds_up_its_own_publishers_only(
             load.kill(node)
             files.fill(leaving=0)
             node.start()
-            cluster.wait_caught_up()
+            poll(lambda: listens(node) and node._not_ready() in (None, FULL), lambda: str(node._not_ready()))
             assert standing(node) == "voter"
         watcher = Watcher(node)
         watcher.until_told("low on disk")
