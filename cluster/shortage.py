@@ -77,7 +77,7 @@ class Shortage:
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._alarm_changed(reason)
         if self._engine.journal.full:
-            self._try_full_disk()
+            self._try_full_disk(now_s)
         if not (self._engine.journal.full or self._lacks_space()):
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
@@ -85,9 +85,8 @@ class Shortage:
         elif now_s - self._stuck_since_s >= PATIENCE_S:
             self._give_up_log()
 
-    def _try_full_disk(self) -> None:
+    def _try_full_disk(self, now_s: float) -> None:
         """Try again now and then to write, and ask a member whose disk is not full to lead."""
-        now_s = self._runtime.monotonic()
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
             return
         self._tried_full_disk_s = now_s

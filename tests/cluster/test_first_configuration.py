@@ -73,6 +73,17 @@ def has_leader(trio: Trio, within_s: float) -> bool:
     return any(node.group.engine.is_leader for node in trio.members)
 
 
+def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
+    """A new cluster of one whose node has crashed at this step of its disk."""
+    alone = Trio(["a"])
+    [node] = alone.members
+    node.start()
+    end_after(alone.members, (step,))
+    alone.world.run_until(alone.world.now_s + 2.0)
+    crash(node, power_loss=power_loss)
+    return alone, node
+
+
 # The first configuration's way into the log
 
 
@@ -82,12 +93,7 @@ def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(powe
     """Release 0.1 could read whose directory it is, and tell at which version the log is if that is not its own."""
     found = set()
     for step in range(60):
-        alone = Trio(["a"])
-        [node] = alone.members
-        node.start()
-        end_after(alone.members, (step,))
-        alone.world.run_until(alone.world.now_s + 2.0)
-        crash(node, power_loss=power_loss)
+        alone, node = crashed_alone(step, power_loss=power_loss)
         if IDENTITY in node.disk.files():
             _, _, _, version, members = fields_for_release_0_1(node)
             found.add((version, *members))
@@ -101,12 +107,7 @@ def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(powe
 def test_what_programs_between_the_releases_wrote_at_any_step_is_read() -> None:
     made = 0
     for step in range(60):
-        alone = Trio(["a"])
-        [node] = alone.members
-        node.start()
-        end_after(alone.members, (step,))
-        alone.world.run_until(alone.world.now_s + 2.0)
-        crash(node, power_loss=True)
+        alone, node = crashed_alone(step, power_loss=True)
         made += as_never_released(node)
         alone.network.process_ended("a", power_loss=True)
         node.start()
