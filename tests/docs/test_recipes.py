@@ -12,7 +12,7 @@ from documents import ROOT, blocks
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
 
 UNITTEST = ("-m", "unittest", "-v", "test_recipe")
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:aiomisc", "test_recipe.py")

@@ -16,7 +16,7 @@ from qq.testing import LocalCluster
 
 GOLDEN = sorted(Path(__file__).parent.glob("*.tar.gz"))
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(60)]
 
 
 def inspect(directory: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(120)]
 
 QUEUE = "kept"
 LIMITS = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 
 PATIENCE_S = 10.0
 QUEUE = "jobs"

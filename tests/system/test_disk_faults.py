@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 
 LIMITS = {
     "SEGMENT_BYTES": "40_000",

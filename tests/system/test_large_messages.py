@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(100)]
 
 MIB = 1024 * 1024
 QUEUE = "large"

@@ -14,7 +14,7 @@ from qq.testing import ClusterNode, LocalCluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(120)]
 
 PAUSE_MAX_S = 2.0
 """Measured: 0.07 s, and up to 0.6 s on a machine with ten times more to do than it can."""

@@ -16,7 +16,7 @@ from qq.testing import ClusterError, LocalCluster
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(60)]
 
 HOLDER = """
 import sys

@@ -25,7 +25,7 @@ from qq.testing import ClusterNode, LocalCluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(180)]
 
 PAUSE_MAX_S = 3.0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(90)]
 
 LOW, HIGH = VERSIONS
 OLDER = LOW - 1

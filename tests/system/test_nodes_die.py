@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 
 PAUSE_MAX_S = 5.0
 """Measured: 0.1 to 0.3 s on an idle machine. The bound is for one that is busy with other tests."""

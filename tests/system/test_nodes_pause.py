@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(120)]
 
 FROZEN_S = 8.0
 """Longer than any patience of the nodes with each other."""

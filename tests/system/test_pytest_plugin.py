@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(60)]
 
 PROJECT = {
     "conftest.py": """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
 
 OLD, NEW = "the secret until now", "the secret from now on"
 NAMES = ("n1", "n2", "n3")

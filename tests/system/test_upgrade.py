@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.testing import ClusterNode
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]
 
 RELEASED, NEXT = QueueMachine.versions
 """The versions of the state of release 0.1, and of this program once all nodes run it."""
