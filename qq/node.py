@@ -78,7 +78,8 @@ LOOP_CHECK_INTERVAL_S = 0.05
 """How often it is looked how late the event loop is. What takes longer is always seen, at its end."""
 RATES_PAUSE_S = 60.0
 """How long rates are not counted after an error in counting them."""
-FILES_CHECK_INTERVAL_S = 5.0
+FILES_CHECK_INTERVAL_S = 1.0
+"""How soon it is noticed that certificates or secrets have changed. It takes some calls of stat()."""
 HTTP_LOGIN_TIMEOUT_S = 12.0
 """How long a request waits for its login: longer than any login waits and its answer is held back."""
 HTTP_LOGIN_WAIT_MAX_S = 5.0

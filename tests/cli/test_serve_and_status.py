@@ -12,11 +12,13 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from conftest import started
 
 from qq import __version__
+from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
 
 if TYPE_CHECKING:
@@ -125,6 +127,11 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
         with started(tmp_path, "status", "--http", url, "--password", "wrong") as qq:
             assert qq.exit_status() == 1
             assert qq.errors == f"qq status: {url}api/cluster: login of 'guest' was refused\n"
+
+
+def test_a_node_is_given_none_of_the_authorities_that_the_system_trusts() -> None:
+    with patch.dict(os.environ, SSL_CERT_FILE="/etc/ssl/cert.pem"):
+        assert node_environment()["SSL_CERT_FILE"] == os.devnull
 
 
 def test_status_takes_the_password_from_an_option_or_the_environment(
