@@ -515,7 +515,10 @@ def test_a_node_that_cannot_read_a_sector_is_repaired(
         store(cluster.nodes[0])
         [node, *_] = cluster.followers()
         files = NodeFiles(node)
-        poll(lambda: files.segments("sparse"), lambda: "nothing was compacted")
+        poll(
+            lambda: log_more(cluster.nodes[0]) or files.segments("sparse"),
+            lambda: "nothing was compacted",
+        )
         size = node.log.stat().st_size
         with load.dying(node):
             calls.order("pread", files.segments("sparse")[0].name)
