@@ -52,6 +52,9 @@ QUICK = [
     )
 ]
 
+# What one worker alone has to do for minutes begins first, and then the simulation: else the others have nothing left
+# while one of them is at it. Short tests of a module stay together, because to hand each of them out takes longer.
+FIRST = ["faults", "members", "spark", "releases", "live", "seeds"]
 
 _SHARED = pytest.StashKey[dict[str, Any]]()
 
@@ -83,6 +86,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # groups begin in the order in which they are collected
     if config.getoption("quick"):
         settings.load_profile("quick")
         if missing := [path for path in QUICK if not path.exists()]:
@@ -101,8 +106,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("quick"):
         slow = [item for item in items if item.get_closest_marker("slow") is not None]
         items[:] = [item for item in items if item not in slow]
         config.hook.pytest_deselected(items=slow)
+    for item in items:
+        if not _group(item) and any(item.path.is_relative_to(path) for path in QUICK):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=_turn)
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark is not None else ""
+
+
+def _turn(item: pytest.Item) -> int:
+    if (group := _group(item)) in FIRST:
+        return FIRST.index(group)
+    return len(FIRST) + (not item.path.is_relative_to(TESTS / "simulation"))
