@@ -32,6 +32,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Byte code is kept, whatever the shell says: each process that runs the tests would compile all of them anew, for a quarter
+# of a minute.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup venv java toxiproxy up test quick interop deploy-test lint docs bench sim fuzz chaos clean
 
 setup: venv java
