@@ -22,6 +22,7 @@ from qq.cli.layout import PEER_PORT_OFFSET
 from qq.config import NodeLimits
 from qq.descriptors import LEAST, OWN, Shares, shares_of
 from qq.errors import StartError
+from qq.node import MEMORY_CHECK_INTERVAL_S
 from qq.testing import ClusterNode, LocalCluster
 
 # All need the same cluster.
@@ -114,7 +115,7 @@ def test_a_node_and_its_clients_outlive_a_flood(
             assert node._get("/healthz") == {"status": "ok"}
             assert "rabbitmq_identity_info" in metrics(node)
             round_trip(node)
-        time.sleep(1.5)  # the memory is looked at
+        time.sleep(1.1 * MEMORY_CHECK_INTERVAL_S)
         for channel in channels:
             channel.queue_declare("q", passive=True)
             channel.connection.close()

@@ -39,7 +39,7 @@ HELD = 5
 INTERVAL_S = 0.01
 """Between two messages of a publisher."""
 PAUSE_MAX_S = 2.0
-LINK_S = 3.0
+LINK_S = 1.0
 """Nodes that may connect need less."""
 
 

@@ -15,7 +15,6 @@ from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
     from pika.adapters.blocking_connection import BlockingChannel
 
@@ -26,6 +25,21 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 PATIENCE_S = 10.0
 QUEUE = "jobs"
 HELD = 20
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
+    with LocalCluster(3, tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    """One that all these tests share; each finds all nodes running, and no queue."""
+    shared_cluster.restore()
+    with pika_connection(shared_cluster.nodes[0]) as connection:
+        connection.channel().queue_delete(QUEUE)
+    return shared_cluster
 
 
 class Consumer:
@@ -80,8 +94,8 @@ def publish(channel: BlockingChannel, count: int) -> list[bytes]:
     return bodies
 
 
-def test_only_consumers_that_asked_for_it_are_cancelled_on_a_change_of_leader(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path) as cluster, queue_at(cluster.followers()[0]) as (connection, channel):
+def test_only_consumers_that_asked_for_it_are_cancelled_on_a_change_of_leader(cluster: LocalCluster) -> None:
+    with queue_at(cluster.followers()[0]) as (connection, channel):
         fragile = Consumer(connection, **{"x-cancel-on-ha-failover": True})
         robust = Consumer(connection)
         cluster.leader().kill()
@@ -92,12 +106,8 @@ def test_only_consumers_that_asked_for_it_are_cancelled_on_a_change_of_leader(tm
         assert fragile.received == []
 
 
-def test_consumers_on_every_node_are_told_that_their_queue_was_deleted(tmp_path: Path) -> None:
-    with (
-        LocalCluster(3, tmp_path) as cluster,
-        queue_at(cluster.nodes[0]) as (_, channel),
-        ExitStack() as stack,
-    ):
+def test_consumers_on_every_node_are_told_that_their_queue_was_deleted(cluster: LocalCluster) -> None:
+    with queue_at(cluster.nodes[0]) as (_, channel), ExitStack() as stack:
         consumers = [Consumer(stack.enter_context(connected(node))) for node in cluster.nodes]
         channel.queue_delete(QUEUE)
         for consumer in consumers:
@@ -105,33 +115,35 @@ def test_consumers_on_every_node_are_told_that_their_queue_was_deleted(tmp_path:
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_what_a_dead_node_s_consumer_held_comes_back_marked_and_in_order(role: str, tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path) as cluster:
-        dying = cluster.leader() if role == "leader" else cluster.followers()[0]
-        [living, *_] = [node for node in cluster.nodes if node is not dying]
-        with queue_at(living) as (connection, channel), connected(dying) as doomed:
-            holder = Consumer(doomed)
-            bodies = publish(channel, HELD)
-            holder.until(lambda: len(holder.received) == HELD)
-            heir = Consumer(connection)
-            dying.kill()
-            killed_s = time.monotonic()
-            heir.until(lambda: heir.received == [(body, True) for body in bodies])
-            print(f"came back after {time.monotonic() - killed_s:.2f} s")
+def test_what_a_dead_node_s_consumer_held_comes_back_marked_and_in_order(
+    cluster: LocalCluster, role: str
+) -> None:
+    dying = cluster.leader() if role == "leader" else cluster.followers()[0]
+    [living, *_] = [node for node in cluster.nodes if node is not dying]
+    with queue_at(living) as (connection, channel), connected(dying) as doomed:
+        holder = Consumer(doomed)
+        bodies = publish(channel, HELD)
+        holder.until(lambda: len(holder.received) == HELD)
+        heir = Consumer(connection)
+        dying.kill()
+        killed_s = time.monotonic()
+        heir.until(lambda: heir.received == [(body, True) for body in bodies])
+        print(f"came back after {time.monotonic() - killed_s:.2f} s")
 
 
-def test_what_a_consumer_held_comes_back_also_if_no_node_that_runs_saw_its_node_die(tmp_path: Path) -> None:
-    with LocalCluster(3, tmp_path) as cluster:
-        [lost, *others] = cluster.nodes
-        with queue_at(lost) as (connection, channel):
-            holder = Consumer(connection)
-            bodies = publish(channel, HELD)
-            holder.until(lambda: len(holder.received) == HELD)
-            for node in cluster.nodes:
-                node.kill()
-        for node in others:
-            node.start()
-        others[0].wait_ready()
-        with connected(others[0]) as connection:
-            heir = Consumer(connection)
-            heir.until(lambda: heir.received == [(body, True) for body in bodies])
+def test_what_a_consumer_held_comes_back_also_if_no_node_that_runs_saw_its_node_die(
+    cluster: LocalCluster,
+) -> None:
+    [lost, *others] = cluster.nodes
+    with queue_at(lost) as (connection, channel):
+        holder = Consumer(connection)
+        bodies = publish(channel, HELD)
+        holder.until(lambda: len(holder.received) == HELD)
+        for node in cluster.nodes:
+            node.kill()
+    for node in others:
+        node.start()
+    others[0].wait_ready()
+    with connected(others[0]) as connection:
+        heir = Consumer(connection)
+        heir.until(lambda: heir.received == [(body, True) for body in bodies])

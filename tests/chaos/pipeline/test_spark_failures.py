@@ -15,15 +15,15 @@ DYING = """
 import sys
 from chaos.pipeline import job
 
-refuse_broken = job._refuse_broken
+read_rows = job.read_rows
 
-def killed(rows):
-    gateway = rows.sparkSession.sparkContext._gateway
+def killed(spark, files):
+    gateway = spark.sparkContext._gateway
     gateway.proc.kill()
     gateway.proc.wait()
-    refuse_broken(rows)
+    return read_rows(spark, files)
 
-job._refuse_broken = killed
+job.read_rows = killed
 sys.exit(job.main(sys.argv[1:]))
 """
 
