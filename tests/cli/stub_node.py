@@ -130,7 +130,7 @@ async def run(config: NodeConfig) -> None:
         )
         print(f"{config.name} serves", flush=True)
         if os.environ.get("STUB_CHATTY") == config.name:
-            sys.stderr.write("chatter\n" * 1_000_000)
+            sys.stderr.write("chatter\n" * 100_000)
         try:
             await asyncio.Event().wait()
         finally:
