@@ -17,6 +17,7 @@ OPTIONS = [
     "UPKEEP",
     "MEMBERS",
     "FAILOVER",
+    "SEVERAL_LOGS",
     "CHECKER",
 ]
 
