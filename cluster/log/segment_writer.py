@@ -155,7 +155,8 @@ class SegmentWriter:
             case Seal():
                 self._seal(operation.records)
             case Truncate():
-                self._lower_mark(self._manifest, operation.size)
+                # What is kept may have been written in this run, and not be durable before the cut is.
+                self._lower_mark(self._manifest, min(operation.size, self._durable))
                 self._truncate(operation.size)
             case Cut():
                 self._cut(operation)

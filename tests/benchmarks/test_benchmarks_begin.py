@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -30,3 +31,10 @@ def test_make_bench_begins_all_of_them() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {name for name in benchmarks if f"usage: {name}" in done.stdout} == benchmarks
+
+
+def test_a_node_that_notes_its_steps_begins() -> None:
+    """What it watches is there, under the names by which it looks for it."""
+    command = [sys.executable, HERE / "nodes" / "noting.py", ROOT, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.transport import Transport
@@ -1558,6 +1558,7 @@ class Story:
 
 
 @settings(max_examples=150, deadline=None)
+@example(2, [*[("add", 1)] * 5, ("power", 1), ("add", 1), ("add", 1), ("from", 1), ("sync", 1)])
 @given(st.integers(0, 2**32), OPERATIONS)
 def test_a_reopened_log_is_one_that_there_was(seed: int, operations: list[tuple[str, int]]) -> None:
     story = Story(seed)

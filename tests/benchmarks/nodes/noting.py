@@ -25,9 +25,11 @@ sys.path.insert(0, PROGRAM)
 from cluster.departures import Departures  # noqa: E402
 from cluster.engine import Engine  # noqa: E402
 from cluster.group import Group  # noqa: E402
+from cluster.inbox import Inbox  # noqa: E402
 from cluster.log.journal import SegmentedJournal  # noqa: E402
 from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.realworld import RealFile  # noqa: E402
+from cluster.syncing import Syncing  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
@@ -65,11 +67,11 @@ def watch_all() -> None:
     watch(Group, "_take_turn", "turn begins", "turn ends")
     watch(Engine, "propose", ends="has proposed")
     watch(Departures, "transmit", named=lambda _, peer, message: f"sends {type(message).__name__} to {peer}")
-    watch(Group, "_receive", named=lambda _, peer, message: f"receives {type(message).__name__} of {peer}")
+    watch(Inbox, "_receive", named=lambda _, peer, message: f"receives {type(message).__name__} of {peer}")
     watch(SegmentedJournal, "start_sync", "starts a sync")
     watch(SegmentWriter, "run", "the writer begins", "the writer ends")
     watch(RealFile, "sync", "fdatasync begins", "fdatasync ends")
-    watch(Group, "_synced", "hears of the sync")
+    watch(Syncing, "_synced", "hears of the sync")
     watch(Group, "_apply", "applies", "has applied")
     watch(Outgoing, "confirm", "confirms")
     watch(ClientConnection, "_flush", ends="has written to the client")
