@@ -103,6 +103,7 @@ class Broker:
     def connect(self, connection: Connection) -> None:
         """Ask the log to let a connection into its virtual host."""
         connection.in_log = True
+        connection.lane.tenant = self.submissions.tenant(connection.vhost)
         self.submissions.add(
             commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
         )
