@@ -123,7 +123,7 @@ class Proposals:
         self._waiting: dict[str, deque[SubmittedBatch]] = {}
         """The batches of each node that has some, in their order."""
         self._times: dict[str, float] = {}
-        """How much was proposed of each node, in entries: of a batch's octets and weight the one that fills more counts."""
+        """How much was proposed of each node, in entries, by what fills more of them: octets or weight."""
         self._time = 0.0
         """The time of the node that had got farthest when its turn came."""
         self._accepted: dict[str, tuple[int, int]] = {}

@@ -453,9 +453,8 @@ def test_a_light_tenant_waits_no_longer_beside_many_floods_of_another_one_than_b
         while len(modest.came) < len(modest.asked):
             world.turn()
             assert world.apply()
-        assert (
-            world.applied - before <= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS + 4
-        )  # under way, the other's turn, its own
+        # Those under way, the turn of the other tenant, its own.
+        assert world.applied - before <= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS + 4
         for _ in range(5):
             world.apply()
 
