@@ -281,7 +281,7 @@ class Group:
         if reign.leader is None or not submissions.has_unsent(reign):
             return
         if reign.leader == self.config.name:
-            self._proposals.extend(submissions.take_unsent())
+            self._proposals.extend(self.config.name, submissions.take_unsent())
         elif self._links.connected(reign.leader) and not self._links.congested(reign.leader):
             batches = submissions.take_unsent(self.config.forward_bytes_max)
             buffers = [buffer for batch in batches for buffer in batch.buffers]

@@ -5,7 +5,8 @@ has; `Proposals`, what a leader has taken in for its next entries. Not here: who
 what was applied already (origins.py), bytes (entry.py).
 
 Law: nothing leaves `PendingSubmissions` before it is seen applied, and a new leader gets everything again; a leader
-proposes the batches of one node once in its reign, in their order.
+proposes the batches of one node once in its reign, in their order. Between nodes the leader is fair: the one is next of
+which it has proposed least (start-time fair queueing), so that nobody waits for all that another node has forwarded.
 """
 
 from __future__ import annotations
@@ -119,22 +120,30 @@ class Proposals:
     """The batches that a leader has taken in and has not proposed yet."""
 
     def __init__(self) -> None:
-        self._batches: deque[SubmittedBatch] = deque()
+        self._waiting: dict[str, deque[SubmittedBatch]] = {}
+        """The batches of each node that has some, in their order."""
+        self._times: dict[str, float] = {}
+        """How much was proposed of each node, in entries, by what fills more of them: octets or weight."""
+        self._time = 0.0
+        """The time of the node that had got farthest when its turn came."""
         self._accepted: dict[str, tuple[int, int]] = {}
         self._expelled: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._batches)
+        return bool(self._waiting)
 
     def clear(self) -> None:
         """Drop everything, because a reign begins or ends: whoever submitted it sends it to the next leader."""
-        self._batches.clear()
+        self._waiting.clear()
+        self._times.clear()
+        self._time = 0.0
         self._accepted.clear()
         self._expelled.clear()
 
-    def extend(self, batches: Sequence[SubmittedBatch]) -> None:
+    def extend(self, leader: str, batches: Sequence[SubmittedBatch]) -> None:
         """Take in batches that the leader itself has submitted."""
-        self._batches.extend(batches)
+        for batch in batches:
+            self._of(leader).append(batch)
 
     def take_in(self, peer: str, data: bytes) -> None:
         """Take in what `peer` forwarded, without repeats. Raises `MalformedEntry`, and then nothing is taken in."""
@@ -145,24 +154,44 @@ class Proposals:
             is_new = view.incarnation != incarnation or view.sequence > sequence
             if view.kind == KIND_SUBMITTED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
-                self._batches.append(batch_at(data, view))
+                self._of(view.origin).append(batch_at(data, view))
 
     def expel(self, origin: str, incarnation: int) -> bool:
         """Propose to expel this incarnation of a node; False if that is proposed already."""
         if (origin, incarnation) in self._expelled:
             return False
         self._expelled.add((origin, incarnation))
-        self._batches.append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
+        self._of(origin).append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
         return True
 
     def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:
         """Remove and return the batches of the next entry: at least one, more only up to both limits."""
-        batches = [self._batches.popleft()]
-        size, weight = batches[0].size, batches[0].weight
-        while self._batches and len(batches) < BATCHES_MAX:
-            size += self._batches[0].size
-            weight += self._batches[0].weight
-            if size > bytes_max or weight > weight_max:
+        batches: list[SubmittedBatch] = []
+        size = weight = 0
+        while self._waiting and len(batches) < BATCHES_MAX:
+            origin = min(self._waiting, key=self._times.__getitem__)
+            batch = self._waiting[origin][0]
+            size += batch.size
+            weight += batch.weight
+            if batches and (size > bytes_max or weight > weight_max):
                 break
-            batches.append(self._batches.popleft())
+            batches.append(batch)
+            self._propose(origin, max(batch.size / bytes_max, batch.weight / weight_max))
         return batches
+
+    def _of(self, origin: str) -> deque[SubmittedBatch]:
+        """The batches of a node that wait, to which one is about to be added."""
+        waiting = self._waiting.get(origin)
+        if waiting is None:
+            waiting = self._waiting[origin] = deque()
+            self._times[origin] = max(self._times.get(origin, 0.0), self._time)
+        return waiting
+
+    def _propose(self, origin: str, share: float) -> None:
+        """Take a node's next batch, which is this share of an entry."""
+        self._time = max(self._time, self._times[origin])
+        self._times[origin] += share
+        waiting = self._waiting.pop(origin)
+        waiting.popleft()
+        if waiting:
+            self._waiting[origin] = waiting  # behind those that are as far

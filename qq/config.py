@@ -157,6 +157,10 @@ class NodeLimits:
     node_uncommitted_bytes: int = 128 * 1024 * 1024
     """The same for all connections together: what a node without a majority may hold in memory. Above it, it lets no
     others in."""
+    connection_publishes_per_s: int = 0
+    """Messages that one connection may publish in a second; above that it is not read for a while. 0: no limit."""
+    connection_publish_bytes_per_s: int = 0
+    """The same in bytes, headers and frames included."""
     cache_bytes: int = 32 * 1024 * 1024
     """Recent entries kept in memory; older ones are read back from the disk."""
     segment_bytes: int = 64 * 1024 * 1024
@@ -209,6 +213,8 @@ _MAY_BE_ZERO = (
     "default_consumer_prefetch",
     "consumer_max_per_channel",
     "publish_timeout_ms",
+    "connection_publishes_per_s",
+    "connection_publish_bytes_per_s",
 )
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
 _LEAST = {

@@ -393,6 +393,14 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             "[cluster] election_timeout_max_s: must be above election_timeout_min_s",
         ),
         (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
+        (
+            GOOD + "[limits]\nconnection_publishes_per_s = -1\n",
+            "[limits] connection_publishes_per_s: must be a whole number",
+        ),
+        (
+            GOOD + "[limits]\nconnection_publish_bytes_per_s = 0.5\n",
+            "[limits] connection_publish_bytes_per_s: must be a whole number",
+        ),
         (GOOD + "[limits]\nframe_max = 4095\n", "[limits] frame_max: must be at least 4096"),
         (GOOD + "[limits]\nchannel_max = 70000\n", "[limits] channel_max: must be at most 65535"),
         (GOOD + "[limits]\nframe_max = 16777217\n", "[limits] frame_max: must be at most 16777216"),

@@ -49,7 +49,7 @@ class Carrier(Connection, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes more bytes."""
+        """Whether the socket takes more bytes, in this pass of the event loop."""
         ...
 
     def write(self, buffers: Sequence[bytes], /) -> None: ...

@@ -34,6 +34,7 @@ from qq.machine.declaring import stripped
 from qq.machine.limits import (
     ARGUMENTS_BYTES_MAX,
     DESCRIPTION_BYTES_MAX,
+    RATES,
     TAGS_MAX,
     VALUE_BYTES,
     table_bytes,
@@ -187,14 +188,18 @@ def limits(value: Any, known: Collection[str]) -> Table:
         raise bad_request("limits should be a map")
     for name in value:
         check_limit(name, known)
-    return {name: read_limit(value, name) for name in value}
+    return {name: read_limit(value, name, name) for name in value}
 
 
-def read_limit(body: Body, name: str = "value") -> int:
-    """Read one limit. A negative number means no limit."""
-    limit = field(body, name, int)
+def read_limit(body: Body, name: str, key: str = "value") -> int:
+    """Read the limit of this name. A negative number means no limit."""
+    limit = field(body, key, int)
     if limit not in INTEGERS:
-        raise _invalid(f"{name} is out of range")
+        raise _invalid(f"{key} is out of range")
+    if limit == 0 and name in RATES:
+        raise _invalid(
+            f"{name} is 1 at least, or negative for no limit: what is above it waits, and would for ever"
+        )
     return limit
 
 

@@ -119,7 +119,7 @@ class UserEndpoints:
         require(request, ADMINISTRATORS)
         user, name = await self._existing(request), request.match_info["name"]
         check_limit(name, USER_LIMITS)
-        limit = read_limit(await read_body(request))
+        limit = read_limit(await read_body(request), name)
         await self._management.change(ChangeUserLimits(user, {name: limit}))
         return done()
 

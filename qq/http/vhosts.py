@@ -89,7 +89,7 @@ class VhostEndpoints:
         require(request, ADMINISTRATORS)
         vhost, name = await self._existing(request), request.match_info["name"]
         check_limit(name, VHOST_LIMITS)
-        limit = read_limit(await read_body(request))
+        limit = read_limit(await read_body(request), name)
         await self._management.change(ChangeVhostLimits(vhost.name, {name: limit}))
         return done()
 

@@ -269,7 +269,7 @@ class ConnectionStatus(NamedTuple):
     vhost: str
     user: str
     state: str
-    """"running" or "closing"."""
+    """"running", "closing" or, if the client waits because of a limit of publishing, "flow"."""
     protocol: str
     type: str
     peer_host: str | None = None

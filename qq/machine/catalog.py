@@ -178,7 +178,7 @@ class Catalog:
         if limit is not None and vhost.connections >= limit:
             raise not_allowed(f"{refused}: connection limit ({limit}) is reached")
         limit = self._user_limit(user, MAX_CONNECTIONS)
-        if limit is not None and self._connections_of.get(user, 0) >= limit:
+        if limit is not None and self.connections_of(user) >= limit:
             raise not_allowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
@@ -195,6 +195,10 @@ class Catalog:
         if connection is not None:
             connection.vhost.connections -= 1
             _count(self._connections_of, connection.user, -1)
+
+    def connections_of(self, user: str) -> int:
+        """How many connections a user has, at all nodes."""
+        return self._connections_of.get(user, 0)
 
     def open_channel(self, node: str, connection_number: int) -> ConnectionState:
         """Count a new channel for a connection's user, and return the connection. Raises Refused."""

@@ -1,7 +1,7 @@
 """How much of everything there may be: the named limits, their defaults, and what a table of arguments counts as.
 
 Lives here: the names and values. Not here: counting (vhost.py, catalog.py, core.py), what one node bounds for itself
-before the log (qq/config.py, amqp_server/channel/transaction.py, sessions/submissions.py).
+before the log (qq/config.py, amqp_server/channel/transaction.py, sessions/submissions.py, sessions/throttle.py).
 
 Law: a limit follows from the replicated state and from this version's code, never from a node's file, so that all
 replicas refuse the same. What is there already above a limit stays and works; only what is new is refused.
@@ -31,6 +31,11 @@ MAX_CONSUMERS = "max-consumers"
 MAX_CONSUMERS_PER_QUEUE = "max-consumers-per-queue"
 MAX_CONSUMERS_PER_CHANNEL = "max-consumers-per-channel"
 MAX_ARGUMENT_BYTES = "max-argument-bytes"
+MAX_PUBLISHES = "max-publishes-per-second"
+MAX_PUBLISH_BYTES = "max-publish-bytes-per-second"
+
+RATES = (MAX_PUBLISHES, MAX_PUBLISH_BYTES)
+"""Limits of how much is published: what is above them waits, at the nodes of the publishers (sessions/throttle.py)."""
 
 NONE = -1
 """The value that means no limit, as every negative value does."""
@@ -47,12 +52,16 @@ VHOST_LIMITS: Mapping[str, int] = {
     MAX_CONSUMERS_PER_QUEUE: 10_000,
     MAX_CONSUMERS_PER_CHANNEL: 5_000,  # all go with the channel, in one step
     MAX_ARGUMENT_BYTES: 128 * 1024 * 1024,  # of all queues, exchanges and bindings, as `table_bytes` counts
+    MAX_PUBLISHES: NONE,
+    MAX_PUBLISH_BYTES: NONE,
 }
 """The limits of each virtual host, which hold where its own limits (`SetVhostLimits`) say nothing else."""
 
 USER_LIMITS: Mapping[str, int] = {
     MAX_CONNECTIONS: NONE,
     MAX_CHANNELS: 100_000,  # 0.4 kB: 40 MB
+    MAX_PUBLISHES: NONE,
+    MAX_PUBLISH_BYTES: NONE,
 }
 """The limits of each user, which hold where the user's own limits (`SetUserLimits`) say nothing else."""
 

@@ -163,6 +163,7 @@ class CatalogReports:
         if own is None:
             return status
         return status._replace(
+            state="flow" if self._broker.throttle.holds(row.id) and not row.closing else status.state,
             name=own.name,
             protocol=own.protocol,
             peer_host=own.peer_host,

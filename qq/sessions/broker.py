@@ -21,6 +21,7 @@ from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
 from qq.sessions.login import Logins
 from qq.sessions.submissions import Submissions
+from qq.sessions.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +65,7 @@ class Broker:
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._dispatcher = Dispatcher(self.counters)
+        self.throttle = Throttle(machine, runtime, limits, lambda: self.connections)
         self._last_id = 0
         self._full: dict[Connection, None] = {}
         self._leader: str | None = None
@@ -90,6 +92,7 @@ class Broker:
     def connection_closed(self, connection: Connection) -> None:
         del self._dispatcher.connections[connection.id]
         self._full.pop(connection, None)
+        self.throttle.left(connection.id)
         self.counters.connections_closed += 1
         self.connection_left(connection)
         connection.lane.payer = None  # nothing is counted for it any more, and it refers to its lane
@@ -103,6 +106,7 @@ class Broker:
     def connect(self, connection: Connection) -> None:
         """Ask the log to let a connection into its virtual host."""
         connection.in_log = True
+        connection.lane.tenant = self.submissions.tenant(connection.vhost)
         self.submissions.add(
             commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
         )

@@ -1,14 +1,15 @@
 """Whose turn it is, when many ask for more than the log takes in at once.
 
 Lives here: the lanes, each with what one connection (or one part of the node itself) has asked for and the log has not
-got yet, and the order in which lanes are served. Not here: what is asked for (parts.py), what a batch has room for
-(batch.py, submissions.py).
+got yet, the tenants that lanes belong to, and the order in which both are served. Not here: what is asked for
+(parts.py), what a batch has room for (batch.py, submissions.py).
 
 Law: who has asked for little is served before who has asked for much, however many of those there are; within a lane
-the order is that of asking. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a lane's time goes
-on by the cost of what it is served, and of what is looked for to know that; the lane that is least far is next. One
-that has asked for nothing for a while is put `AHEAD` of those that have been served meanwhile, so that its first
-command waits for none of them.
+the order is that of asking. First it is the turn of a tenant, which is a virtual host, or the node itself; then of one
+of the tenant's lanes: so it is no use to open many connections. Both orders are start-time fair queueing (Goyal, Vin
+and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, goes on by the cost of what it is served, and of what
+is looked for to know that; whoever is least far is next. One that has asked for nothing for a while is put `AHEAD` of
+those that have been served meanwhile, so that its first command waits for none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from qq.machine.commands import Settlement
@@ -45,18 +47,82 @@ class Growing(Part, Protocol):
         ...
 
 
+class Turned(Protocol):
+    """Something that has turns."""
+
+    is_waiting: bool
+    """Whether it has its place in the order of service, or is being served."""
+    time: int
+
+
+T = TypeVar("T", bound=Turned)
+
+
+class Order(Generic[T]):
+    """Those that have something to be served, in the order of service."""
+
+    __slots__ = ("_arrivals", "_time", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, T]] = []
+        self._time = 0
+        """The time of the one that had got farthest when its turn came."""
+        self._arrivals = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def enter(self, one: T) -> bool:
+        """Have one served that had nothing to serve until now; returns whether it asks for little beside others."""
+        first = self._time - AHEAD
+        asks_little = one.time <= first
+        one.is_waiting = True
+        one.time = max(one.time, first)
+        self.push(one)
+        return asks_little
+
+    def next(self) -> T:
+        """The one that is next; it is in the order no more until it is pushed again."""
+        one = heappop(self._waiting)[2]
+        self._time = max(self._time, one.time)
+        return one
+
+    def push(self, one: T) -> None:
+        heappush(self._waiting, (one.time, next(self._arrivals), one))
+
+    def clear(self) -> list[T]:
+        """Take out all that wait."""
+        left = [one for _, _, one in self._waiting]
+        for one in left:
+            one.is_waiting = False
+        self._waiting.clear()
+        return left
+
+
+class Tenant:
+    """Lanes that have one turn together: those of the connections to a virtual host, or those of the node itself."""
+
+    __slots__ = ("__weakref__", "is_waiting", "lanes", "time")
+
+    def __init__(self) -> None:
+        self.lanes: Order[Lane] = Order()
+        self.is_waiting = False
+        self.time = 0
+
+
 class Lane:
     """What one connection, or one part of the node itself, has asked for, in the order of asking."""
 
-    __slots__ = ("is_waiting", "parts", "payer", "settlements", "time")
+    __slots__ = ("is_waiting", "parts", "payer", "settlements", "tenant", "time")
 
     def __init__(self, payer: Payer | None = None) -> None:
         self.payer = payer
+        self.tenant: Tenant | None = None
+        """The tenant whose turn this lane's is, told before anything is asked for; None: the node itself."""
         self.parts: deque[Part] = deque()
         self.settlements: dict[tuple[type[Settlement], int], Growing] = {}
         """The settlements, keyed by kind and consumer, to which the message ids that follow may still be added."""
         self.is_waiting = False
-        """Whether the lane has its place in the order of service, or is being served."""
         self.time = 0
 
     def count_uncommitted(self, size: int) -> None:
@@ -69,44 +135,63 @@ class Lanes:
     """The lanes that have something to be served, in the order of service."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, Lane]] = []
-        self._time = 0
-        """The time of the lane that had got farthest when its turn came."""
-        self._arrivals = count()
+        self._order: Order[Tenant] = Order()
+        self._node = Tenant()
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+        """The tenants of which there is a lane, by virtual host."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._order)
+
+    def tenant(self, vhost: str) -> Tenant:
+        """The tenant that the lanes of a virtual host's connections belong to."""
+        tenant = self._tenants.get(vhost)
+        if tenant is None:
+            tenant = self._tenants[vhost] = Tenant()
+        return tenant
 
     def enter(self, lane: Lane) -> bool:
         """Have a lane served that had nothing to serve until now; returns whether it asks for little beside others."""
-        first = self._time - AHEAD
-        asks_little = lane.time <= first
-        lane.is_waiting = True
-        lane.time = max(lane.time, first)
-        self._push(lane)
-        return asks_little
+        tenant = lane.tenant or self._node
+        asks_little = tenant.lanes.enter(lane)
+        if tenant.is_waiting:
+            return asks_little
+        return self._order.enter(tenant) or asks_little
 
     def next(self) -> Lane:
-        """The lane that is next; it is in the order no more until it is given back."""
-        lane = heappop(self._waiting)[2]
-        self._time = max(self._time, lane.time)
-        return lane
+        """The lane that is next; neither it nor its tenant is in the order until it was `served` or `put_off`."""
+        return self._order.next().lanes.next()
 
-    def give_back(self, lane: Lane, cost: int) -> None:
+    def served(self, lane: Lane, cost: int) -> None:
         """Put a lane back into the order, if it has more to be served, after service that cost so many steps."""
         lane.time += cost
         if lane.parts:
-            self._push(lane)
+            (lane.tenant or self._node).lanes.push(lane)
         else:
             lane.is_waiting = False
+        self._charge(lane, cost)
+
+    def put_off(self, lane: Lane, cost: int) -> None:
+        """Leave a lane out of the order until it is to `go_on`, after service that cost so many steps."""
+        lane.time += cost
+        self._charge(lane, cost)
+
+    def go_on(self, lane: Lane) -> None:
+        """Put a lane that was put off back into the order."""
+        tenant = lane.tenant or self._node
+        tenant.lanes.push(lane)
+        if not tenant.is_waiting:
+            tenant.is_waiting = True
+            self._order.push(tenant)
 
     def clear(self) -> list[Lane]:
         """Forget what was asked for; returns the lanes that had something, with what they had."""
-        lanes = [lane for _, _, lane in self._waiting]
-        for lane in lanes:
-            lane.is_waiting = False
-        self._waiting.clear()
-        return lanes
+        return [lane for tenant in self._order.clear() for lane in tenant.lanes.clear()]
 
-    def _push(self, lane: Lane) -> None:
-        heappush(self._waiting, (lane.time, next(self._arrivals), lane))
+    def _charge(self, lane: Lane, cost: int) -> None:
+        tenant = lane.tenant or self._node
+        tenant.time += cost
+        if tenant.lanes:
+            self._order.push(tenant)
+        else:
+            tenant.is_waiting = False

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from qq.machine.commands import Command, Settlement
     from qq.machine.machine import QueueMachine
-    from qq.sessions.lanes import Part
+    from qq.sessions.lanes import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2
@@ -129,6 +129,10 @@ class Submissions:
     def pending_bytes(self) -> int:
         """Octets that were asked for and are not known to be applied, as parts.py counts them."""
         return self._waiting_bytes + self._bytes_in_flight
+
+    def tenant(self, vhost: str) -> Tenant:
+        """The tenant that the lanes of connections to this virtual host belong to (`Lane.tenant`)."""
+        return self._lanes.tenant(vhost)
 
     # What is asked for
 
@@ -271,7 +275,7 @@ class Submissions:
             if not batch.is_empty:
                 self._submit(batch)
             for lane in put_off:
-                self._lanes.give_back(lane, 0)
+                self._lanes.go_on(lane)
             if put_off and batch.is_empty:
                 self._ask_flush()
                 return
@@ -310,10 +314,10 @@ class Submissions:
             outcome = self._serve(lane, batch)
             cost = batch.cost + costs.looked - before
             if outcome is PartOutcome.PUT_OFF:
-                lane.time += cost
+                lanes.put_off(lane, cost)
                 put_off.append(lane)
             else:
-                lanes.give_back(lane, cost)
+                lanes.served(lane, cost)
         self._is_behind = batch.is_full or outcome is PartOutcome.NO_ROOM
         return batch, put_off
 

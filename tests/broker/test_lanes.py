@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -409,6 +410,68 @@ def test_equal_shares_of_a_batch() -> None:
     world.settle()
 
 
+def tenants(world: World, first: int) -> None:
+    """The first so many clients are of one virtual host, all others of another one."""
+    for number, client in enumerate(world.clients):
+        client.connection.lane.tenant = world.submissions.tenant("one" if number < first else "other")
+
+
+@pytest.mark.parametrize("others", [1, 100])
+def test_a_tenant_has_its_share_however_many_connections_another_one_floods(others: int) -> None:
+    world = World(1 + others)
+    tenants(world, 1)
+    for client in world.clients:
+        for _ in range(3000 if client is world.clients[0] else 3000 // others):
+            world.publish(client, "", "q", bytes(2000))
+    world.turn()
+    while world.applied < 20:
+        assert world.apply()
+        world.turn()
+    mine, *theirs = [len(client.came) for client in world.clients]
+    assert mine == pytest.approx(sum(theirs), rel=0.1)
+    world.settle()
+    assert all(client.came == client.asked for client in world.clients)
+
+
+@pytest.mark.parametrize("others", [1, 100])
+def test_a_light_tenant_waits_no_longer_beside_many_floods_of_another_one_than_beside_one(
+    others: int,
+) -> None:
+    world = World(2 + others)
+    tenants(world, 2)  # of which one floods, so that the tenant has no turn of its own kept for it
+    modest = world.clients[0]
+    for client in world.clients[1:]:
+        for _ in range(3000):
+            world.publish(client, "", "q", bytes(2000))
+    world.turn()
+    while world.applied < 20:
+        world.apply()
+        world.turn()
+    for _ in range(10):
+        world.publish(modest, "", "q", b"little")
+        before = world.applied
+        while len(modest.came) < len(modest.asked):
+            world.turn()
+            assert world.apply()
+        # Those under way, the turn of the other tenant, its own.
+        assert world.applied - before <= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS + 4
+        for _ in range(5):
+            world.apply()
+
+
+def test_a_tenant_is_forgotten_with_its_last_lane_and_its_time_kept_until_then() -> None:
+    world = World(2)
+    tenants(world, 1)
+    known = world.submissions._lanes
+    world.publish(world.clients[0], "", "q", bytes(20_000))
+    world.settle()
+    assert known.tenant("one") is world.clients[0].connection.lane.tenant
+    assert known.tenant("one").time > known.tenant("other").time
+    del world.clients[1]
+    gc.collect()
+    assert list(known._tenants) == ["one"]
+
+
 def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
     world = World(1)
     client = world.clients[0]
@@ -512,6 +575,7 @@ def test_a_command_costs_what_it_does_when_it_is_taken_and_not_when_it_was_asked
 def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng.choice([1, 2, 5]))
+    tenants(world, rng.choice([0, 1, 2]))
     called: list[int] = []
     barriers = 0
     sizes = [0, 12, 1000, 100_000, BATCH_BYTES_MAX, 3 * BATCH_BYTES_MAX]

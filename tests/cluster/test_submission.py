@@ -118,7 +118,7 @@ def test_a_malformed_forward_is_refused_as_a_whole(submissions: PendingSubmissio
 
 def test_an_entry_is_bounded(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
-    proposals.extend(submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
+    proposals.extend("n3", submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
     size = submissions.pending_bytes // 4
     assert len(proposals.next_entry(3 * size)) == 3
     assert len(proposals.next_entry(1)) == 1
@@ -139,8 +139,56 @@ def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
     for weight in (0, 12, 8, 0, 1, 300, 20, 0):
         submissions.add([b"x"], weight)
     assert submissions.has_unsent(Reign("n1", 1))
-    proposals.extend(submissions.take_unsent())
+    proposals.extend("n1", submissions.take_unsent())
     entries: list[list[int]] = []
     while proposals:
         entries.append([batch.weight for batch in proposals.next_entry(10_000, 20)])
     assert entries == [[0, 12, 8, 0], [1], [255], [20, 0]]
+
+
+def forwarded(origin: str, sizes: list[int], weight: int = 0) -> bytes:
+    submissions = PendingSubmissions(origin)
+    for size in sizes:
+        submissions.add([bytes(size)], weight)
+    return wire(submissions, FIRST)
+
+
+@pytest.mark.parametrize("floods", [1, 6])
+def test_a_batch_waits_for_one_round_of_the_others_and_not_for_all_that_they_have_forwarded(
+    floods: int,
+) -> None:
+    proposals = Proposals()
+    for number in range(floods):
+        proposals.take_in(f"f{number}", forwarded(f"f{number}", [250_000] * 40))
+    for _ in range(20):
+        proposals.next_entry(1_000_000)
+    proposals.take_in("n9", forwarded("n9", [100]))
+    origins = [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
+    if "n9" not in origins:  # those that are as far and came before it
+        origins += [view.origin for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))]
+    assert "n9" in origins[: floods + 1]
+
+
+def test_nodes_that_forward_more_than_there_is_room_for_have_equal_shares_of_it() -> None:
+    proposals = Proposals()
+    sizes = {"large": [600_000] * 20, "small": [1_000] * 12_000}
+    for origin, each in sizes.items():
+        proposals.take_in(origin, forwarded(origin, each))
+    proposals.take_in("dear", forwarded("dear", [10] * 1_000, weight=5))
+    shares = dict.fromkeys((*sizes, "dear"), 0.0)
+    for _ in range(20):
+        for view in batches_of(make_entry(0, proposals.next_entry(1_000_000, 15))):
+            shares[view.origin] += max((view.end - view.start) / 1_000_000, view.weight / 15)
+    assert max(shares.values()) - min(shares.values()) < 1
+
+
+def test_who_was_idle_has_saved_nothing_up() -> None:
+    proposals = Proposals()
+    proposals.take_in("busy", forwarded("busy", [250_000] * 80))
+    for _ in range(10):
+        proposals.next_entry(1_000_000)
+    proposals.take_in("late", forwarded("late", [250_000] * 80))
+    origins = [
+        view.origin for _ in range(4) for view in batches_of(make_entry(0, proposals.next_entry(1_000_000)))
+    ]
+    assert abs(origins.count("busy") - origins.count("late")) <= 1

@@ -16,7 +16,7 @@ from qq.http.login import Operator
 from qq.machine import catalog
 from qq.machine.codec import decode_commands
 from qq.machine.commands import PutVhost, SetUserLimits, SetVhostLimits
-from qq.machine.limits import ARGUMENTS_BYTES_MAX, VHOST_LIMITS
+from qq.machine.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
 
 Machine = Node[MachineManagement]
 
@@ -326,6 +326,26 @@ def test_limits_are_set_shown_and_lifted(node: Machine, base: str, one: dict[str
         assert node.api(f"{path}/{name}", "PUT", json=body).status == 400
     assert node.api(f"{base}/nothing/{limit}", "PUT", json={"value": 1}).status == 404
     assert node.api(f"{base}/nothing").status == 404
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_limit_of_publishing_is_not_zero_and_no_fraction(node: Machine, name: str) -> None:
+    for base in ("vhost-limits/%2F", "user-limits/guest"):
+        refused = node.api(f"{base}/{name}", "PUT", json={"value": 0})
+        assert refused.status == 400
+        assert f"{name} is 1 at least" in refused.json["reason"]
+        for value in (0.5, 2**63, "1", None):
+            assert node.api(f"{base}/{name}", "PUT", json={"value": value}).status == 400
+        assert node.api(base).json == []
+        for value in (1, 2**63 - 1, -1):
+            assert node.api(f"{base}/{name}", "PUT", json={"value": value}).status == 204
+    exported = node.api("definitions").json
+    assert node.api(f"vhost-limits/%2F/{name}", "DELETE").status == 204
+    assert node.api("definitions", "POST", json=exported).status == 204
+    assert node.api("vhost-limits").json == [{"vhost": "/", "value": {name: -1}}]
+    refused = node.api("users/ann", "PUT", json={"tags": "", "limits": {name: 0}})
+    assert refused.status == 400
+    assert f"{name} is 1 at least" in refused.json["reason"]
 
 
 def test_limits_of_a_user_come_with_the_user(node: Machine) -> None:

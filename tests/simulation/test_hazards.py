@@ -958,7 +958,7 @@ HAZARDS = [
         ("cluster.membership.Membership.reached", reached_by_anybody),
         shown_by=16,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 30, "by the votes of", shown_by=17),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 40, "by the votes of", shown_by=39),
     Hazard(
         Parts(),
         WRONG_LISTS,

@@ -79,6 +79,7 @@ class PublishingMethods:
         """Have messages published. Raises Unpublished, ChannelError, ConnectionFault."""
         core, method, done = self._core, event.method, 0
         access, connection = core.access, core.connection
+        core.broker.throttle.published(connection, event.messages)
         restricts_keys = access.known_publish(method)
         try:
             if restricts_keys is None:
