@@ -109,6 +109,7 @@ class ClientConnection(asyncio.Protocol):
         "_out_bytes",
         "_parting",
         "_place",
+        "_portion_bytes",
         "_proxy_host",
         "_publish_fields",
         "_publishes",
@@ -146,6 +147,7 @@ class ClientConnection(asyncio.Protocol):
         self._broker = broker = server.broker
         self.peer_host, self.peer_port, self._proxy_host = peer
         self._place = place
+        self._portion_bytes = min(PORTION_BYTES, broker.limits.write_buffer_bytes)
         self.id = broker.new_id()
         self.lane = Lane(self)
         """The lane in which what it asks the log for waits."""
@@ -506,8 +508,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        limit = min(PORTION_BYTES, self._broker.limits.write_buffer_bytes)
-        return not self._writing_paused and self._out_bytes < limit
+        return not self._writing_paused and self._out_bytes < self._portion_bytes
 
     def write(self, buffers: Sequence[bytes]) -> None:
         """Queue bytes for the socket; they leave together at the end of this pass of the loop."""

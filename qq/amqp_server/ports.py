@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from qq.sessions.ports import Connection
+from qq.sessions.ports import PausableConnection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class NumberedChannel(Protocol):
     def number(self) -> int: ...
 
 
-class Carrier(Connection, Protocol):
+class Carrier(PausableConnection, Protocol):
     """An AMQP connection, as its channels see it."""
 
     @property
@@ -75,12 +75,6 @@ class Carrier(Connection, Protocol):
     def released(self, channel: NumberedChannel, /) -> None:
         """Note that the channel has carried out all that it kept."""
         ...
-
-    def pause_for(self, reason: object, /) -> None:
-        """Stop reading from the client, for one reason of perhaps several."""
-        ...
-
-    def resume_for(self, reason: object, /) -> None: ...
 
     # Ends
 

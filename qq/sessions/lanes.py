@@ -152,7 +152,7 @@ class Lanes:
 
     def enter(self, lane: Lane) -> bool:
         """Have a lane served that had nothing to serve until now; returns whether it asks for little beside others."""
-        tenant = lane.tenant or self._node
+        tenant = self._tenant_of(lane)
         asks_little = tenant.lanes.enter(lane)
         if tenant.is_waiting:
             return asks_little
@@ -166,7 +166,7 @@ class Lanes:
         """Put a lane back into the order, if it has more to be served, after service that cost so many steps."""
         lane.time += cost
         if lane.parts:
-            (lane.tenant or self._node).lanes.push(lane)
+            self._tenant_of(lane).lanes.push(lane)
         else:
             lane.is_waiting = False
         self._charge(lane, cost)
@@ -178,7 +178,7 @@ class Lanes:
 
     def go_on(self, lane: Lane) -> None:
         """Put a lane that was put off back into the order."""
-        tenant = lane.tenant or self._node
+        tenant = self._tenant_of(lane)
         tenant.lanes.push(lane)
         if not tenant.is_waiting:
             tenant.is_waiting = True
@@ -188,8 +188,11 @@ class Lanes:
         """Forget what was asked for; returns the lanes that had something, with what they had."""
         return [lane for tenant in self._order.clear() for lane in tenant.lanes.clear()]
 
+    def _tenant_of(self, lane: Lane) -> Tenant:
+        return lane.tenant or self._node
+
     def _charge(self, lane: Lane, cost: int) -> None:
-        tenant = lane.tenant or self._node
+        tenant = self._tenant_of(lane)
         tenant.time += cost
         if tenant.lanes:
             self._order.push(tenant)

@@ -133,6 +133,16 @@ class Connection(Payer, Protocol):
         ...
 
 
+class PausableConnection(Connection, Protocol):
+    """A connection whose client can be made to wait."""
+
+    def pause_for(self, reason: object, /) -> None:
+        """Stop reading from the client, for one reason of perhaps several."""
+        ...
+
+    def resume_for(self, reason: object, /) -> None: ...
+
+
 class SessionConsumer(Protocol):
     """A consumer of a session."""
 

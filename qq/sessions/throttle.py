@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
-    from qq.sessions.ports import Connection
+    from qq.sessions.ports import Connection, PausableConnection
 
 BURST_S = 1.0
 """For how long a limit that was not used up counts: a second's worth may be published at once after some quiet."""
@@ -33,23 +33,8 @@ LOOK_S = 0.1
 """How often it is looked whether a limit that somebody waits for is still the same: an operator may have raised it."""
 COUNT_S = 1.0
 """How long the numbers of this node's connections hold that shares are made of."""
-
-
-class PublishingConnection(Protocol):
-    """A connection that can be made to wait."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def vhost(self) -> str: ...
-
-    @property
-    def user(self) -> str: ...
-
-    def pause_for(self, reason: object, /) -> None: ...
-
-    def resume_for(self, reason: object, /) -> None: ...
+_LIMIT = "a limit of publishing"
+"""Why connections wait."""
 
 
 class _Key(NamedTuple):
@@ -78,7 +63,7 @@ class _Bucket:
         self.limit = limit
         self.paid_s = 0.0
         """The (monotonic) time at which all that was published will be within the limit."""
-        self.waiting: dict[int, PublishingConnection] = {}
+        self.waiting: dict[int, PausableConnection] = {}
         """Who waits, by number, in the order in which they go on."""
         self.is_watched = False
 
@@ -116,7 +101,7 @@ class Throttle:
         """Whether the connection of this number waits because of a limit."""
         return number in self._held
 
-    def published(self, connection: PublishingConnection, messages: Sequence[bytes]) -> None:
+    def published(self, connection: PausableConnection, messages: Sequence[bytes]) -> None:
         """Charge messages, with their headers and frames, that were published; the connection waits if it is time."""
         machine = self._machine
         vhost = machine.vhosts.get(connection.vhost)
@@ -140,7 +125,7 @@ class Throttle:
 
     # The limits
 
-    def _limits_of(self, connection: PublishingConnection) -> Iterator[_Limit]:
+    def _limits_of(self, connection: PausableConnection) -> Iterator[_Limit]:
         catalog = self._machine.catalog
         for name, limit in self._of_connection:
             yield _Limit(_Key("connection", connection.id, name), limit, limit)
@@ -178,18 +163,18 @@ class Throttle:
 
     # Waiting
 
-    def _hold(self, connection: PublishingConnection, bucket: _Bucket, key: _Key) -> None:
+    def _hold(self, connection: PausableConnection, bucket: _Bucket, key: _Key) -> None:
         if connection.id not in self._held:
             self._held[connection.id] = bucket
             bucket.waiting[connection.id] = connection
             connection.pause_for(_LIMIT)
         if not bucket.is_watched:
             bucket.is_watched = True
-            self._watch(bucket, key, TURN_S)
+            self._watch(bucket, key)
 
-    def _watch(self, bucket: _Bucket, key: _Key, least_s: float) -> None:
+    def _watch(self, bucket: _Bucket, key: _Key) -> None:
         wait_s = bucket.paid_s - self._runtime.monotonic()
-        self._runtime.call_later(min(max(wait_s, least_s), LOOK_S), partial(self._look, bucket, key))
+        self._runtime.call_later(min(max(wait_s, TURN_S), LOOK_S), partial(self._look, bucket, key))
 
     def _look(self, bucket: _Bucket, key: _Key) -> None:
         """Let the next one go on that waits for this limit, if it is time; all of them if the limit has changed."""
@@ -205,9 +190,9 @@ class Throttle:
                 self._release(connection)
         elif bucket.paid_s <= self._runtime.monotonic():
             self._release(first)
-        self._watch(bucket, key, TURN_S)
+        self._watch(bucket, key)
 
-    def _release(self, connection: PublishingConnection) -> None:
+    def _release(self, connection: PausableConnection) -> None:
         """Let a connection go on, unless it has to wait for another limit."""
         self.left(connection.id)
         now_s = self._runtime.monotonic()
@@ -217,6 +202,3 @@ class Throttle:
                 self._hold(connection, other, key)
                 return
         connection.resume_for(_LIMIT)
-
-
-_LIMIT = "a limit of publishing"

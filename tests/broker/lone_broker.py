@@ -41,6 +41,13 @@ NAME = "n1"
 SALT = b"salt"
 
 
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited for {what}"
+        time.sleep(0.01)
+
+
 class LoneGroup:
     """Keeps the entries; `skipping`, it applies them without telling the broker, as if a snapshot brought them.
 

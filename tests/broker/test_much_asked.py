@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from functools import partial
 from typing import Any
 
 import pytest
-from lone_broker import LoneBroker
+from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
@@ -50,13 +49,6 @@ def client(broker: LoneBroker) -> Generator[RawClient]:
 
 def ready(broker: LoneBroker, queue: str = "q") -> int:
     return broker.call(lambda: broker.machine.vhosts["/"].queues[queue].ready)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited for {what}"
-        time.sleep(0.01)
 
 
 # --- transactions

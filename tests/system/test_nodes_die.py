@@ -40,10 +40,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalC
 @pytest.fixture
 def cluster(shared_cluster: LocalCluster) -> LocalCluster:
     """One that all these tests share; each finds all nodes running."""
-    for node in shared_cluster.nodes:
-        if not node.running:
-            node.start()
-    shared_cluster.wait_caught_up()
+    shared_cluster.restore()
     return shared_cluster
 
 
