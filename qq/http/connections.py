@@ -13,6 +13,7 @@ from aiohttp import web
 
 from qq.http.documents import connection_document
 from qq.http.errors import unauthorized
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of
 from qq.http.requests import done, existing, vhost_if_named
 from qq.machine.commands import CloseConnection
@@ -43,15 +44,15 @@ class ConnectionEndpoints:
             web.delete("/api/connections/{name}", self.close),
         ]
 
-    async def connections(self, request: web.Request) -> web.Response:
-        return web.json_response([connection_document(each) for each in await self._matching(request)])
+    async def connections(self, request: web.Request) -> web.StreamResponse:
+        return await write_listing(request, Listing(map(connection_document, await self._matching(request))))
 
     async def connection(self, request: web.Request) -> web.Response:
         connection = await self._existing(request)
         login = login_of(request)
         if not login.has_one_of(MONITORS) and login.user != connection.user:
             raise unauthorized("User not authorised to access object")
-        return web.json_response(connection_document(connection))
+        return narrowed(request, connection_document(connection))
 
     async def close(self, request: web.Request) -> web.Response:
         connection = await self._existing(request)

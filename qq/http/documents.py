@@ -12,11 +12,14 @@ from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from qq.http.login import Operator
     from qq.http.view import (
         BindingStatus,
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
         Deduplication,
         ExchangeStatus,
         Message,
+        QueueRows,
         QueueStatus,
         VhostStatus,
     )
@@ -57,6 +61,36 @@ def plain(value: Any) -> Any:
 
 def queue_document(queue: QueueStatus) -> dict[str, Any]:
     return queue._asdict() | {"arguments": plain(queue.arguments)}
+
+
+def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a thing with `arguments`, by name."""
+    fields = {name: attrgetter(name) for name in kind._fields}
+    return {**fields, "arguments": lambda thing: plain(thing.arguments)}
+
+
+def queue_fields(rows: QueueRows) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a queue, by name."""
+    arguments = rows.fields["arguments"]
+    return {**rows.fields, "arguments": lambda queue: plain(arguments(queue))}
+
+
+QUEUE_BASICS = (
+    *(
+        "name",
+        "vhost",
+        "type",
+        "durable",
+        "exclusive",
+        "auto_delete",
+        "arguments",
+        "policy",
+        "operator_policy",
+    ),
+    *("effective_policy_definition", "state", "node", "leader", "members", "online"),
+)
+"""What is told of a queue without statistics."""
+QUEUE_TOTALS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
 def consumer_document(consumer: ConsumerStatus) -> dict[str, Any]:

@@ -29,15 +29,19 @@ NOT_FOUND = "Not Found"
 class Refusal(Exception):
     """The request is not carried out."""
 
-    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None, error: str = ""
+    ) -> None:
+        """`error` is RabbitMQ's word for what is wrong, if it has one besides the status."""
         self.status = status
         self.reason = reason
         self.headers = headers or {}
+        self.error = error
         super().__init__(reason)
 
 
-def bad_request(reason: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, reason)
+def bad_request(reason: str, error: str = "") -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, reason, error=error)
 
 
 def not_found(reason: str = NOT_FOUND) -> Refusal:
@@ -66,7 +70,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except Refusal as refusal:
-        return _error(refusal.status, refusal.reason, refusal.headers)
+        return _error(refusal.status, refusal.reason, refusal.headers, refusal.error)
     except RequestRefused as refused:
         return _error(*_refusal_of(refused), {})
     except LoginThrottled as held_back:
@@ -97,6 +101,6 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:
             return HTTPStatus.BAD_REQUEST, refused.explanation
 
 
-def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response:
-    body = {"error": HTTPStatus(status).name.lower(), "reason": reason}
+def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:
+    body = {"error": error or HTTPStatus(status).name.lower(), "reason": reason}
     return web.json_response(body, status=status, headers=headers)

@@ -9,19 +9,22 @@ what shows messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from qq.http.bodies import read_get, read_queue
 from qq.http.documents import (
-    binding_document,
+    QUEUE_BASICS,
+    QUEUE_TOTALS,
     browsed_document,
     consumer_document,
     got_document,
     queue_document,
+    queue_fields,
 )
 from qq.http.errors import bad_request, not_found
+from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import login_of
 from qq.http.requests import (
     check_permitted,
@@ -38,6 +41,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
+from qq.http.topology import binding_listing
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ class QueueEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/queues", self.queues),
+            web.get("/api/queues/detailed", self.queues),
             web.get("/api/queues/{vhost}", self.queues),
             web.get(_QUEUE, self.queue),
             web.put(_QUEUE, self.put),
@@ -75,13 +80,20 @@ class QueueEndpoints:
 
     async def queues(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        queues = self._management.queues(vhost)
-        return await write_list(request, (queue_document(each) for each in queues if is_seen(each.vhost)))
+        rows = self._management.queue_rows(vhost)
+        vhost_of = rows.fields["vhost"]
+
+        def is_seen_queue(queue: Any) -> bool:
+            return is_seen(vhost_of(queue))
+
+        basic = (*QUEUE_BASICS, *(QUEUE_TOTALS if is_asked(request, "enable_queue_totals") else ()))
+        listing = Listing(rows.things, queue_fields(rows), is_seen_queue, basic=basic)
+        return await write_listing(request, listing)
 
     async def queue(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         queue = await existing(self._management, lambda: self._management.queue(vhost, name))
-        return web.json_response(queue_document(queue))
+        return narrowed(request, queue_document(queue))
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
@@ -104,7 +116,7 @@ class QueueEndpoints:
     async def bindings(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
         found = self._management.bindings(vhost, destination=("queue", name))
-        return await write_list(request, map(binding_document, found))
+        return await write_listing(request, binding_listing(found))
 
     async def browse(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
@@ -132,10 +144,11 @@ class QueueEndpoints:
 
     async def consumers(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
+        if is_asked(request, "disable_stats"):
+            raise bad_request(STATS_DISABLED)
         consumers = self._management.consumers(vhost)
-        return await write_list(
-            request, (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
-        )
+        seen = (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
+        return await write_listing(request, Listing(seen))
 
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))

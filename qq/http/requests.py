@@ -173,6 +173,7 @@ async def write_object(
 
 async def _write_list(response: web.StreamResponse, documents: Iterable[Mapping[str, Any]]) -> None:
     separator, following = "[", iter(documents)
+    await asyncio.sleep(0)
     while part := _slice(following):
         await response.write((separator + json.dumps(part)[1:-1]).encode())
         separator = ","

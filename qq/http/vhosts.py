@@ -16,6 +16,7 @@ from aiohttp import web
 from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
 from qq.http.errors import bad_request
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, vhost_if_named
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
@@ -49,14 +50,13 @@ class VhostEndpoints:
             web.delete("/api/vhost-limits/{vhost}/{name}", self.delete_limit),
         ]
 
-    async def vhosts(self, request: web.Request) -> web.Response:
+    async def vhosts(self, request: web.Request) -> web.StreamResponse:
         is_seen = sees(request, self._management, MONITORS)
-        return web.json_response(
-            [vhost_document(each) for each in self._management.vhosts() if is_seen(each.name)]
-        )
+        seen = (vhost_document(each) for each in self._management.vhosts() if is_seen(each.name))
+        return await write_listing(request, Listing(seen))
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return web.json_response(vhost_document(await self._existing(request)))
+        return narrowed(request, vhost_document(await self._existing(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -74,16 +74,15 @@ class VhostEndpoints:
         await self._management.change(DeleteVhost(vhost.name))
         return done()
 
-    async def limits(self, request: web.Request) -> web.Response:
+    async def limits(self, request: web.Request) -> web.StreamResponse:
         vhost = await vhost_if_named(request, self._management, MONITORS)
         is_seen = sees(request, self._management, MONITORS)
-        return web.json_response(
-            [
-                {"vhost": each.name, "value": each.limits}
-                for each in self._management.vhosts()
-                if each.limits and vhost in (None, each.name) and is_seen(each.name)
-            ]
+        documents = (
+            {"vhost": each.name, "value": each.limits}
+            for each in self._management.vhosts()
+            if each.limits and vhost in (None, each.name) and is_seen(each.name)
         )
+        return await write_listing(request, Listing(documents))
 
     async def put_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

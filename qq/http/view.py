@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
@@ -190,6 +190,14 @@ class QueueStatus(NamedTuple):
     """Counts since the node began, and for each NAME its rate as NAME_details."""
 
 
+class QueueRows(NamedTuple):
+    """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
+
+    things: Sequence[Any]
+    fields: Mapping[str, Callable[[Any], Any]]
+    """What is told of a thing, by its name in a status."""
+
+
 class ConsumerStatus(NamedTuple):
     """One consumer; the fields have the names that tools for RabbitMQ read."""
 
@@ -350,6 +358,10 @@ class ManagementView(Protocol):
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         """The consumers that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
+        ...
+
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
         ...
 
     async def browse(

@@ -9,16 +9,17 @@ Law: only looks at the machine.
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from qq.http.view import ConsumerStatus, Message, QueueStatus
+from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
 from qq.management.rates import SAMPLE_INTERVAL_S, Rates, counts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cluster.group import Group
     from qq.machine.machine import QueueMachine
@@ -56,14 +57,16 @@ class QueueReports:
             await asyncio.sleep(0)
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        members, online = self._members()
-        for queue in list(self._machine.queues()):
-            if vhost in (None, queue.vhost):
-                yield self._queue_status(queue, members, online)
+        rows = self.queue_rows(vhost)
+        return (_status(rows, queue) for queue in rows.things)
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         queue = self._queue(vhost, name)
-        return None if queue is None else self._queue_status(queue, *self._members())
+        return None if queue is None else _status(self._rows([queue]), queue)
+
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
+        return self._rows([queue for each in known for queue in each.queues.values()])
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
@@ -90,44 +93,24 @@ class QueueReports:
             status.name for status in statuses if status.state != DOWN
         ]
 
-    def _queue_status(self, queue: Queue, members: list[str], online: list[str]) -> QueueStatus:
-        now_ms, backlog, leader = self._group.time_ms(), queue.backlog, self._group.leader
-        policy, operator_policy = queue.policies
-        capacity = self._rates.capacity(queue, now_ms)
-        limit = queue.settings.delivery_limit
-        return QueueStatus(
-            name=queue.name,
-            vhost=queue.vhost,
-            type=queue.kind,
-            durable=queue.durable,
-            exclusive=queue.owner is not None,
-            auto_delete=queue.auto_delete,
-            arguments=queue.arguments,
-            policy=policy.name if policy else None,
-            operator_policy=operator_policy.name if operator_policy else None,
-            effective_policy_definition=effective_definition(policy, operator_policy),
-            state="running" if leader else "minority",
-            node=leader,
-            leader=leader,
-            members=members,
-            online=online,
-            consumers=queue.consumers,
-            consumer_capacity=capacity,
-            consumer_utilisation=capacity,
-            single_active_consumer_tag=queue.active.tag if queue.active else None,
-            delivery_limit=limit if limit >= 0 else "unlimited",
-            messages=backlog.count + queue.unacked + backlog.delayed + queue.dying_count,
-            messages_ready=backlog.count,
-            messages_unacknowledged=queue.unacked,
-            messages_delayed=backlog.delayed,
-            messages_dlx=queue.dying_count,
-            message_bytes=backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size,
-            message_bytes_ready=backlog.size,
-            message_bytes_unacknowledged=queue.unacked_size,
-            message_bytes_delayed=backlog.delayed_size,
-            message_bytes_dlx=queue.dying_size,
-            message_stats=self._message_stats(queue, now_ms),
-        )
+    def _rows(self, queues: Sequence[Queue]) -> QueueRows:
+        now_ms, leader, (members, online) = self._group.time_ms(), self._group.leader, self._members()
+
+        def capacity(queue: Queue) -> float:
+            return self._rates.capacity(queue, now_ms)
+
+        fields: dict[str, Callable[[Queue], Any]] = {
+            **_FIELDS,
+            "state": lambda _: "running" if leader else "minority",
+            "node": lambda _: leader,
+            "leader": lambda _: leader,
+            "members": lambda _: members,
+            "online": lambda _: online,
+            "consumer_capacity": capacity,
+            "consumer_utilisation": capacity,
+            "message_stats": lambda queue: self._message_stats(queue, now_ms),
+        }
+        return QueueRows(queues, fields)
 
     def _message_stats(self, queue: Queue, now_ms: int) -> dict[str, Any]:
         stats: dict[str, Any] = dict(counts_of(queue)._asdict())
@@ -166,3 +149,64 @@ class QueueReports:
             details["peer_host"], details["peer_port"] = connection.peer_host, connection.peer_port
             details["user"] = connection.user
         return details
+
+
+def _status(rows: QueueRows, queue: Queue) -> QueueStatus:
+    return QueueStatus(**{name: field(queue) for name, field in rows.fields.items()})
+
+
+def _effective_definition(queue: Queue) -> Mapping[str, Any]:
+    return effective_definition(*queue.policies)
+
+
+def _policy(queue: Queue) -> str | None:
+    policy, _ = queue.policies
+    return policy.name if policy else None
+
+
+def _operator_policy(queue: Queue) -> str | None:
+    _, policy = queue.policies
+    return policy.name if policy else None
+
+
+def _delivery_limit(queue: Queue) -> int | str:
+    limit = queue.settings.delivery_limit
+    return limit if limit >= 0 else "unlimited"
+
+
+def _messages(queue: Queue) -> int:
+    backlog = queue.backlog
+    return backlog.count + queue.unacked + backlog.delayed + queue.dying_count
+
+
+def _message_bytes(queue: Queue) -> int:
+    backlog = queue.backlog
+    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size
+
+
+_FIELDS: dict[str, Callable[[Queue], Any]] = {
+    "name": attrgetter("name"),
+    "vhost": attrgetter("vhost"),
+    "type": attrgetter("kind"),
+    "durable": attrgetter("durable"),
+    "exclusive": lambda queue: queue.owner is not None,
+    "auto_delete": attrgetter("auto_delete"),
+    "arguments": attrgetter("arguments"),
+    "policy": _policy,
+    "operator_policy": _operator_policy,
+    "effective_policy_definition": _effective_definition,
+    "consumers": attrgetter("consumers"),
+    "single_active_consumer_tag": lambda queue: queue.active.tag if queue.active else None,
+    "delivery_limit": _delivery_limit,
+    "messages": _messages,
+    "messages_ready": attrgetter("backlog.count"),
+    "messages_unacknowledged": attrgetter("unacked"),
+    "messages_delayed": attrgetter("backlog.delayed"),
+    "messages_dlx": attrgetter("dying_count"),
+    "message_bytes": _message_bytes,
+    "message_bytes_ready": attrgetter("backlog.size"),
+    "message_bytes_unacknowledged": attrgetter("unacked_size"),
+    "message_bytes_delayed": attrgetter("backlog.delayed_size"),
+    "message_bytes_dlx": attrgetter("dying_size"),
+}
+"""What is told of a queue whatever else is the case, by its name in `QueueStatus`."""

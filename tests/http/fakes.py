@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,7 @@ from qq.http.view import (
     NodeState,
     NodeStatus,
     Product,
+    QueueRows,
     QueueStatus,
     Unavailable,
 )
@@ -292,6 +294,10 @@ class FakeManagement(MachineManagement):
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         return self._shown(name) if name in self._names(vhost) else None
+
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        fields = {name: attrgetter(name) for name in QueueStatus._fields}
+        return QueueRows(list(self.queues(vhost)), fields)
 
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []

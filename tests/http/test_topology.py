@@ -251,8 +251,8 @@ def test_bindings_are_made_shown_and_deleted(node: Machine) -> None:
         assert shown in node.api(base).json
         assert shown in node.api("bindings/%2F").json
     assert [each["properties_key"] for each in node.api("bindings/%2F/e/amq.topic/q/q").json] == [
-        "a.%23%7E",
         "~",
+        "a.%23%7E",
     ]
     assert len(node.api("queues/%2F/q/bindings").json) == 5
     assert len(node.api("exchanges/%2F/x%2Fy/bindings/source").json) == 2
