@@ -2,8 +2,8 @@
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
 gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
-(backups.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
-(qq/http), what a change does (qq/machine, cluster).
+(backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
+is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -17,6 +17,7 @@ from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
+from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, Mem
 
     def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
         """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
+        self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
