@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qq.http.login import Operator
     from qq.http.view import (
         BindingStatus,
-        ConnectionStatus,
+        Client,
         ConsumerStatus,
         Deduplication,
         ExchangeStatus,
@@ -116,11 +116,9 @@ def binding_document(binding: BindingStatus) -> dict[str, Any]:
     return binding._asdict() | {"arguments": plain(binding.arguments)}
 
 
-def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
-    """Describe a connection. What is not known is left out."""
-    shown = {name: plain(value) for name, value in connection._asdict().items() if value is not None}
-    del shown["id"]
-    return shown
+def client_document(client: Client) -> dict[str, Any]:
+    """Describe a connection or a channel: its number is nobody's business."""
+    return {name: value for name, value in client.items() if name != "id"}
 
 
 def vhost_document(vhost: VhostStatus) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from qq.http.documents import (
     queue_document,
     queue_fields,
 )
-from qq.http.errors import bad_request, not_found
+from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.login import login_of
+from qq.http.login import ADMINISTRATORS, login_of, require
 from qq.http.requests import (
     check_permitted,
     declare,
@@ -74,6 +74,7 @@ class QueueEndpoints:
             web.get(f"{_QUEUE}/browse", self.browse),
             web.delete(f"{_QUEUE}/contents", self.purge),
             web.post(f"{_QUEUE}/get", self.get),
+            web.post(f"{_QUEUE}/actions", self.act),
             web.get("/api/consumers", self.consumers),
             web.get("/api/consumers/{vhost}", self.consumers),
         ]
@@ -86,14 +87,20 @@ class QueueEndpoints:
         def is_seen_queue(queue: Any) -> bool:
             return is_seen(vhost_of(queue))
 
-        basic = (*QUEUE_BASICS, *(QUEUE_TOTALS if is_asked(request, "enable_queue_totals") else ()))
-        listing = Listing(rows.things, queue_fields(rows), is_seen_queue, basic=basic)
+        listing = Listing(rows.things, queue_fields(rows), is_seen_queue, basic=_basics(request))
         return await write_listing(request, listing)
 
     async def queue(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         queue = await existing(self._management, lambda: self._management.queue(vhost, name))
-        return narrowed(request, queue_document(queue))
+        document = queue_document(queue)
+        if is_asked(request, "disable_stats"):
+            basic = _basics(request)
+            return narrowed(request, {key: value for key, value in document.items() if key in basic})
+        consumers = [consumer_document(each) for each in self._management.consumers_of_queue(vhost, name)]
+        # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
+        details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
+        return narrowed(request, document | details)
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
@@ -142,6 +149,15 @@ class QueueEndpoints:
         documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
         return await write_list(request, documents)
 
+    async def act(self, request: web.Request) -> web.Response:
+        """Answer as RabbitMQ 4 does: mirrored queues, whose actions there were, are no more."""
+        require(request, ADMINISTRATORS)
+        await self._existing(request, "queue_not_found")
+        body = await read_body(request)
+        if "action" not in body:
+            raise bad_request("key_missing: action")
+        raise bad_request(f"unknown: {body['action']}")
+
     async def consumers(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         if is_asked(request, "disable_stats"):
@@ -153,8 +169,13 @@ class QueueEndpoints:
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
 
-    async def _existing(self, request: web.Request) -> tuple[str, str]:
+    async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> tuple[str, str]:
         """The virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        await existing(self._management, lambda: self._management.queue(vhost, name))
+        await existing(self._management, lambda: self._management.queue(vhost, name), reason)
         return vhost, name
+
+
+def _basics(request: web.Request) -> tuple[str, ...]:
+    """What is told of a queue if no statistics are wanted."""
+    return (*QUEUE_BASICS, *(QUEUE_TOTALS if is_asked(request, "enable_queue_totals") else ()))

@@ -13,10 +13,14 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from qq.http.bodies import read_binding, read_exchange
+from qq.errors import ReplyCode
+from qq.http.bodies import read_binding, read_exchange, read_publication
 from qq.http.documents import binding_document, exchange_document, fields_of
+from qq.http.errors import NOT_FOUND, bad_request
 from qq.http.lists import Listing, narrowed, write_listing
+from qq.http.login import login_of
 from qq.http.requests import (
+    check_permitted,
     declare,
     done,
     existing,
@@ -28,7 +32,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.http.view import BindingStatus, ExchangeStatus, Unavailable
+from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.machine.declaring import stripped
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
 
 KINDS = {"q": "queue", "e": "exchange"}
 """What the letters of a path mean: the kind of a binding's destination."""
+
+PUBLISH_BYTES_MAX = 1024 * 1024
+"""The largest body of a request that publishes: reading it as JSON takes some milliseconds."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
@@ -58,6 +65,7 @@ class ExchangeEndpoints:
             web.get(_EXCHANGE, self.exchange),
             web.put(_EXCHANGE, self.put),
             web.delete(_EXCHANGE, self.delete),
+            web.post(f"{_EXCHANGE}/publish", self.publish),
         ]
 
     async def exchanges(self, request: web.Request) -> web.StreamResponse:
@@ -86,10 +94,25 @@ class ExchangeEndpoints:
         await declare(request, self._management, exchange.vhost, command)
         return done()
 
-    async def _existing(self, request: web.Request) -> ExchangeStatus:
+    async def publish(self, request: web.Request) -> web.Response:
+        exchange = await self._existing(request, "exchange_not_found")
+        vhost, user = exchange.vhost, login_of(request).user
+        publication = read_publication(exchange.name, await read_body(request, bytes_max=PUBLISH_BYTES_MAX))
+        try:
+            await check_permitted(request, self._management, vhost, publication)
+            is_routed = await self._management.publish(vhost, user, publication)
+        except RequestRefused as refused:
+            # RabbitMQ has published before it hears of that, and its answer is the error of AMQP.
+            name = ReplyCode(refused.code).name
+            raise bad_request(f"{refused.code:d} {name} - {refused.explanation}") from None
+        except PublicationRejected:
+            raise bad_request("rejected Unable to publish message. Check queue limits.") from None
+        return web.json_response({"routed": is_routed})
+
+    async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> ExchangeStatus:
         """The exchange that the path names. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), _name(request, "name")
-        return await existing(self._management, lambda: self._find(vhost, name))
+        return await existing(self._management, lambda: self._find(vhost, name), reason)
 
     def _find(self, vhost: str, name: str) -> ExchangeStatus | None:
         return next(self._management.exchanges(vhost, name), None)

@@ -1,24 +1,28 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
-gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
-(backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
-is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py),
+how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py),
+backups (backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients
+while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine,
+cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.clients import ClientReports
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
+from qq.management.rates import SAMPLE_INTERVAL_S
 
 if TYPE_CHECKING:
     from cluster.group import Group
@@ -27,15 +31,25 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups):
+class Management(
+    QueueReports, ClientReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups
+):
     """Implements `qq.http.view.ManagementView`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
         """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
+        ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, data_dir)
         MemberChanges.__init__(self, broker, group, reach)
+
+    async def watch(self) -> None:
+        """Take samples for rates, until cancelled."""
+        while True:
+            await self._sample_queues()
+            await self._sample_clients()
+            await asyncio.sleep(SAMPLE_INTERVAL_S)

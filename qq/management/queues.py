@@ -9,6 +9,7 @@ Law: only looks at the machine.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
-from qq.management.rates import SAMPLE_INTERVAL_S, Rates, counts_of
+from qq.management.rates import LENGTHS, QueueNumbers, Rates, numbers_of, with_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cluster.group import Group
+    from qq.http.view import Client
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Consumer, Queue
     from qq.sessions.broker import Broker
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 QUEUES_PER_SAMPLE = 200
 """How many queues are sampled at a time: it takes about a millisecond."""
 DOWN = "down"
+_COUNTS = [name for name in QueueNumbers._fields if name not in (*LENGTHS, "waited_ms")]
+"""What `message_stats` tells of a queue."""
 
 
 class QueueReports:
@@ -43,17 +47,14 @@ class QueueReports:
     def _machine(self) -> QueueMachine:
         return self._broker.machine
 
-    async def watch(self) -> None:
-        """Take samples for rates, until cancelled."""
-        while True:
-            await self._sample()
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
-
-    async def _sample(self) -> None:
+    async def _sample_queues(self) -> None:
+        """Take samples for rates."""
         queues = list(self._machine.queues())
-        self._rates.keep_only(queues)
+        self._rates.keep_only({queue.number for queue in queues})
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
-            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._group.time_ms())
+            now_ms = self._group.time_ms()
+            for queue in queues[start : start + QUEUES_PER_SAMPLE]:
+                self._rates.sample(queue.number, numbers_of(queue, now_ms), now_ms)
             await asyncio.sleep(0)
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
@@ -71,6 +72,18 @@ class QueueReports:
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
             if consumer.live and vhost in (None, consumer.queue.vhost):
+                yield self._consumer_status(consumer)
+
+    def consumers_of_queue(self, vhost: str, name: str) -> Iterator[ConsumerStatus]:
+        queue = self._queue(vhost, name)
+        for consumer in () if queue is None else list(queue.holders):
+            if consumer.live:
+                yield self._consumer_status(consumer)
+
+    def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]:
+        session = self._machine.sessions.get((channel["node"], channel["id"]))
+        for consumer in () if session is None else list(session.consumers.values()):
+            if consumer.live:
                 yield self._consumer_status(consumer)
 
     async def browse(
@@ -108,16 +121,33 @@ class QueueReports:
             "online": lambda _: online,
             "consumer_capacity": capacity,
             "consumer_utilisation": capacity,
+            **{f"{name}_details": partial(self._length_rate, now_ms=now_ms, name=name) for name in LENGTHS},
+            "owner_pid_details": self._owner,
             "message_stats": lambda queue: self._message_stats(queue, now_ms),
         }
         return QueueRows(queues, fields)
 
+    def _owner(self, queue: Queue) -> dict[str, Any]:
+        """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
+        node, number = queue.owner or ("", 0)
+        connection = self._broker.connections.get(number) if node == self._broker.name else None
+        if connection is None:
+            return {}
+        return {
+            "name": connection.name,
+            "peer_host": connection.peer_host,
+            "peer_port": connection.peer_port,
+        }
+
     def _message_stats(self, queue: Queue, now_ms: int) -> dict[str, Any]:
-        stats: dict[str, Any] = dict(counts_of(queue)._asdict())
-        for name, rate in self._rates.per_second(queue, now_ms).items():
-            stats[f"{name}_details"] = {"rate": rate}
-        stats["died"] = dict(queue.tally.died)
-        return stats
+        numbers = numbers_of(queue, now_ms)
+        rates = self._rates.per_second(queue.number, numbers, now_ms)
+        stats = with_rates({name: getattr(numbers, name) for name in _COUNTS}, rates)
+        return stats | {"died": dict(queue.tally.died)}
+
+    def _length_rate(self, queue: Queue, now_ms: int, name: str) -> dict[str, float]:
+        numbers = numbers_of(queue, now_ms)
+        return {"rate": self._rates.per_second(queue.number, numbers, now_ms)[name]}
 
     def _consumer_status(self, consumer: Consumer) -> ConsumerStatus:
         queue = consumer.queue
@@ -169,6 +199,10 @@ def _operator_policy(queue: Queue) -> str | None:
     return policy.name if policy else None
 
 
+def _exclusive_consumer_tag(queue: Queue) -> str | None:
+    return next((consumer.tag for consumer in queue.holders if consumer.live and consumer.exclusive), None)
+
+
 def _delivery_limit(queue: Queue) -> int | str:
     limit = queue.settings.delivery_limit
     return limit if limit >= 0 else "unlimited"
@@ -196,6 +230,7 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "operator_policy": _operator_policy,
     "effective_policy_definition": _effective_definition,
     "consumers": attrgetter("consumers"),
+    "exclusive_consumer_tag": _exclusive_consumer_tag,
     "single_active_consumer_tag": lambda queue: queue.active.tag if queue.active else None,
     "delivery_limit": _delivery_limit,
     "messages": _messages,
@@ -208,5 +243,9 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "message_bytes_unacknowledged": attrgetter("unacked_size"),
     "message_bytes_delayed": attrgetter("backlog.delayed_size"),
     "message_bytes_dlx": attrgetter("dying_size"),
+    "messages_persistent": _messages,
+    "message_bytes_persistent": _message_bytes,
+    "messages_ram": lambda _: 0,
+    "message_bytes_ram": lambda _: 0,
 }
 """What is told of a queue whatever else is the case, by its name in `QueueStatus`."""

@@ -257,7 +257,7 @@ class MachineManagement(Management):
         """Have a command of another node committed; this node has not heard of it."""
         self.group.unheard += commands
 
-    def publish(self, payload: Any) -> None:
+    def keep(self, payload: Any) -> None:
         """Have a batch with messages applied, and kept."""
         index = max(self.entries, default=1) + 1000
         entry = self.entries[index] = make_entry(0, [make_batch("n2", 1, 1, payload)])
@@ -324,6 +324,7 @@ class FakeManagement(MachineManagement):
             consumers=1,
             consumer_capacity=0.5,
             consumer_utilisation=0.5,
+            exclusive_consumer_tag=None,
             single_active_consumer_tag=None,
             delivery_limit=20,
             messages=10,
@@ -336,6 +337,14 @@ class FakeManagement(MachineManagement):
             message_bytes_unacknowledged=200,
             message_bytes_delayed=400,
             message_bytes_dlx=50,
+            messages_persistent=10,
+            message_bytes_persistent=1000,
+            messages_ram=0,
+            message_bytes_ram=0,
+            messages_details={"rate": 0.0},
+            messages_ready_details={"rate": 0.0},
+            messages_unacknowledged_details={"rate": 0.0},
+            owner_pid_details={},
             message_stats={"publish": 12, "publish_details": {"rate": 0.4}},
         )
 

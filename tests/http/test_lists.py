@@ -31,7 +31,7 @@ def names(answer: Any) -> list[str]:
 def test_a_page_says_what_it_is_a_page_of(node: Node[MachineManagement]) -> None:
     page = node.api("queues?page=2&page_size=3").json
     [item] = page.pop("items")
-    assert item == node.api("queues/%2F/gamma.2").json
+    assert item == node.api("queues").json[3]
     assert page == {
         "total_count": 4,
         "filtered_count": 4,

@@ -129,7 +129,7 @@ def put_messages(node: Machine, queue: str, *bodies: bytes) -> None:
     for body in bodies:
         content = header.ContentHeader(0, len(body), Basic.Properties(content_type="a/b"))
         stored.append(frame.marshal(content, 1) + struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce")
-    node.management.publish(encode_batch([Enqueue(99, 0, len(stored), "", queue, False, 1)], stored))
+    node.management.keep(encode_batch([Enqueue(99, 0, len(stored), "", queue, False, 1)], stored))
 
 
 @pytest.mark.parametrize(
