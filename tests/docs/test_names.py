@@ -26,6 +26,7 @@ from qq.cli import credentials
 from qq.http import api
 from qq.machine import arguments, limits, policies
 from qq.metrics import (
+    ClusterTotals,
     Counters,
     DelayMetrics,
     DiskMetrics,
@@ -327,10 +328,23 @@ LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
 
 @cache
 def known_metrics() -> set[str]:
-    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 3)
+    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
-    delays = DelayMetrics(Histogram(), Histogram(), Histogram())
-    snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, delays, 0.0, 1, 1, 1, 1)
+    delays = DelayMetrics(Histogram(), Histogram(), Histogram(), Histogram())
+    snapshot = MetricsSnapshot(
+        "n1",
+        "c",
+        "v",
+        Counters(),
+        raft,
+        disk,
+        memory,
+        delays,
+        0.0,
+        1.0,
+        1,
+        ClusterTotals(1, 1, 1, 1, 1, 1, 1),
+    )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
     return {sample.name for sample in samples if not sample.name.endswith("_created")}
 
