@@ -166,6 +166,11 @@ class TimesCounted(Protocol):
         """All lengths of time together, in seconds."""
         ...
 
+    @property
+    def last_s(self) -> float:
+        """What was counted last, in seconds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DelayMetrics:
@@ -366,6 +371,8 @@ def _delays(delays: DelayMetrics) -> Iterator[Metric]:
     yield _histogram("raft_apply", "Each entry's application to this node's state", delays.apply)
     commit = "From the submission of a batch of commands until this node has applied it"
     yield _histogram("raft_commit", commit, delays.commit)
+    latest = "The same of the newest batch"
+    yield _gauge("raft_commit_latency_seconds", latest, delays.commit.last_s)
 
 
 def _histogram(name: str, text: str, times: TimesCounted) -> Metric:

@@ -56,6 +56,8 @@ def scrape(
     for seconds in (0.0001, 0.0005, 0.0006, 0.02, 7.0):
         loop.add(seconds)
     log_write.add(0.3)
+    commit.add(0.2)
+    commit.add(0.1)
     delays = DelayMetrics(Histogram(), loop, log_write, commit)
     registry = node_registry(
         lambda: MetricsSnapshot(
@@ -92,6 +94,8 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_queue_messages_ready": 10,
         "rabbitmq_queue_messages_unacked": 5,
         "rabbitmq_raft_term": 7,
+        "rabbitmq_raft_commit_latency_seconds": 0.1,
+        "rabbitmq_raft_commit_seconds_count": 2,
         "rabbitmq_raft_members": 3,
         "rabbitmq_raft_leader": 1,
         "rabbitmq_raft_first_index": 40,
@@ -219,4 +223,4 @@ def test_delays_are_counted_by_the_least_bound_that_they_do_not_exceed() -> None
     assert round(shown["rabbitmq_loop_delay_seconds_sum"], 4) == 7.0212
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.2"}'] == 0
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.5"}'] == 1
-    assert shown["rabbitmq_raft_commit_seconds_count"] == 0
+    assert shown["rabbitmq_raft_commit_seconds_count"] == 2
