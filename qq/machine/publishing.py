@@ -119,6 +119,7 @@ class Publishing:
             return
         self._queues = None
         index, slot, count, size = core.index, self._slot, self._count, self._size
+        core.routed += count * len(queues)
         for queue in queues:
             queue.enqueue(index, slot, count, size)
             core.touch(queue)
@@ -374,6 +375,7 @@ class Publishing:
             if publisher:
                 run = (publish_seq + first, publish_seq + accepted - 1)
                 vhost.publishers.admit(publisher, run, core.time_ms)
+            core.routed += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
             self._serve_if_full(queues, accepted - first)
@@ -412,8 +414,12 @@ class Publishing:
                 requester = vhost.requesters.get(name)
                 if requester is not None:
                     core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
-        if command.mandatory and not queues and not is_reply:
+        if queues or is_reply:
+            return
+        if command.mandatory:
             self._return(command, slot, count)
+        else:
+            core.dropped += count
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
         """Give mandatory messages that no queue gets back to their publisher."""

@@ -1,6 +1,7 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py,
+figures.py), how a change
 gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
 (backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
 is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.others import OtherNodes
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups):
+class Management(
+    QueueReports, CatalogReports, ObjectFigures, Changes, LeadershipTransfers, MemberChanges, Backups
+):
     """Implements `qq.http.view.ManagementView`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
@@ -35,6 +39,7 @@ class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, Mem
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
+        ObjectFigures.__init__(self, broker, group)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, data_dir)

@@ -44,13 +44,15 @@ class Unpublished(Exception):  # named for what it is
 class PublishingMethods:
     """The publisher of a channel. It is the `Publisher` of what it asks the log for."""
 
-    __slots__ = ("_confirmed", "_core", "_run", "_run_method", "_user", "published")
+    __slots__ = ("_confirmed", "_core", "_is_publisher", "_run", "_run_method", "_user", "published")
 
     def __init__(self, core: ChannelCore) -> None:
         self.published = 0
         """The publish sequence number of the last message; only messages in confirm mode are counted."""
         self._core = core
         self._confirmed = 0
+        self._is_publisher = False
+        """Whether something was published, and so the channel counts as a publisher."""
         user = core.connection.user
         self._user = None if core.broker.may_impersonate(user) else user
         """The only user that messages may say they are from; None: they may name any."""
@@ -121,8 +123,12 @@ class PublishingMethods:
             first_sequence = self.published + 1 if core.confirming else 0
             run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory, attributes)
             self._run_method = method
+            if not self._is_publisher:
+                self._is_publisher = True
+                core.broker.counters.publishers += 1
         counters = core.broker.counters
         counters.messages_received += len(messages)
+        counters.message_sizes.add(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
             looked_into = vhost is not None and vhost.looks_at_content(run.exchange)
@@ -137,6 +143,13 @@ class PublishingMethods:
     def end_run(self) -> None:
         """Have the next message begin a new run: in this one it would overtake what is asked for now."""
         self._run = None
+
+    def end(self) -> None:
+        """The channel ends: nothing more is published."""
+        self.end_run()
+        if self._is_publisher:
+            self._is_publisher = False
+            self._core.broker.counters.publishers -= 1
 
     def confirm_select(self, frame: amqp.Confirm.Select) -> None:
         core = self._core
