@@ -105,6 +105,7 @@ class ClientConnection(asyncio.Protocol):
         "_heartbeat",
         "_held_bytes",
         "_holding",
+        "_leaves",
         "_name_in",
         "_out_bytes",
         "_parting",
@@ -176,6 +177,8 @@ class ClientConnection(asyncio.Protocol):
         self._silent_beats = 0
         self._refused = False
         """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
+        self._leaves = False
+        """Whether the client has asked to close the connection, and what it published before still has to wait."""
         self._parting = False
         """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
@@ -272,7 +275,9 @@ class ClientConnection(asyncio.Protocol):
                 case VhostRequested():
                     self._open_vhost(event.vhost)
                 case CloseRequested():
-                    self._part()
+                    self._leaves = self._broker.throttle.holds(self.id)
+                    if not self._leaves:
+                        self._part()
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
@@ -359,7 +364,9 @@ class ClientConnection(asyncio.Protocol):
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an error."""
-        if self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
+        if self._leaves:
+            self._part()  # what the client wants anyway
+        elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             if self.user:
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
             else:
@@ -375,7 +382,7 @@ class ClientConnection(asyncio.Protocol):
 
     def told_to_close(self, effect: ConnectionForced) -> None:
         """Close the connection for an operator; one that is not open yet is not told why."""
-        if self._amqp.phase is Phase.OPEN:
+        if self._amqp.phase is Phase.OPEN or self._leaves:
             self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
@@ -418,6 +425,11 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._close_socket()
 
+    def _leave(self) -> None:
+        """Go on with the client's connection.close, which has waited for what was published before."""
+        if self._leaves:
+            self._part()
+
     def _part(self) -> None:
         """Answer the client's connection.close; nothing of the connection is left then but its socket."""
         self._end()
@@ -433,6 +445,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
 
     def _end(self) -> None:
+        self._leaves = False
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.end()
@@ -593,6 +606,8 @@ class ClientConnection(asyncio.Protocol):
         if not self._holding:
             self._held_bytes = 0
             self.resume_for(_HELD)
+            if self._leaves:
+                self._broker.runtime.call_soon(self._leave)
 
     def pause_for(self, reason: object) -> None:
         """Stop reading from the client, for one reason of perhaps several."""
