@@ -92,6 +92,7 @@ class Broker:
     def connection_closed(self, connection: Connection) -> None:
         del self._dispatcher.connections[connection.id]
         self._full.pop(connection, None)
+        self.throttle.connection_left(connection)
         self.counters.connections_closed += 1
         self.connection_left(connection)
         connection.lane.payer = None  # nothing is counted for it any more, and it refers to its lane

@@ -4,9 +4,9 @@ Lives here: what counts, how much passes now, and who goes on first. Not here: t
 (machine/limits.py; `NodeLimits` for connections), keeping what has to wait (the publisher, which is told to `go_on`).
 
 Law: nothing is refused and nothing passes ahead of its time: what passes is within the limits but for its last message,
-so no publisher leaves a debt behind that others would have to pay. A publisher that waits has its turn before any that
-came later, and connections have turns, however many channels they have. Nobody asks other nodes how much of a limit is
-theirs: the log tells every node what is published at all of them.
+so no publisher leaves a debt behind that others would have to pay. Connections have turns, however many channels they
+have, and one that publishes little has its turn before those that publish much. Nobody asks other nodes how much of a
+limit is theirs: the log tells every node what is published at all of them.
 
 A limit of a virtual host or a user is that of the whole cluster. A message passes at a node as soon as the limit has
 room for it beside what was published everywhere, or the node's share has beside what was published here. The share is
@@ -42,6 +42,8 @@ TICK_S = 0.001
 """How long it is waited at least: until others have had their turn of the event loop."""
 LOOK_S = 0.1
 """How often it is looked whether a limit that somebody waits for is still the same, and what others leave of it."""
+AHEAD_S = 2 * TURN_S
+"""By how much of a limit, as time, a connection that has published little comes ahead of those that publish much."""
 ACTIVE_S = 10.0
 """For how long a node where nothing is published any more keeps its share."""
 SWEEP_S = 1.0
@@ -67,7 +69,17 @@ class _Limit(NamedTuple):
 class _Bucket:
     """How far a limit is used up, and who waits because of that."""
 
-    __slots__ = ("is_watched", "limit", "name", "others", "paid_s", "share_paid_s", "waiting")
+    __slots__ = (
+        "is_watched",
+        "limit",
+        "most_used_s",
+        "name",
+        "others",
+        "paid_s",
+        "share_paid_s",
+        "used_s",
+        "waiting",
+    )
 
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
@@ -79,7 +91,11 @@ class _Bucket:
         self.others: dict[str, tuple[int, float]] = {}
         """How much was published at each other node when it was last looked, and when that was last more."""
         self.waiting: dict[int, dict[int, PatientPublisher]] = {}
-        """Who waits, by connection and then by session, both in the order of their turns."""
+        """Who waits, by connection and then by session, both in the order of coming."""
+        self.used_s: dict[int, float] = {}
+        """How much of the limit each connection has used up, as time, as far as that decides whose turn it is."""
+        self.most_used_s = 0.0
+        """The most that one of them has used up."""
         self.is_watched = False
 
     def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
@@ -124,14 +140,25 @@ class _Bucket:
             room -= len(message)
         return len(messages)
 
-    def charge(self, messages: Sequence[bytes], now_s: float) -> None:
-        amount = len(messages) if self.name == MAX_PUBLISHES else sum(map(len, messages))
-        self.paid_s += amount / self.limit
-        self.share_paid_s += amount / self.limit * self._nodes(now_s)
+    def charge(self, connection: int, messages: Sequence[bytes], now_s: float) -> None:
+        """Charge messages that a connection has published at this node."""
+        cost_s = (len(messages) if self.name == MAX_PUBLISHES else sum(map(len, messages))) / self.limit
+        self.paid_s += cost_s
+        self.share_paid_s += cost_s * self._nodes(now_s)
+        most_s = self.most_used_s
+        used_s = max(self.used_s.get(connection, most_s), most_s - AHEAD_S) + cost_s
+        self.used_s[connection] = used_s
+        self.most_used_s = max(most_s, used_s)
+
+    def add(self, publisher: PatientPublisher) -> None:
+        """Have a publisher wait. A new connection comes behind all others, that coming again is no use."""
+        connection = publisher.connection.id
+        self.waiting.setdefault(connection, {})[publisher.session] = publisher
+        self.used_s.setdefault(connection, self.most_used_s)
 
     def take_next(self) -> PatientPublisher:
-        """Take out the publisher whose turn it is; the other ones of its connection come behind other connections."""
-        connection = next(iter(self.waiting))
+        """Take out the publisher whose turn it is: of the connection that has used up least, as one waits longest."""
+        connection = min(self.waiting, key=self.used_s.__getitem__)
         mine = self.waiting.pop(connection)
         publisher = mine.pop(next(iter(mine)))
         if mine:
@@ -196,7 +223,7 @@ class Throttle:
         if self._may_limit(connection):
             now_s = self._runtime.monotonic()
             for limit in self._limits_of(connection):
-                self._bucket(limit, now_s).charge(messages[:count], now_s)
+                self._bucket(limit, now_s).charge(connection.id, messages[:count], now_s)
 
     def wait(self, publisher: PatientPublisher) -> None:
         """Have a publisher told to `go_on` when it is its turn. It publishes nothing until then."""
@@ -205,13 +232,19 @@ class Throttle:
         used_up = {key: bucket for key, bucket in limits.items() if not bucket.is_due(now_s)}
         in_turns = {key: bucket for key, bucket in limits.items() if bucket.waiting}
         key, bucket = next(iter((used_up or in_turns or limits).items()))
-        connection = publisher.connection.id
-        bucket.waiting.setdefault(connection, {})[publisher.session] = publisher
+        bucket.add(publisher)
         self._waits_for[publisher.session] = bucket
-        self._waiting_of[connection] += 1
+        self._waiting_of[publisher.connection.id] += 1
         if not bucket.is_watched:
             bucket.is_watched = True
             self._watch(bucket, key)
+
+    def connection_left(self, connection: Connection) -> None:
+        """Forget a connection; none of its publishers waits any more."""
+        for limit in self._limits_of(connection):
+            bucket = self._buckets.get(limit.key)
+            if bucket is not None:
+                bucket.used_s.pop(connection.id, None)
 
     def left(self, publisher: PatientPublisher) -> None:
         """Forget a publisher, if it waits: it is gone."""

@@ -53,6 +53,10 @@ class Flood:
         self.passed = 0
 
     @property
+    def as_publisher(self) -> PatientPublisher:
+        return cast("PatientPublisher", self)
+
+    @property
     def waits(self) -> bool:
         return bool(self.held)
 
@@ -64,7 +68,7 @@ class Flood:
                 self.world.at(0.002, self.read)
 
     def publish(self, messages: list[bytes]) -> None:
-        me = cast("PatientPublisher", self)
+        me = self.as_publisher
         passing = self.throttle.passing(me, messages)
         self.throttle.charge(me.connection, messages, passing)
         self.passed += passing
@@ -159,7 +163,8 @@ class World:
 
     def leave(self, flood: Flood) -> None:
         del self.connections[flood.session]
-        flood.throttle.left(cast("PatientPublisher", flood))
+        flood.throttle.left(flood.as_publisher)
+        flood.throttle.connection_left(flood.as_publisher.connection)
         self.at(LAG_S, lambda: self.operate(c.ConnectionDown(flood.id), node=flood.node))
 
 
@@ -283,6 +288,39 @@ def test_connections_have_turns_however_many_channels_they_have() -> None:
     passed = [each.passed for each in (one, *channels)]
     assert other.passed == pytest.approx(sum(passed), abs=100 * BURST_S + 5)
     assert max(passed[1:]) - min(passed[1:]) <= 100 * BURST_S
+
+
+def test_who_publishes_little_has_its_turn_before_many_that_publish_much() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 500))
+    floods = [world.connect() for _ in range(100)]
+    modest = world.connect(idle=True)
+    world.run(2.0)
+    modest.publish([b"m"])  # a new one comes behind all others: else coming again would be of use
+    world.run(1.2)
+    assert modest.passed == 1
+    for second in range(5):
+        world.run(1.0)
+        modest.publish([b"m"])
+        world.run(3 * TURN_S)
+        assert modest.passed == 2 + second
+    passed = [each.passed for each in floods]
+    assert max(passed) - min(passed) <= 500 * 3 * TURN_S + READ
+
+
+def test_those_who_come_again_and_again_are_not_ahead_of_one_that_waits() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    steady = world.connect()
+    for tick in range(1000):
+        visitor = world.connect(idle=True)
+        world.at(tick / 100, lambda visitor=visitor: visitor.publish([b"m"] * 5000))
+        world.at(tick / 100 + 0.5, lambda visitor=visitor: world.leave(visitor))
+    world.run(3.0)
+    before = steady.passed
+    world.run(6.0)
+    assert steady.passed - before >= 100 * 6 / 60  # at least its turn among the 50 that are there at a time
+    assert len(steady.throttle._buckets[_Key("vhost", "a", MAX_PUBLISHES)].used_s) < 500
 
 
 @pytest.mark.parametrize("limit", [None, NONE, 10**6, 2**63 - 1])
