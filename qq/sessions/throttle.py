@@ -46,6 +46,9 @@ AHEAD_S = 2 * TURN_S
 """By how much of a limit, as time, a connection that has published little comes ahead of those that publish much."""
 ACTIVE_S = 10.0
 """For how long a node where nothing is published any more keeps its share."""
+OWED_S = ACTIVE_S / 2
+"""For how long, at most, nothing but the share passes because of what others have let through: those of release 0.1 go
+by no limit. As the share uses up half at most, it is paid for when the others' shares end."""
 SWEEP_S = 1.0
 """How often it is looked, at most, which limits nobody uses any more."""
 
@@ -87,7 +90,7 @@ class _Bucket:
         self.paid_s = 0.0
         """The (monotonic) time at which all that was published, at any node, will be within the limit."""
         self.share_paid_s = 0.0
-        """The time at which what was published at this node will be within its share."""
+        """The time at which what was published here of the share, when others left nothing, will be within it."""
         self.others: dict[str, tuple[int, float]] = {}
         """How much was published at each other node when it was last looked, and when that was last more."""
         self.waiting: dict[int, dict[int, PatientPublisher]] = {}
@@ -100,14 +103,16 @@ class _Bucket:
 
     def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Charge what other nodes have published since the last look; what was never used up is forgotten in time."""
+        more_s = 0.0
         for node, messages, size in published:
             count = messages if self.name == MAX_PUBLISHES else size
             before, _ = self.others.get(node, (0, 0.0))
             if count != before:
                 # One that is smaller is of a replica that has begun to count anew.
-                self.paid_s += (count - before if count > before else count) / self.limit
+                more_s += (count - before if count > before else count) / self.limit
                 self.others[node] = count, now_s
-        self.paid_s = max(self.paid_s, now_s - BURST_S)
+        owed_s = min(self.paid_s + more_s, now_s + OWED_S)
+        self.paid_s = max(self.paid_s, owed_s, now_s - BURST_S)
         self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
 
     def begin(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
@@ -119,19 +124,20 @@ class _Bucket:
         return 1 + sum(now_s - since_s < ACTIVE_S for _, since_s in self.others.values())
 
     def is_due(self, now_s: float) -> bool:
-        return self.due_s() <= now_s
+        return self.due_s(now_s) <= now_s
 
-    def due_s(self) -> float:
+    def due_s(self, now_s: float) -> float:
         """When the next message may pass."""
-        return min(self.paid_s, self.share_paid_s)
+        return self.paid_s if self._nodes(now_s) == 1 else min(self.paid_s, self.share_paid_s)
 
     def fitting(self, messages: Sequence[bytes], now_s: float) -> int:
         """How many of the messages may pass now; the last of them may be too much in part."""
         if not self.is_due(now_s):
             return 0
-        of_all_s = now_s + TURN_S - self.paid_s
-        of_share_s = (now_s + TURN_S - self.share_paid_s) / self._nodes(now_s)
-        room = max(of_all_s, of_share_s) * self.limit
+        if self.paid_s <= now_s:
+            room = (now_s + TURN_S - self.paid_s) * self.limit
+        else:
+            room = (now_s + TURN_S - self.share_paid_s) * self.limit / self._nodes(now_s)
         if self.name == MAX_PUBLISHES:
             return min(len(messages), floor(room) + 1)
         for count, message in enumerate(messages):
@@ -143,8 +149,9 @@ class _Bucket:
     def charge(self, connection: int, messages: Sequence[bytes], now_s: float) -> None:
         """Charge messages that a connection has published at this node."""
         cost_s = (len(messages) if self.name == MAX_PUBLISHES else sum(map(len, messages))) / self.limit
+        if self.paid_s > now_s:  # else others leave as much, and the share is not used up
+            self.share_paid_s += cost_s * self._nodes(now_s)
         self.paid_s += cost_s
-        self.share_paid_s += cost_s * self._nodes(now_s)
         most_s = self.most_used_s
         used_s = max(self.used_s.get(connection, most_s), most_s - AHEAD_S) + cost_s
         self.used_s[connection] = used_s
@@ -304,7 +311,8 @@ class Throttle:
     # Turns
 
     def _watch(self, bucket: _Bucket, key: _Key) -> None:
-        wait_s = bucket.due_s() - self._runtime.monotonic()
+        now_s = self._runtime.monotonic()
+        wait_s = bucket.due_s(now_s) - now_s
         self._runtime.call_later(min(max(wait_s, TICK_S), LOOK_S), partial(self._look, bucket, key))
 
     def _look(self, bucket: _Bucket, key: _Key) -> None:

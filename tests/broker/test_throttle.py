@@ -22,7 +22,7 @@ from qq.machine.codec import encode_batch
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
 from qq.management.catalog import CatalogReports
-from qq.sessions.throttle import BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
+from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
@@ -228,6 +228,12 @@ def test_what_other_nodes_leave_of_a_limit_is_for_whoever_wants_it() -> None:
     world.run(20.0)
     assert slow.passed == 2000
     assert flood.passed == pytest.approx(900 * 20 + 1000 * BURST_S, rel=0.01)
+    # Whoever has had more than a share owes nothing for it when others want theirs.
+    new = world.connect(node="n3")
+    before = flood.passed, new.passed
+    world.run(6.0)
+    assert flood.passed - before[0] >= 0.3 * 6000
+    assert new.passed - before[1] >= 0.3 * 6000
 
 
 def test_a_node_that_is_behind_another_one_has_its_share() -> None:
@@ -367,6 +373,23 @@ def test_what_was_published_while_a_node_stood_still_is_charged_for_that_time() 
     before = flood.passed
     world.run(10.0)
     assert flood.passed - before >= 100 * 9
+
+
+def test_nodes_that_go_by_no_limit_leave_others_their_share_and_no_debt_when_they_are_gone() -> None:
+    """Release 0.1 keeps limits and does not apply them."""
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    flood, other = world.connect(), world.connect(node="n2", idle=True)
+    for second in range(10):
+        world.at(second, lambda: world._count(other, 100_000, 100_000))
+    world.run(5.0)
+    before = flood.passed
+    world.run(4.0)
+    assert flood.passed - before == pytest.approx(200, rel=0.1)
+    world.run(ACTIVE_S + 1.0)
+    before = flood.passed
+    world.run(4.0)
+    assert flood.passed - before == pytest.approx(400, rel=0.1)
 
 
 def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> None:
