@@ -14,7 +14,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server.connection import BEATS, SILENT_BEATS_MAX
+from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
 from qq.http.view import Product
 from qq.machine import commands as c
@@ -461,6 +461,8 @@ Basic, Channel, Confirm, Queue, Tx = (
 )
 FLOOD = 500
 """Messages that a client sends at once; with frames they are less than what is read while some wait."""
+UNREAD = 2 * (HELD_BYTES_MAX + 16 * 1024) // len(publish(1, "q", b"m"))
+"""So many that the client is not read any more, and that the rest is in the node's buffer."""
 
 
 def set_limit(broker: LoneBroker, limit: int | None) -> None:
@@ -555,9 +557,13 @@ def test_a_node_that_stops_waits_for_nobody(broker: LoneBroker) -> None:
         assert ready(broker) <= 3
 
 
-def test_what_waits_goes_with_a_client_that_hangs_up_and_others_have_their_turn(broker: LoneBroker) -> None:
-    for _ in range(10):
-        with flooding(broker):
+@pytest.mark.parametrize("count", [FLOOD, UNREAD])
+def test_what_waits_goes_with_a_client_that_hangs_up_and_others_have_their_turn(
+    broker: LoneBroker, count: int
+) -> None:
+    """Also if so much waits that the client is not read any more."""
+    for _ in range(5):
+        with flooding(broker, count=count):
             pass
     wait_until(lambda: not broker.call(lambda: broker.broker.connections), "the end of the connections")
     assert not broker.broker.throttle._waits_for
