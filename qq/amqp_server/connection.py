@@ -625,13 +625,14 @@ class ClientConnection(asyncio.Protocol):
     def _look_for_end(self) -> None:
         """Drop the connection of a client that has hung up: else what waits would be published for it for hours."""
         self._lookout = None
-        if self._transport.is_closing() or not self._broker.throttle.holds(self.id):
+        if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
-        client: socket.socket = self._transport.get_extra_info("socket")
-        if client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP:
-            self._transport.abort()
-        elif _HELD in self._reasons_to_pause:
-            self._look_for_end_later()
+        if self._broker.throttle.holds(self.id):
+            client: socket.socket = self._transport.get_extra_info("socket")
+            if client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) in HUNG_UP:
+                self._transport.abort()
+                return
+        self._look_for_end_later()
 
     def pause_for(self, reason: object) -> None:
         """Stop reading from the client, for one reason of perhaps several."""
