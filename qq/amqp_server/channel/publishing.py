@@ -78,18 +78,34 @@ class PublishingMethods:
     # From the client
 
     def publish(self, event: Publishes) -> None:
-        """Have messages published. Raises Unpublished, ChannelError, ConnectionFault."""
+        """Have messages published; those that a limit of publishing has no room for yet are held back.
+
+        Raises Unpublished, ChannelError, ConnectionFault.
+        """
+        core, messages = self._core, event.messages
+        throttle = core.broker.throttle
+        passing = throttle.passing(self, messages)
+        if passing:
+            self._publish(event, passing)
+        if passing < len(messages):
+            throttle.wait(self)
+            core.hold(event._replace(messages=messages[passing:]))
+
+    def go_on(self) -> None:
+        """Publish what was held back because of a limit of publishing, as far as that has room now."""
+        self._core.go_on()
+
+    def _publish(self, event: Publishes, count: int) -> None:
+        """Have the first messages published, `count` of them."""
         core, method, done = self._core, event.method, 0
         access, connection = core.access, core.connection
-        core.broker.throttle.published(connection, event.messages)
+        first = event.messages if count == len(event.messages) else event.messages[:count]
         restricts_keys = access.known_publish(method)
         try:
             if restricts_keys is None:
                 restricts_keys = access.publish(method, connection.publish_fields(method)[0])
             delay_max_ms = self._delay_max_ms(method) if event.flags & HEADERS else 0
-            for attributes, messages in group(
-                event.messages, event.flags, self._user, core.reply_name, delay_max_ms
-            ):
+            for attributes, messages in group(first, event.flags, self._user, core.reply_name, delay_max_ms):
                 if restricts_keys:
                     exchange, routing_key, _ = connection.publish_fields(method)
                     access.publish_keys(
@@ -101,6 +117,8 @@ class PublishingMethods:
             raise ChannelError(ReplyCode.PRECONDITION_FAILED, str(error), *PUBLISH) from None
         except AccessRefused as refused:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
+        finally:
+            core.broker.throttle.charge(connection, first, done)
 
     def _delay_max_ms(self, method: bytes) -> int:
         """The longest delay that the header x-delay may ask for; an exchange of the plugin's type has the plugin's."""
@@ -139,6 +157,10 @@ class PublishingMethods:
             counters.messages_received_confirm += len(messages)
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
+
+    def end(self) -> None:
+        self.end_run()
+        self._core.broker.throttle.left(self)
 
     def end_run(self) -> None:
         """Have the next message begin a new run: in this one it would overtake what is asked for now."""
