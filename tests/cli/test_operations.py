@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import Qq, started
 
+from qq.cli import main
 from qq.cli.layout import local_nodes, prepare
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Sa
         ["serve", "--config", "x", "--join", "h"],
     ],
 )
-def test_wrong_options_are_told(tmp_path: Path, arguments: list[str]) -> None:
-    with started(tmp_path, *arguments) as qq:
-        assert qq.exit_status() == 2
-        assert qq.errors.startswith("usage: qq ")
+def test_wrong_options_are_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: qq ")
