@@ -19,7 +19,7 @@ def run() -> int:
         from qq.cli import main  # noqa: PLC0415 -- only now it is the one beside this file
 
         return main()
-    except KeyboardInterrupt:  # before the command had its own signal handlers
+    except KeyboardInterrupt:  # before there was a command that could handle it
         return 130
 
 

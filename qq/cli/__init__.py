@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OperatingError as error:
         print(f"qq {_name(options)}: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:  # before the command had its own signal handlers
+        return 130
 
 
 def _find_cluster() -> None:
