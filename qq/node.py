@@ -46,14 +46,22 @@ from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
-from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.metrics import (
+    DelayMetrics,
+    DiskMetrics,
+    MemoryMetrics,
+    MetricsSnapshot,
+    RaftMetrics,
+    info_labels,
+    node_registry,
+)
 from qq.reloadable import Reloadable
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from cluster.peers import MemberStatus
@@ -142,6 +150,7 @@ class Node:
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
         self._loop_delays = Histogram()
+        self._began_s = self.runtime.monotonic()
         if (config.data_dir / UNFINISHED).exists():
             raise StartError(
                 f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
@@ -477,7 +486,7 @@ class Node:
         )
 
     def metrics(self) -> MetricsSnapshot:
-        group, queues = self.group, list(self.machine.queues())
+        group = self.group
         engine, journal = group.engine, group.journal
         own = group.statuses.own()
         return MetricsSnapshot(
@@ -491,6 +500,7 @@ class Node:
                 standing=own.standing or "",
                 first_index=journal.first_index,
                 last_index=journal.last_index,
+                synced_index=journal.synced_index,
                 commit_index=engine.commit_index,
                 applied_index=engine.applied_index,
                 checkpoint_index=group.housekeeping.newest_index,
@@ -506,33 +516,42 @@ class Node:
             ),
             memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active),
             delays=DelayMetrics(
-                self._loop_delays, self.disk.write_times, self.broker.submissions.commit_times
+                group.apply_times,
+                self._loop_delays,
+                self.disk.write_times,
+                self.broker.submissions.commit_times,
             ),
             clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
-            queues=len(queues),
-            messages_ready=sum(queue.ready for queue in queues),
-            messages_unacked=sum(queue.unacked for queue in queues),
-            consumers=sum(queue.consumers for queue in queues),
+            uptime_s=self.runtime.monotonic() - self._began_s,
+            consumers=self.management.own_consumers,
+            totals=self.management.totals if engine.is_leader else None,
+            cluster_id=group.configurations.newest.cluster.hex(),
         )
+
+    def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
+        return info_labels(self.metrics(), endpoint)
 
     def ready(self) -> str | None:
         if self._stopping:
             return "the node stops"
         if not self._started:
             return READING
+        unable = self._why_unable()
         if self._maintenance.is_on:
-            return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
+            maintained = f"the node is under maintenance; `qq revive {self.config.name}` ends it"
+            return f"{maintained}; {unable}" if unable else maintained
+        if unable is None and not self._is_serving:
+            return "the node is catching up with the cluster"
+        return unable
+
+    def _why_unable(self) -> str | None:
+        """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
         under_repair = self.group.own_status.flaw()
         if under_repair is not None:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
-        without_space = self.group.statuses.why_nothing_is_stored()
-        if without_space is not None:
-            return without_space
-        if not self._is_serving:
-            return "the node is catching up with the cluster"
-        return None
+        return self.group.statuses.why_nothing_is_stored()
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -1,10 +1,10 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py),
-how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py),
-backups (backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients
-while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine,
-cluster).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
+figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
+(members.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes
+of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does
+(qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -18,6 +18,7 @@ from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
 from qq.management.clients import ClientReports
+from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.others import OtherNodes
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
 
 
 class Management(
-    QueueReports, ClientReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups
+    QueueReports,
+    ClientReports,
+    CatalogReports,
+    ObjectFigures,
+    Changes,
+    LeadershipTransfers,
+    MemberChanges,
+    Backups,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
@@ -42,6 +50,7 @@ class Management(
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
+        ObjectFigures.__init__(self, broker, group)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, data_dir)

@@ -103,10 +103,6 @@ class _OperatorConnection:
         self.user = user
         self.in_log = self.is_admitted = False
         self.failure: Failed | ConnectionForced | None = None
-        self.waits_for: dict[object, None] = {}
-        """Why the request has to wait before it is answered: limits of publishing."""
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
 
     def facts(self) -> ConnectionFacts:
         return ConnectionFacts()
@@ -126,15 +122,6 @@ class _OperatorConnection:
 
     def alarm_changed(self) -> None:
         """Do nothing: whoever has been let in publishes one message only."""
-
-    def pause_for(self, reason: object) -> None:
-        self.waits_for[reason] = None
-        self.goes_on.clear()
-
-    def resume_for(self, reason: object) -> None:
-        self.waits_for.pop(reason, None)
-        if not self.waits_for:
-            self.goes_on.set()
 
     def shut_down(self, text: str) -> None:
         """Do nothing: the HTTP server tells its clients."""
@@ -159,6 +146,8 @@ class _OperatorSession:
         self.results: list[Result] = []
         self.failure: Failed | None = None
         self.published = 0
+        self.may_go_on = asyncio.Event()
+        """Whether it is its turn, where limits of publishing hold."""
         self.is_returned = False
         """Whether no queue was to get the message."""
         self.is_safe: bool | None = None
@@ -190,6 +179,9 @@ class _OperatorSession:
 
     def refuse_unconfirmed(self, published: int) -> None:
         """Do nothing: it is not known whether it is safe."""
+
+    def go_on(self) -> None:
+        self.may_go_on.set()
 
     def unroutable(self, effect: Returned) -> None:  # noqa: ARG002
         self.is_returned = True
@@ -225,6 +217,7 @@ class RequestSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._broker.throttle.left(self._session)
         self._broker.session_ended(self._session)
         self._broker.connection_closed(self._connection)
 
@@ -249,7 +242,7 @@ class RequestSession:
     async def publish(self, publication: NewMessage) -> bool:
         """Publish a message; return whether a queue has it.
 
-        Raises RequestRefused, Unavailable, PublicationRejected. It takes longer where limits of publishing hold.
+        Raises RequestRefused, Unavailable, PublicationRejected. It waits where limits of publishing hold.
         """
         broker, session, connection = self._broker, self._session, self._connection
         try:
@@ -259,7 +252,7 @@ class RequestSession:
         except ValueError as error:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None
         exchange, routing_key = publication.exchange, publication.routing_key
-        broker.throttle.published(connection, messages)
+        await self._wait_for_limits(messages)
         session.published = 1
         run = OpenEnqueue(session, 1, exchange, routing_key, True, attributes)
         broker.submissions.publish(run, messages, is_new=True)
@@ -271,8 +264,20 @@ class RequestSession:
             raise Unavailable("nobody knows whether the message is published; it may be")
         if not session.is_safe:
             raise PublicationRejected
-        await connection.goes_on.wait()
         return not session.is_returned
+
+    async def _wait_for_limits(self, messages: list[bytes]) -> None:
+        """Return when limits of publishing let a message pass, and charge it. Raises Unavailable."""
+        throttle, session = self._broker.throttle, self._session
+        while not throttle.passing(session, messages):
+            session.may_go_on.clear()
+            throttle.wait(session)
+            try:
+                async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                    await session.may_go_on.wait()
+            except TimeoutError:
+                raise Unavailable("a limit of publishing is reached; nothing was published") from None
+        throttle.charge(self._connection, messages, 1)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
         """Take up to `count` messages and settle them as `ack_mode` says. Raises RequestRefused, Unavailable."""

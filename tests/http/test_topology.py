@@ -363,9 +363,11 @@ def test_connections_of_all_nodes_are_shown(connected: Machine) -> None:
         "node": "n3",
         "vhost": "v",
         "user": "ann",
+        "user_who_performed_action": "ann",
         "state": "running",
         "protocol": "AMQP 0-9-1",
         "type": "network",
+        "client_properties": {},
     }
     assert connected.api("connections/n3:5").json == shown
     assert names(connected, "connections") == names(connected, "connections", "bob") == ["n2:7", "n3:5"]
