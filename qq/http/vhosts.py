@@ -17,7 +17,7 @@ from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
 from qq.http.errors import bad_request
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, vhost_if_named
+from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, unless_made, vhost_if_named
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 
@@ -102,7 +102,9 @@ class VhostEndpoints:
     async def _existing(self, request: web.Request) -> VhostStatus:
         """The virtual host that the path names. Raises Refusal."""
         name = await named_vhost(request, self._management, MONITORS)
-        return await existing(self._management, lambda: self._find(name), "vhost_not_found")
+        return await existing(
+            self._management, lambda: self._find(name), unless_made(request, "vhost_not_found")
+        )
 
     def _find(self, name: str) -> VhostStatus | None:
         return next((each for each in self._management.vhosts() if each.name == name), None)
