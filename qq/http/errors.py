@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOT_FOUND = "Not Found"
-"""The reason given for what is not there, unless there is a better one; its error is `_NO_OBJECT` then, as RabbitMQ's."""
+"""The reason given for what is not there, unless there is a better one. Its error is RabbitMQ's `_NO_OBJECT` then."""
 _NO_OBJECT = "Object Not Found"
 
 

@@ -17,7 +17,16 @@ from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
 from qq.http.errors import bad_request
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, unless_made, vhost_if_named
+from qq.http.requests import (
+    done,
+    existing,
+    named_vhost,
+    put_answer,
+    read_body,
+    sees,
+    unless_made,
+    vhost_if_named,
+)
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 

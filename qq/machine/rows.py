@@ -188,6 +188,19 @@ class BindingRow(NamedTuple):
         return Binding(self.source, destination, self.routing_key, self.arguments)
 
 
+class ParameterRow(NamedTuple):
+    """A parameter of a virtual host."""
+
+    component: str
+    name: str
+    value: str
+
+    @classmethod
+    def of(cls, parameter: tuple[tuple[str, str], str]) -> ParameterRow:
+        (component, name), value = parameter
+        return cls(component, name, value)
+
+
 class VhostRow(NamedTuple):
     """A virtual host and what is in it, without its queues."""
 
@@ -203,6 +216,8 @@ class VhostRow(NamedTuple):
     unreviewed_queues: Iterable[str]
     unreviewed_exchanges: Iterable[str]
     publishers: FrozenPublishers
+    is_protected: bool
+    parameters: Iterable[ParameterRow]
 
     @classmethod
     def of(cls, vhost: VirtualHost) -> VhostRow:
@@ -223,6 +238,8 @@ class VhostRow(NamedTuple):
             Rows(vhost.unreviewed_queues.copy()),
             Rows(vhost.unreviewed_exchanges.copy()),
             vhost.publishers.freeze(),
+            vhost.is_protected,
+            Rows(list(vhost.parameters.items()), ParameterRow.of),
         )
 
     @classmethod
@@ -236,6 +253,7 @@ class VhostRow(NamedTuple):
                 ExchangePoliciesRow(exchange, AppliedRow(*applied))
                 for exchange, applied in row.exchange_policies
             ],
+            parameters=[ParameterRow(*parameter) for parameter in row.parameters],
         )
 
     def build(self, vhost: VirtualHost) -> None:
@@ -251,6 +269,11 @@ class VhostRow(NamedTuple):
             vhost.restore_exchange_policies(name, applied.build(vhost.policies))
         vhost.restore_unreviewed(self.unreviewed_queues, self.unreviewed_exchanges)
         vhost.publishers.load(self.publishers)
+        vhost.is_protected = self.is_protected
+        vhost.parameters = {(component, name): value for component, name, value in self.parameters}
+
+
+CHANGES[VhostRow] = {8: Change(lambda written: [*written, False, []], lambda row: row[:-2])}
 
 
 # Queues

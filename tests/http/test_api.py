@@ -103,7 +103,8 @@ def test_what_is_not_there_is_404_in_json(node: Node[FakeManagement], path: str)
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("queues/other/q", "vhost_not_found"), ("user-limits/u/max-channels", "user_not_found")]
+    ("path", "reason"),
+    [("queues/other/q", "vhost_not_found"), ("user-limits/u/max-channels", "user_not_found")],
 )
 def test_who_would_make_something_is_told_what_is_missing_for_it(
     node: Node[FakeManagement], path: str, reason: str
