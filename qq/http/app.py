@@ -84,7 +84,7 @@ def build_app(
             web.get("/healthz", partial(_health, view)),
             web.get("/metrics", pages.metrics),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(management),
+            *api.routes(view, management),
             web.static("/static", _STATIC),
         ]
     )

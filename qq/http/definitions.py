@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.documents import (
-    deduplication_document,
-    plain,
-    policy_document,
-    user_document,
-    vhost_metadata,
-)
+from qq.http.documents import plain, policy_document, user_document, vhost_metadata
 from qq.http.errors import not_found
-from qq.http.importing import OPERATOR_POLICIES, RESERVED, VHOST_LIMITS, Import
+from qq.http.importing import RESERVED, Import
 from qq.http.large import read_large_object
 from qq.http.login import ADMINISTRATORS, login_of, require
+from qq.http.parameters import global_parameter_documents, parameter_documents
 from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
@@ -47,6 +42,9 @@ class DefinitionEndpoints:
         return [
             web.get("/api/definitions", self.get),
             web.post("/api/definitions", self.post),
+            # The same under its old name.
+            web.get("/api/all-configuration", self.get),
+            web.post("/api/all-configuration", self.post),
             web.get("/api/definitions/{vhost}", self.get),
             web.post("/api/definitions/{vhost}", self.post),
         ]
@@ -57,7 +55,7 @@ class DefinitionEndpoints:
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
         lists: dict[str, Iterable[dict[str, Any]]] = {
-            "parameters": self._parameters(vhost),
+            "parameters": parameter_documents(self._management, vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
             "exchanges": self._exchanges(vhost),
             "queues": self._queues(vhost, exclusive),
@@ -96,7 +94,7 @@ class DefinitionEndpoints:
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,
             "explanation": f"Definitions of cluster '{cluster}'",
-            "global_parameters": [deduplication_document(self._management.deduplication())],
+            "global_parameters": global_parameter_documents(self._management),
         }
 
     def _single_vhost(self, name: str) -> dict[str, Any]:
@@ -127,15 +125,6 @@ class DefinitionEndpoints:
             "permissions": (row._asdict() for row in management.permissions()),
             "topic_permissions": (row._asdict() for row in management.topic_permissions()),
         }
-
-    def _parameters(self, name: str | None) -> Iterator[dict[str, Any]]:
-        for vhost in self._management.vhosts():
-            if vhost.limits and name in (None, vhost.name):
-                yield {"vhost": vhost.name, **VHOST_LIMITS, "value": dict(vhost.limits)}
-        for vhost, policy in self._management.policies(name, operator=True):
-            document = policy_document(vhost, policy)
-            value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
-            yield {"vhost": vhost, "component": OPERATOR_POLICIES, "name": policy.name, "value": value}
 
     def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any]]:
         for exchange in self._management.exchanges(vhost):

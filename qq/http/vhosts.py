@@ -9,13 +9,15 @@ Law: only administrators change anything; who creates a virtual host may use it,
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from qq.errors import ReplyCode
 from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
-from qq.http.errors import bad_request
+from qq.http.errors import Refusal, bad_request
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import (
     done,
@@ -27,7 +29,8 @@ from qq.http.requests import (
     unless_made,
     vhost_if_named,
 )
-from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
+from qq.http.view import RequestRefused
+from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 ALL = ".*"
 """The pattern of a permission for everything."""
+_VHOST = "/api/vhosts/{vhost}"
 
 
 class VhostEndpoints:
@@ -49,9 +53,12 @@ class VhostEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/vhosts", self.vhosts),
-            web.get("/api/vhosts/{vhost}", self.vhost),
-            web.put("/api/vhosts/{vhost}", self.put),
-            web.delete("/api/vhosts/{vhost}", self.delete),
+            web.get(_VHOST, self.vhost),
+            web.put(_VHOST, self.put),
+            web.delete(_VHOST, self.delete),
+            web.get(f"{_VHOST}/deletion/protection", self.protection),
+            web.post(f"{_VHOST}/deletion/protection", self.protect),
+            web.delete(f"{_VHOST}/deletion/protection", self.unprotect),
             web.get("/api/vhost-limits", self.limits),
             web.get("/api/vhost-limits/{vhost}", self.limits),
             web.put("/api/vhost-limits/{vhost}/{name}", self.put_limit),
@@ -80,7 +87,28 @@ class VhostEndpoints:
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await self._existing(request)
-        await self._management.change(DeleteVhost(vhost.name))
+        try:
+            await self._management.change(DeleteVhost(vhost.name))
+        except RequestRefused as refused:
+            if refused.code != ReplyCode.PRECONDITION_FAILED:
+                raise
+            raise Refusal(HTTPStatus.PRECONDITION_FAILED, refused.explanation) from None
+        return done()
+
+    async def protection(self, request: web.Request) -> web.Response:
+        vhost = await self._existing(request)
+        return web.json_response({"protected_from_deletion": vhost.is_protected})
+
+    async def protect(self, request: web.Request) -> web.Response:
+        return await self._protect(request, is_protected=True)
+
+    async def unprotect(self, request: web.Request) -> web.Response:
+        return await self._protect(request, is_protected=False)
+
+    async def _protect(self, request: web.Request, *, is_protected: bool) -> web.Response:
+        require(request, ADMINISTRATORS)
+        vhost = await self._existing(request)
+        await self._management.change(ProtectVhost(vhost.name, is_protected))
         return done()
 
     async def limits(self, request: web.Request) -> web.Response:

@@ -234,6 +234,11 @@ class Catalog:
         self.count_channel(user, 1)
         return connection
 
+    @property
+    def channels(self) -> int:
+        """How many channels are open, of all users."""
+        return sum(self._channels_of.values())
+
     def count_channel(self, user: str, change: int) -> None:
         """Note that this user has one more channel open (`change` is 1), or one fewer (-1)."""
         _count(self._channels_of, user, change)

@@ -100,6 +100,18 @@ class Change(NamedTuple):
     """Makes of a row of this version what was written in the version before."""
 
 
+def more_fields(*defaults: Any) -> Change:
+    """The change that puts fields at the end of a row; `defaults` is what they are before its version."""
+
+    def upgrade(written: Sequence[Any]) -> Sequence[Any]:
+        return [*written, *defaults]
+
+    def downgrade(row: Any) -> Sequence[Any]:
+        return row[: -len(defaults)]
+
+    return Change(upgrade, downgrade)
+
+
 CHANGES: dict[type[Any], dict[int, Change]] = {}
 """What has changed of each kind of row since the lowest version that this program can run, by version, ascending."""
 
@@ -273,7 +285,7 @@ class VhostRow(NamedTuple):
         vhost.parameters = {(component, name): value for component, name, value in self.parameters}
 
 
-CHANGES[VhostRow] = {8: Change(lambda written: [*written, False, []], lambda row: row[:-2])}
+CHANGES[VhostRow] = {8: more_fields(False, ())}
 
 
 # Queues

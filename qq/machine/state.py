@@ -23,7 +23,6 @@ from qq.machine.queue import Dying
 from qq.machine.rows import (
     CHANGES,
     BehindRow,
-    Change,
     ConnectionRow,
     ConsumerRow,
     HeldRow,
@@ -33,6 +32,7 @@ from qq.machine.rows import (
     SessionRow,
     VhostRow,
     downgraded,
+    more_fields,
     pieces_of,
     read_dying,
     rows_as_of,
@@ -189,7 +189,7 @@ class Dump(NamedTuple):
     """Names and values, as JSON."""
 
 
-CHANGES[Dump] = {8: Change(lambda written: [*written, []], lambda sections: sections[:-1])}
+CHANGES[Dump] = {8: more_fields(())}
 
 
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})

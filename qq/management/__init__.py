@@ -1,7 +1,8 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
-gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
+gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), what
+nodes say of themselves (nodes.py), backups
 (backups.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
 (qq/http), what a change does (qq/machine, cluster).
 
@@ -17,23 +18,28 @@ from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
+from qq.management.nodes import NodeReports
 from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
     from cluster.group import Group
     from qq.http.view import Product
     from qq.management.members import Reach
+    from qq.management.nodes import OwnNode
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups):
+class Management(
+    QueueReports, CatalogReports, NodeReports, Changes, LeadershipTransfers, MemberChanges, Backups
+):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
-        """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
+    def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
+        """`reach` connects to a node (`PeerLinks.reach`)."""
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
+        NodeReports.__init__(self, broker, group, own)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
-        Backups.__init__(self, broker, group, data_dir)
+        Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)

@@ -1,4 +1,4 @@
-"""What operators see besides queues: virtual hosts, users, permissions, policies, exchanges, bindings, connections.
+"""What operators see besides queues: virtual hosts and what is in them, users, permissions, connections, parameters.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py), what
 changes something (changes.py, sessions.py).
@@ -8,19 +8,28 @@ Law: only looks at the machine.
 
 from __future__ import annotations
 
+import json
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_plus
 
-from qq.http.view import BindingStatus, ConnectionStatus, Deduplication, ExchangeStatus, VhostStatus
+from qq.http.view import (
+    BindingStatus,
+    ConnectionStatus,
+    Deduplication,
+    ExchangeStatus,
+    ObjectTotals,
+    ParameterStatus,
+    VhostStatus,
+)
 from qq.machine.commands import DeclareExchange, DeclareQueue
 from qq.machine.vhost import binding_arguments
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
@@ -35,6 +44,8 @@ T = TypeVar("T")
 
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
+CLUSTER_NAME = "cluster_name"
+"""The global parameter that is the name of the cluster."""
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of other nodes: those do not tell which it is."""
 HASH_BYTES = 16
@@ -68,6 +79,7 @@ class CatalogReports:
                 list(vhost.tags),
                 vhost.default_queue_type,
                 dict(vhost.limits),
+                vhost.is_protected,
             )
             for _, vhost in sorted(self._machine.vhosts.items())
         ]
@@ -174,6 +186,45 @@ class CatalogReports:
 
     def deduplication(self) -> Deduplication:
         return Deduplication(*self._machine.catalog.publishers_bounds)
+
+    # The whole
+
+    def totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
+        catalog = self._machine.catalog
+        seen = [vhost for vhost in catalog.vhosts.values() if is_seen(vhost.name)]
+        sees_all = len(seen) == len(catalog.vhosts)
+        return ObjectTotals(
+            consumers=sum(vhost.consumers for vhost in seen),
+            queues=sum(len(vhost.queues) for vhost in seen),
+            exchanges=sum(len(vhost.exchanges) for vhost in seen),
+            connections=sum(vhost.connections for vhost in seen),
+            channels=catalog.channels if sees_all else 0,
+        )
+
+    def cluster_name(self) -> str:
+        value = self._machine.catalog.global_parameters.get(CLUSTER_NAME)
+        return self._product.cluster if value is None else str(json.loads(value))
+
+    # Parameters
+
+    def global_parameters(self) -> Mapping[str, Any]:
+        parameters = self._machine.catalog.global_parameters
+        return {name: json.loads(value) for name, value in sorted(parameters.items())}
+
+    def parameters(self, vhost: str | None) -> Sequence[ParameterStatus]:
+        return [
+            ParameterStatus(known.name, component, name, json.loads(value))
+            for known in self._vhosts(vhost)
+            for (component, name), value in sorted(known.parameters.items())
+        ]
+
+    def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
+        return [
+            (queue.vhost, queue.name)
+            for key, connection in list(self._machine.catalog.connections.items())
+            if connection.user == user
+            for queue in connection.vhost.owned_queues(key)
+        ]
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:
