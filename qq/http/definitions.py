@@ -89,7 +89,7 @@ class DefinitionEndpoints:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        cluster = self._management.product().cluster
+        cluster = self._management.cluster_name()
         return self._head() | {
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,

@@ -233,7 +233,7 @@ def test_one_is_told_who_one_is(node: Machine) -> None:
         "name": "ann",
         "tags": ["monitoring", "x"],
         "is_internal_user": True,
-            "auth_backend": "rabbit_auth_backend_internal",
+        "auth_backend": "rabbit_auth_backend_internal",
     }
     assert Operator("ann", frozenset({"a"})).has_one_of(["b", "a"])
 
