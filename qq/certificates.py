@@ -37,12 +37,12 @@ def validities(pem: bytes) -> list[Validity]:
     blocks = _CERTIFICATE.findall(pem)
     if not blocks:
         raise InvalidCertificate("there is no certificate in it")
-    return [_validity(b64decode(block)) for block in blocks]
+    return [_validity(block) for block in blocks]
 
 
-def _validity(der: bytes) -> Validity:
+def _validity(block: bytes) -> Validity:
     try:
-        [(kind, certificate), *_] = _parts(der)
+        [(kind, certificate), *_] = _parts(b64decode(block))
         (_, signed), *_ = _parts(certificate)
         parts = _parts(signed)
         if parts[0][0] == _VERSION:

@@ -89,13 +89,15 @@ def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
     return shown
 
 
-def vhost_document(vhost: VhostStatus) -> dict[str, Any]:
+def vhost_document(vhost: VhostStatus, states: Mapping[str, str]) -> dict[str, Any]:
+    """Describe a virtual host; `states` says of each node whether the virtual hosts are there."""
     metadata = vhost_metadata(vhost)
     return {
         "name": vhost.name,
         **metadata,
         "metadata": metadata,
         "effective_limits": in_force(vhost.limits),
+        "cluster_state": dict(states),
         "tracing": False,
         "protected_from_deletion": vhost.is_protected,
     }

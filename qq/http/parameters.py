@@ -30,6 +30,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
+from qq.machine.catalog import CLUSTER_NAME
 from qq.machine.commands import (
     ChangeVhostLimits,
     DeleteGlobalParameter,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView
     from qq.machine.commands import Change
 
-CLUSTER_NAME = "cluster_name"
 CLUSTER_ID = "internal_cluster_id"
 """A global parameter that is shown, and that nobody sets: no other cluster takes it over."""
 LIMITS, LIMITS_NAME = "vhost-limits", "limits"

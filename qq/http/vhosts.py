@@ -29,7 +29,7 @@ from qq.http.requests import (
     unless_made,
     vhost_if_named,
 )
-from qq.http.view import RequestRefused
+from qq.http.view import NodeState, RequestRefused
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 
@@ -66,13 +66,13 @@ class VhostEndpoints:
         ]
 
     async def vhosts(self, request: web.Request) -> web.Response:
-        is_seen = sees(request, self._management, MONITORS)
+        is_seen, states = sees(request, self._management, MONITORS), self._states()
         return web.json_response(
-            [vhost_document(each) for each in self._management.vhosts() if is_seen(each.name)]
+            [vhost_document(each, states) for each in self._management.vhosts() if is_seen(each.name)]
         )
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return web.json_response(vhost_document(await self._existing(request)))
+        return web.json_response(vhost_document(await self._existing(request), self._states()))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -142,6 +142,11 @@ class VhostEndpoints:
         return await existing(
             self._management, lambda: self._find(name), unless_made(request, "vhost_not_found")
         )
+
+    def _states(self) -> dict[str, str]:
+        """Whether virtual hosts are there, by the names of the nodes: RabbitMQ's words. All are where a node is up."""
+        members = self._management.cluster_members().members
+        return {each.name: "nodedown" if each.state == NodeState.DOWN else "running" for each in members}
 
     def _find(self, name: str) -> VhostStatus | None:
         return next((each for each in self._management.vhosts() if each.name == name), None)

@@ -8,6 +8,7 @@ Law: the counts that limits are compared with are of the whole cluster, and exac
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
     from qq.machine.vhost import VhostRef
 
+CLUSTER_NAME = "cluster_name"
+"""The global parameter that is the name of the cluster."""
 DEFAULT_DESCRIPTION = "Default virtual host"
 
 
@@ -94,6 +97,12 @@ class Catalog:
     def revision(self) -> int:
         """A number that rises when users, permissions or virtual hosts change; it is no part of the state."""
         return self.access.revision
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name that operators have given the cluster; None as long as they have not."""
+        value = self.global_parameters.get(CLUSTER_NAME)
+        return None if value is None else str(json.loads(value))
 
     # Virtual hosts
 

@@ -44,8 +44,6 @@ T = TypeVar("T")
 
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
-CLUSTER_NAME = "cluster_name"
-"""The global parameter that is the name of the cluster."""
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of other nodes: those do not tell which it is."""
 HASH_BYTES = 16
@@ -202,8 +200,7 @@ class CatalogReports:
         )
 
     def cluster_name(self) -> str:
-        value = self._machine.catalog.global_parameters.get(CLUSTER_NAME)
-        return self._product.cluster if value is None else str(json.loads(value))
+        return self._machine.catalog.cluster_name or self._product.cluster
 
     # Parameters
 

@@ -46,6 +46,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
         **metadata,
         "metadata": metadata,
         "effective_limits": dict(VHOST_LIMITS),
+        "cluster_state": {"n1": "running", "n2": "running", "n3": "nodedown"},
         "tracing": False,
         "protected_from_deletion": False,
     }
