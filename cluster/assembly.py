@@ -26,6 +26,7 @@ from cluster.enrolment import Enrolment
 from cluster.epochs import Epochs
 from cluster.expulsions import Expulsions
 from cluster.inbox import Inbox
+from cluster.inquiries import Inquiries
 from cluster.installing import Installing
 from cluster.introductions import Introductions
 from cluster.leadership import Leadership
@@ -120,6 +121,7 @@ class Assembly:
         configurations, now_s = own.configurations, runtime.monotonic()
         presence = Presence(configurations)
         self.departures = Departures(self._links, config.group_id, presence, own.engine.hold_back)
+        self.inquiries = Inquiries(self.departures.is_new, self.departures.transmit)
         self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns)
         self._peers = Peers(configurations.others(config.name), now_s)
         space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
@@ -267,6 +269,7 @@ class Assembly:
             self._enrolment,
             self.own_status,
             self.leadership,
+            self.inquiries,
             taker,
             self.submissions,
             self.turns,
@@ -292,6 +295,8 @@ class Assembly:
                 envelope.Transfer: self.leadership.requested,
                 envelope.ChangeRequest: self.reconfiguration.requested,
                 envelope.ChangeRefused: self.reconfiguration.refused,
+                envelope.Inquiry: self.inquiries.inquired,
+                envelope.InquiryAnswer: self.inquiries.answered,
                 envelope.Offer: self.installing.offered,
                 envelope.Fetch: self.giver.fetch,
                 envelope.Spoilt: self.giver.spoilt,

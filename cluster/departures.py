@@ -47,12 +47,15 @@ class Departures:
         self._waiting: deque[Departure] = deque()
         """The messages that wait for a sync, in the order in which they were handed over."""
 
+    def is_new(self, peer: str) -> bool:
+        """Whether there is a link with the peer, over which it understands what release 0.1 did not know."""
+        return self._links.connected(peer) and self._links.protocol(peer) > OLDEST_PROTOCOL
+
     def transmit(self, peer: str, message: Message) -> None:
         """Send a message that waits for nothing; dropped if there is no link, or the peer does not know such."""
         if not self._links.connected(peer):
             return
-        is_new = self._links.protocol(peer) > OLDEST_PROTOCOL
-        buffers = encode(message) if is_new else encode_for_release_0_1(message)
+        buffers = encode(message) if self.is_new(peer) else encode_for_release_0_1(message)
         if buffers:
             self._links.send(peer, self._group_id, buffers)
         if self._links.congested(peer):

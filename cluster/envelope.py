@@ -36,6 +36,9 @@ from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange
 from cluster.ports import Buffer, pack
 
+QUESTION_BYTES_MAX = 16 * 1024
+ANSWER_BYTES_MAX = 256 * 1024
+"""How long questions and answers may be. They share the links with the log, and must not be long in its way."""
 FRAME_BYTES_MAX = ENTRY_BYTES_MAX + 64 * 1024
 """How large a frame may be: as an append of the largest entry, or a forward of the largest batch, with its head."""
 
@@ -280,6 +283,21 @@ class Spoilt(NamedTuple):
     file: int
 
 
+class Inquiry(NamedTuple):
+    """Asks a node something that the shells of the nodes understand. It is answered once."""
+
+    number: int
+    """A number that the asking node has chosen, and that the answer repeats."""
+    question: bytes
+
+
+class InquiryAnswer(NamedTuple):
+    """The answer to the inquiry of this number; empty if there is nothing to say."""
+
+    number: int
+    answer: bytes
+
+
 Message = (
     Append
     | Appended
@@ -302,6 +320,8 @@ Message = (
     | MembersTold
     | ChangeRequest
     | ChangeRefused
+    | Inquiry
+    | InquiryAnswer
 )
 
 
@@ -309,6 +329,15 @@ class MalformedFrame(ValueError):
     """An authenticated peer sent something that is not a frame of this protocol."""
 
 
+NOT_IN_RELEASE_0_1 = (
+    Transfer,
+    Introduction,
+    MembersTold,
+    ChangeRequest,
+    ChangeRefused,
+    Inquiry,
+    InquiryAnswer,
+)
 STATUS_FIELDS_OF_RELEASE_0_1 = 14
 
 _KIND_APPEND = 1
@@ -333,6 +362,8 @@ _SMALL: dict[int, type[Any]] = {
     14: Withdrawn,
     15: Spoilt,
     16: Hearing,
+    22: Inquiry,
+    23: InquiryAnswer,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1
@@ -371,7 +402,7 @@ Checked = TypeVar("Checked", bound=tuple[Any, ...])
 
 def encode_for_release_0_1(message: Message) -> list[Buffer]:
     """The frame as buffers for a node of that release; none for a message that it does not know."""
-    if isinstance(message, Transfer | Introduction | MembersTold | ChangeRequest | ChangeRefused):
+    if isinstance(message, NOT_IN_RELEASE_0_1):
         return []
     if isinstance(message, Status):
         return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_OF_RELEASE_0_1])]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
+    from cluster.inquiries import Inquiries
     from cluster.introductions import Introductions
     from cluster.leadership import Leadership
     from cluster.link_ports import Links
@@ -42,6 +43,7 @@ class Epochs:
         enrolment: Enrolment,
         own_status: OwnStatus,
         leadership: Leadership,
+        inquiries: Inquiries,
         taker: SnapshotTaker,
         submissions: PendingSubmissions,
         turns: TurnTimer,
@@ -60,6 +62,7 @@ class Epochs:
         self._enrolment = enrolment
         self._own_status = own_status
         self._leadership = leadership
+        self._inquiries = inquiries
         self._taker = taker
         self._submissions = submissions
         self._turns = turns
@@ -70,6 +73,7 @@ class Epochs:
         """There is a new link, on which nothing of an earlier one will arrive any more."""
         self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
+        self._inquiries.peer_lost(peer)
         if not self._members.follow():
             self._members.meet()
         if not self._presence.is_member(peer):
@@ -86,6 +90,7 @@ class Epochs:
         self._departures.drop(peer)
         self._clock.forget(peer)
         self._enrolment.left(peer)
+        self._inquiries.peer_lost(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)
         self._presence.link_ended(peer)

@@ -99,6 +99,7 @@ class Group:
         self.leadership = parts.leadership
         self.reconfiguration = parts.reconfiguration
         self.backups = parts.backups
+        self.inquiries = parts.inquiries
         self.inbox = parts.inbox
         """What hears the links."""
         self._version = own.version

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.departures import OLDEST_PROTOCOL
-from cluster.envelope import Appended, Forward, Hearing, PreVote, Vote, VoteRequest
+from cluster.envelope import Appended, Forward, Hearing, Inquiry, PreVote, Vote, VoteRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,4 +147,4 @@ class Members:
         """
         if isinstance(message, VoteRequest):
             return not self._engine.hears_leader()
-        return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward)
+        return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward | Inquiry)

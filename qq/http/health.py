@@ -26,6 +26,8 @@ from qq.machine.arguments import QUORUM
 from qq.machine.patterns import InvalidPattern, Pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.http.view import CertificateFiles, Listener, ManagementView, NodeReport, NodeView, QueueStatus
 
 _CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
@@ -121,10 +123,10 @@ class HealthEndpoints:
         return _verdict(why and f"this rabbit node is not currently available to serve: {why}")
 
     async def below_connection_limit(self, _request: web.Request) -> web.Response:
-        return _verdict(_at_limit(await self._report()))
+        return _verdict(_at_limit(self._management.own_report()))
 
     async def ready_to_serve(self, _request: web.Request) -> web.Response:
-        why, report = self._view.ready(), await self._report()
+        why, report = self._view.ready(), self._management.own_report()
         if why is not None:
             return _failed(f"the rabbit node is not currently available to serve: {why}")
         if not any(each.protocol in ("amqp", "amqp/ssl") for each in report.listeners):
@@ -155,14 +157,14 @@ class HealthEndpoints:
         text = request.match_info["port"]
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
             raise bad_request("Invalid port")
-        port, ports = int(text), sorted({each.port for each in await self._listeners()})
+        port, ports = int(text), sorted({each.port for each in self._listeners()})
         if port in ports:
             return web.json_response(_OK | {"port": port})
         return _failed("No active listener", missing=port, ports=ports)
 
     async def protocol_listener(self, request: web.Request) -> web.Response:
         asked = [name.strip().lower() for name in request.match_info["protocols"].split(",")]
-        there = sorted({each.protocol for each in await self._listeners()})
+        there = sorted({each.protocol for each in self._listeners()})
         missing = sorted({_PROTOCOLS.get(name, name) for name in asked} - set(there))
         if not missing:
             return web.json_response(_OK | {"protocols": there})
@@ -172,7 +174,7 @@ class HealthEndpoints:
         before = datetime.now(UTC) + _within(request)
         shown = self._management.certificates()
         found = await asyncio.to_thread(lambda: [(files, _expiring(files, before)) for files in shown])
-        listeners = {each.protocol: each for each in await self._listeners()}
+        listeners = {each.protocol: each for each in self._listeners()}
         expired = [
             {
                 "node": self._own_name(),
@@ -239,11 +241,8 @@ class HealthEndpoints:
     def _own_name(self) -> str:
         return self._view.cluster_status().node
 
-    async def _report(self) -> NodeReport:
-        return (await self._management.node_reports())[self._own_name()]
-
-    async def _listeners(self) -> list[Listener]:
-        return list((await self._report()).listeners)
+    def _listeners(self) -> Sequence[Listener]:
+        return self._management.own_report().listeners
 
 
 def _ok() -> web.Response:

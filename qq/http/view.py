@@ -538,8 +538,12 @@ class ManagementView(Protocol):
 
     def leader(self) -> str | None: ...
 
+    def own_report(self) -> NodeReport:
+        """What this node says of itself."""
+        ...
+
     async def node_reports(self) -> Mapping[str, NodeReport]:
-        """What nodes say of themselves, by name: those of which this is known here."""
+        """What nodes say of themselves, by name: this one, and the others that answer within moments."""
         ...
 
     def flaw(self) -> str | None:

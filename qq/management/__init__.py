@@ -1,10 +1,10 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
-gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), what
-nodes say of themselves (nodes.py), backups
-(backups.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
-(qq/http), what a change does (qq/machine, cluster).
+gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), what nodes say
+of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), and
+what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a
+change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -19,6 +19,7 @@ from qq.management.changes import Changes
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.nodes import NodeReports
+from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class Management(
 
     def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
         """`reach` connects to a node (`PeerLinks.reach`)."""
+        self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
-        NodeReports.__init__(self, broker, group, own)
+        NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)

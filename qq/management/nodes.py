@@ -13,21 +13,24 @@ import gc
 import os
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.alarms import RESOURCES
 from cluster.envelope import Alarm
 from qq import descriptors, memory
-from qq.http.view import LoginCount, NodeReport, ResourceAlarm
+from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.group import Group
     from cluster.histogram import Histogram
-    from qq.http.view import CertificateFiles, Listener
+    from qq.http.view import CertificateFiles
+    from qq.management.others import OtherNodes
     from qq.sessions.broker import Broker
 
+TOPIC = "node"
+"""What nodes are asked for their reports by."""
 _LOAD = Path("/proc/loadavg")
 """The fourth word is how many threads of the machine run or wait for a processor, behind it how many there are."""
 
@@ -50,19 +53,21 @@ class OwnNode(NamedTuple):
 class NodeReports:
     """The part of `qq.http.view.ManagementView` that is about nodes and what they say of themselves."""
 
-    def __init__(self, broker: Broker, group: Group, own: OwnNode) -> None:
+    def __init__(self, broker: Broker, group: Group, own: OwnNode, others: OtherNodes) -> None:
         self._broker = broker
+        self._asking = others
         self._reporting = group
         self._own = own
         self._began_s = broker.runtime.monotonic()
+        others.tell(TOPIC, self.own_report)
 
     async def node_reports(self) -> Mapping[str, NodeReport]:
-        report = await self.report()
-        return {report.name: report}
+        names = [name for name in self._reporting.members.names if name != self._broker.name]
+        told = await asyncio.gather(*(self._asking.told(name, TOPIC) for name in names))
+        found = [self.own_report(), *map(report_in, told)]
+        return {report.name: report for report in found if report is not None}
 
-    async def report(self) -> NodeReport:
-        """What this node says of itself. The system is asked on another thread: it may be slow to answer."""
-        files, threads, memory_bytes = await asyncio.to_thread(_of_system)
+    def own_report(self) -> NodeReport:
         broker, alarms, own = self._broker, self._reporting.alarms, self._own
         counters, now_s = broker.counters, broker.runtime.monotonic()
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -72,13 +77,13 @@ class NodeReports:
             pid=os.getpid(),
             uptime_ms=int((now_s - self._began_s) * 1000),
             processors=len(os.sched_getaffinity(0)),
-            run_queue=threads,
+            run_queue=int(_LOAD.read_text().split()[3].partition("/")[0]),
             context_switches=usage.ru_nvcsw + usage.ru_nivcsw,
             collections=sum(generation["collections"] for generation in gc.get_stats()),
-            memory_bytes=memory_bytes,
+            memory_bytes=memory.resident_bytes(),
             memory_limit_bytes=own.memory_limit_bytes,
             memory_alarm=Alarm.MEMORY in short_of,
-            files=files,
+            files=descriptors.in_use(),
             files_max=descriptors.allowed(),
             connections=len(broker.connections),
             connections_max=own.connections_max,
@@ -128,7 +133,15 @@ class NodeReports:
         return self._own.certificates
 
 
-def _of_system() -> tuple[int, int, int]:
-    """The files that the process has open, the threads that want a processor, and the memory of the process."""
-    running, _, _ = _LOAD.read_text().split()[3].partition("/")
-    return descriptors.in_use(), int(running), memory.resident_bytes()
+def report_in(told: Any) -> NodeReport | None:
+    """The report that another node has told; None if it told none, or one that lacks something.
+
+    A later program may tell more, at the end.
+    """
+    if not isinstance(told, list) or len(told) < len(NodeReport._fields):
+        return None
+    report = NodeReport(*told[: len(NodeReport._fields)])
+    return report._replace(
+        listeners=[Listener(*each) for each in report.listeners],
+        logins=[LoginCount(*each) for each in report.logins],
+    )

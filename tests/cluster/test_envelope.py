@@ -25,6 +25,8 @@ from cluster.envelope import (
     Forward,
     Hearing,
     HigherTerm,
+    Inquiry,
+    InquiryAnswer,
     Introduction,
     LogEntry,
     MalformedFrame,
@@ -74,6 +76,8 @@ MESSAGES: list[Message] = [
     MembersTold(7, 9, configuration_of("abc", "d")),
     ChangeRequest(1, MemberChange(Verb.ADD, "n4", b"", "10.0.0.4", 25672)),
     ChangeRefused(1, "why not"),
+    Inquiry(3, b"how are you"),
+    InquiryAnswer(3, b"well"),
 ]
 
 

@@ -23,6 +23,7 @@ from cluster.envelope import Alarm
 from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
 from cluster.histogram import Histogram
+from cluster.inquiries import Inquiries
 from cluster.log.segment import EntryGone
 from cluster.member_changes import MemberChange, Verb
 from qq.amqp.connection import Settings
@@ -108,6 +109,7 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
+        self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(7, 8)}.get
         self.stopping = SimpleNamespace(is_removed=False, damage=None)

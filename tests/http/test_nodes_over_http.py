@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 from typing import Any
 
+import msgpack
 import pytest
 from fakes import PASSWORD, MachineManagement
 from http_node import Node, login
 
 from cluster.envelope import Alarm
 from cluster.member_changes import Verb
-from qq.http.view import Listener, NodeReport
+from cluster.ports import pack
+from qq.http.view import Listener
 from qq.machine.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
+from qq.management.nodes import report_in
 
 Machine = Node[MachineManagement]
 
@@ -64,13 +66,30 @@ def test_a_node_that_is_low_on_something_says_so(node: Machine) -> None:
     assert (shown["mem_alarm"], shown["disk_free_alarm"]) == (True, False)
 
 
-def test_what_a_node_says_of_itself_is_plain_data(node: Machine) -> None:
-    async def report(_: Any) -> NodeReport:
-        return await node.management.report()
+def test_what_a_node_says_of_itself_is_plain_data_that_another_one_reads(node: Machine) -> None:
+    node.management._broker.logins.outcomes["http", True] += 1
+    report = node.management.own_report()
+    assert report_in(msgpack.unpackb(pack(report))) == report
+    assert report_in([*report, "of a later program"]) == report
+    for nothing in (None, "", report[:-1]):
+        assert report_in(nothing) is None
 
-    report_ = node.tell(report)
-    read = json.loads(json.dumps(report_))
-    assert NodeReport(*read)._replace(listeners=report_.listeners, logins=report_.logins) == report_
+
+def test_other_nodes_are_asked_for_their_figures(node: Machine) -> None:
+    mine = node.management.own_report()
+    theirs = mine._replace(
+        name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
+    )
+
+    async def told(name: str, topic: str) -> Any:
+        return msgpack.unpackb(pack(theirs)) if (name, topic) == ("n2", "node") else None
+
+    node.management._asking.told = told  # pyright: ignore[reportAttributeAccessIssue]
+    assert [each["os_pid"] for each in node.api("nodes").json] == [str(mine.pid), "7"]
+    assert node.api("nodes/n2/memory").json["memory"]["total"]["rss"] == 2**20
+    assert [each["node"] for each in node.api("overview").json["listeners"]] == ["n1", "n2", "n1", "n1"]
+    assert node.api("auth/attempts/n2").json == []
+    assert node.api("auth/attempts/n2", "DELETE").status == 503
 
 
 def test_the_memory_of_a_node_is_all_that_the_process_holds(node: Machine) -> None:

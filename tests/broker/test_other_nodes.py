@@ -1,0 +1,97 @@
+"""What nodes ask each other, so that each can show the whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.envelope import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.inquiries import Inquiries
+from qq.management import others
+from qq.management.others import OtherNodes
+
+
+class Two:
+    """Two nodes; messages arrive at once, unless the link is stuck."""
+
+    def __init__(self) -> None:
+        self.is_stuck = False
+        self.inquiries = {
+            name: Inquiries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
+            for name in "ab"
+        }
+        self.asking, self.asked = (OtherNodes(each) for each in self.inquiries.values())
+
+    def told(self, topic: str, *arguments: Any) -> Any:
+        return asyncio.run(self.asking.told("b", topic, *arguments))
+
+    def rows(self, topic: str) -> dict[str, list[Any]]:
+        return asyncio.run(self.asking.rows_of_all(["b"], topic))
+
+    def _send(self, sender: str, receiver: str, message: Message) -> None:
+        if self.is_stuck:
+            return
+        there = self.inquiries[receiver]
+        if isinstance(message, Inquiry):
+            there.inquired(sender, message)
+        elif isinstance(message, InquiryAnswer):
+            there.answered(sender, message)
+
+
+def numbered(rows: list[Any]) -> others.TellRows:
+    def after(key: int | None) -> Iterator[tuple[int, Any]]:
+        begin = 0 if key is None else key + 1
+        return ((number, rows[number]) for number in range(begin, len(rows)))
+
+    return after
+
+
+def test_a_topic_is_told() -> None:
+    two = Two()
+    two.asked.tell("sum", lambda one, other: {"sum": one + other})
+    assert two.told("sum", 1, 2) == {"sum": 3}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        list(range(others.PART_ROWS_MAX)),
+        list(range(3 * others.PART_ROWS_MAX + 1)),
+        ["x" * 100_000] * 9,
+        ["x" * (ANSWER_BYTES_MAX - others.HEAD_BYTES_MAX - 5)] * 3,
+    ],
+    ids=["none", "one_part", "some_parts", "large", "as_large_as_an_answer"],
+)
+def test_all_rows_are_told_once_and_in_order(rows: list[Any]) -> None:
+    two = Two()
+    two.asked.tell_rows("rows", numbered(rows))
+    assert two.rows("rows") == {"b": rows}
+
+
+def test_a_row_that_no_answer_holds_is_left_out() -> None:
+    two = Two()
+    two.asked.tell_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))
+    assert two.rows("rows") == {"b": [1, 2]}
+
+
+def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    two = Two()
+    two.asked.tell("wrong", lambda: 1 // 0)
+    assert two.told("unheard of") is None
+    assert two.told("wrong") is None
+    assert two.rows("wrong") == {"b": []}
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "ANSWER_WAIT_S", 0.01)
+    two = Two()
+    two.asked.tell("one", lambda: 1)
+    two.is_stuck = True
+    assert two.told("one") is None
+    two.is_stuck = False
+    assert two.told("one") == 1

@@ -1,0 +1,92 @@
+"""Questions that nodes ask each other."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cluster.envelope import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.inquiries import Inquiries
+
+
+class Nodes:
+    """Nodes whose messages wait until they are delivered."""
+
+    def __init__(self, *names: str) -> None:
+        self.linked = set(names)
+        self.sent: list[tuple[str, str, Message]] = []
+        self.inquiries = {name: self._inquiries(name) for name in names}
+
+    def _inquiries(self, name: str) -> Inquiries:
+        return Inquiries(
+            self.linked.__contains__, lambda peer, message: self.sent.append((name, peer, message))
+        )
+
+    def deliver(self) -> None:
+        while self.sent:
+            sender, receiver, message = self.sent.pop(0)
+            there = self.inquiries[receiver]
+            if isinstance(message, Inquiry):
+                there.inquired(sender, message)
+            elif isinstance(message, InquiryAnswer):
+                there.answered(sender, message)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes("a", "b", "c")
+
+
+def test_each_question_gets_its_own_answer(nodes: Nodes) -> None:
+    heard: list[bytes | None] = []
+    nodes.inquiries["b"].answer_with(lambda question: b"b says " + question)
+    nodes.inquiries["c"].answer_with(lambda question: b"c says " + question)
+    nodes.inquiries["a"].ask("b", b"one", heard.append)
+    nodes.inquiries["a"].ask("c", b"two", heard.append)
+    nodes.inquiries["a"].ask("b", b"three", heard.append)
+    nodes.deliver()
+    assert heard == [b"b says one", b"c says two", b"b says three"]
+
+
+def test_there_is_no_answer_from_whom_there_is_no_link_with(nodes: Nodes) -> None:
+    heard: list[bytes | None] = []
+    nodes.linked.discard("b")
+    nodes.inquiries["a"].ask("b", b"one", heard.append)
+    assert heard == [None]
+    assert not nodes.sent
+
+
+def test_there_is_no_answer_once_the_link_is_lost_and_a_late_one_is_nobodys(nodes: Nodes) -> None:
+    heard: list[bytes | None] = []
+    asking = nodes.inquiries["a"]
+    number = asking.ask("b", b"one", heard.append)
+    asking.ask("c", b"two", heard.append)
+    asking.peer_lost("b")
+    assert heard == [None]
+    asking.answered("b", InquiryAnswer(number, b"late"))
+    nodes.deliver()
+    assert heard == [None, b""]
+
+
+def test_nobody_hears_the_answer_to_a_forgotten_question_nor_one_of_another_node(nodes: Nodes) -> None:
+    heard: list[bytes | None] = []
+    asking = nodes.inquiries["a"]
+    asking.forget(asking.ask("b", b"one", heard.append))
+    number = asking.ask("b", b"two", heard.append)
+    asking.answered("c", InquiryAnswer(number, b"not asked"))
+    assert heard == []
+    nodes.deliver()
+    assert heard == [b""]
+
+
+def test_what_is_too_long_for_the_links_is_not_sent(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[bytes | None] = []
+    with pytest.raises(ValueError, match="a question of"):
+        nodes.inquiries["a"].ask("b", bytes(QUESTION_BYTES_MAX + 1), heard.append)
+    nodes.inquiries["b"].answer_with(lambda _: bytes(ANSWER_BYTES_MAX + 1))
+    nodes.inquiries["a"].ask("b", bytes(QUESTION_BYTES_MAX), heard.append)
+    with caplog.at_level(logging.ERROR):
+        nodes.deliver()
+    assert heard == [b""]
+    assert "is longer than any may be" in caplog.text
