@@ -62,7 +62,9 @@ class DefinitionEndpoints:
             "bindings": self._bindings(vhost, exclusive),
         }
         if vhost is None:
-            lists = self._who_may() | lists
+            lists = (
+                self._who_may() | {"global_parameters": global_parameter_documents(self._management)} | lists
+            )
         else:
             lists = {name: map(_without_vhost, documents) for name, documents in lists.items()}
         return await write_object(request, whole, lists)
@@ -94,7 +96,6 @@ class DefinitionEndpoints:
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,
             "explanation": f"Definitions of cluster '{cluster}'",
-            "global_parameters": global_parameter_documents(self._management),
         }
 
     def _single_vhost(self, name: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class OverviewEndpoints:
         return web.json_response(document)
 
     def _product(self) -> dict[str, Any]:
-        product = self._management.product()
+        product, tags = self._management.product(), self._management.global_parameter("cluster_tags")
         return {
             "management_version": product.version,
             "rates_mode": RATES_MODE,
@@ -97,7 +97,7 @@ class OverviewEndpoints:
             "product_name": product.name,
             "rabbitmq_version": product.version,
             "cluster_name": self._management.cluster_name(),
-            "cluster_tags": self._management.global_parameters().get("cluster_tags", {}),
+            "cluster_tags": {} if tags is None else tags.value,
             "node_tags": {},
             "erlang_version": platform.python_version(),
             "erlang_full_version": f"{platform.python_implementation()} {platform.python_version()}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -30,6 +31,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
+from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog import CLUSTER_NAME
 from qq.machine.commands import (
     ChangeVhostLimits,
@@ -44,7 +46,7 @@ from qq.machine.commands import (
 from qq.machine.limits import VHOST_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from qq.http.view import ManagementView
     from qq.machine.commands import Change
@@ -65,27 +67,28 @@ COMPONENTS: dict[str, Callable[[str, Any], None]] = {}
 
 def parameter_documents(management: ManagementView, vhost: str | None) -> Iterator[dict[str, Any]]:
     """All parameters of a virtual host, or of all; as in RabbitMQ, limits and operator policies are among them."""
+    for parameter in _own_parameters(management, vhost):
+        yield parameter._asdict()
+    for parameter in management.parameters(vhost):
+        yield parameter._asdict()
+
+
+def _own_parameters(management: ManagementView, vhost: str | None) -> Iterator[ParameterStatus]:
+    """Those that have paths of their own, too."""
     for known in management.vhosts():
         if known.limits and vhost in (None, known.name):
-            yield _document(known.name, LIMITS, LIMITS_NAME, dict(known.limits))
+            yield ParameterStatus(known.name, LIMITS, LIMITS_NAME, dict(known.limits))
     for where, policy in management.policies(vhost, operator=True):
         document = policy_document(where, policy)
         value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
-        yield _document(where, OPERATOR_POLICIES, policy.name, value)
-    for parameter in management.parameters(vhost):
-        yield _document(*parameter)
+        yield ParameterStatus(where, OPERATOR_POLICIES, policy.name, value)
 
 
-def _document(vhost: str, component: str, name: str, value: Any) -> dict[str, Any]:
-    return {"vhost": vhost, "component": component, "name": name, "value": value}
-
-
-def global_parameter_documents(management: ManagementView) -> list[dict[str, Any]]:
+def global_parameter_documents(management: ManagementView) -> Iterator[dict[str, Any]]:
     """The global parameters as other clusters may take them over."""
-    return [
-        deduplication_document(management.deduplication()),
-        *({"name": name, "value": value} for name, value in management.global_parameters().items()),
-    ]
+    yield deduplication_document(management.deduplication())
+    for parameter in management.global_parameters():
+        yield parameter._asdict()
 
 
 # --- what is understood
@@ -166,7 +169,8 @@ class ParameterEndpoints:
     async def parameter(self, request: web.Request) -> web.Response:
         require(request, POLICYMAKERS)
         vhost = await named_vhost(request, self._management)
-        return web.json_response(await existing(self._management, lambda: self._find(request, vhost)))
+        parameter = await existing(self._management, lambda: self._find(request, vhost))
+        return web.json_response(parameter._asdict())
 
     async def put(self, request: web.Request) -> web.Response:
         vhost = await self._vhost_to_change(request)
@@ -180,14 +184,13 @@ class ParameterEndpoints:
     async def delete(self, request: web.Request) -> web.Response:
         vhost = await self._vhost_to_change(request)
         component, name = request.match_info["component"], request.match_info["name"]
-        document = await existing(self._management, lambda: self._find(request, vhost))
-        match component:
-            case "vhost-limits":
-                change = ChangeVhostLimits(vhost, dict.fromkeys(document["value"]))
-            case "operator_policy":
-                change = DeletePolicy(vhost, name, operator=True)
-            case _:
-                change = DeleteParameter(vhost, component, name)
+        parameter = await existing(self._management, lambda: self._find(request, vhost))
+        if component == LIMITS:
+            change = ChangeVhostLimits(vhost, dict.fromkeys(parameter.value))
+        elif component == OPERATOR_POLICIES:
+            change = DeletePolicy(vhost, name, operator=True)
+        else:
+            change = DeleteParameter(vhost, component, name)
         await self._management.change(change)
         return done()
 
@@ -197,10 +200,12 @@ class ParameterEndpoints:
         require(request, ADMINISTRATORS if is_operators else POLICYMAKERS)
         return await named_vhost(request, self._management)
 
-    def _find(self, request: web.Request, vhost: str) -> dict[str, Any] | None:
-        named = (request.match_info["component"], request.match_info["name"])
-        found: Iterable[dict[str, Any]] = parameter_documents(self._management, vhost)
-        return next((each for each in found if (each["component"], each["name"]) == named), None)
+    def _find(self, request: web.Request, vhost: str) -> ParameterStatus | None:
+        component, name = request.match_info["component"], request.match_info["name"]
+        if component not in (LIMITS, OPERATOR_POLICIES):
+            return self._management.parameter(vhost, component, name)
+        own = _own_parameters(self._management, vhost)
+        return next((each for each in own if (each.component, each.name) == (component, name)), None)
 
 
 class GlobalParameterEndpoints:
@@ -226,8 +231,9 @@ class GlobalParameterEndpoints:
             web.put("/api/cluster-name", self.put_cluster_name),
         ]
 
-    async def parameters(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._all())
+    async def parameters(self, request: web.Request) -> web.StreamResponse:
+        shown = filter(None, [self._find(CLUSTER_ID)])
+        return await write_list(request, chain(global_parameter_documents(self._management), shown))
 
     async def parameter(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -259,13 +265,14 @@ class GlobalParameterEndpoints:
         await self._management.change(read_global_parameter(CLUSTER_NAME, name))
         return done()
 
-    def _all(self) -> list[dict[str, Any]]:
-        cluster_id = self._management.cluster_members().cluster_id
-        shown = [] if cluster_id is None else [{"name": CLUSTER_ID, "value": cluster_id}]
-        return global_parameter_documents(self._management) + shown
-
     def _find(self, name: str) -> dict[str, Any] | None:
-        return next((each for each in self._all() if each["name"] == name), None)
+        if name == DEDUPLICATION:
+            return deduplication_document(self._management.deduplication())
+        if name == CLUSTER_ID:
+            cluster_id = self._management.cluster_members().cluster_id
+            return None if cluster_id is None else GlobalParameter(name, cluster_id)._asdict()
+        parameter = self._management.global_parameter(name)
+        return None if parameter is None else parameter._asdict()
 
     def _change(self, name: str, value: Any) -> Change:
         if name == DEDUPLICATION:

@@ -369,6 +369,13 @@ class ParameterStatus(NamedTuple):
     value: Any
 
 
+class GlobalParameter(NamedTuple):
+    """One parameter of the whole cluster."""
+
+    name: str
+    value: Any
+
+
 class Product(NamedTuple):
     """The names that clients are told: of the product and its version, and of the cluster."""
 
@@ -514,13 +521,17 @@ class ManagementView(Protocol):
         """The name that operators have given the cluster; until they do, the one in this node's configuration."""
         ...
 
-    def global_parameters(self) -> Mapping[str, Any]:
-        """What operators have set for the whole cluster, by name; `deduplication` is not among it."""
+    def global_parameters(self) -> Iterator[GlobalParameter]:
+        """What operators have set for the whole cluster; `deduplication` is not among it."""
         ...
 
-    def parameters(self, vhost: str | None) -> Sequence[ParameterStatus]:
+    def global_parameter(self, name: str) -> GlobalParameter | None: ...
+
+    def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
         """What is set for components of the broker; limits and operator policies are not among it."""
         ...
+
+    def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None: ...
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         """The exclusive queues of a user's connections: virtual hosts and names."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote_plus
 
 from qq.http.view import (
@@ -19,6 +19,7 @@ from qq.http.view import (
     ConnectionStatus,
     Deduplication,
     ExchangeStatus,
+    GlobalParameter,
     ObjectTotals,
     ParameterStatus,
     VhostStatus,
@@ -204,16 +205,23 @@ class CatalogReports:
 
     # Parameters
 
-    def global_parameters(self) -> Mapping[str, Any]:
-        parameters = self._machine.catalog.global_parameters
-        return {name: json.loads(value) for name, value in sorted(parameters.items())}
+    def global_parameters(self) -> Iterator[GlobalParameter]:
+        for name, value in sorted(self._machine.catalog.global_parameters.items()):
+            yield GlobalParameter(name, json.loads(value))
 
-    def parameters(self, vhost: str | None) -> Sequence[ParameterStatus]:
-        return [
-            ParameterStatus(known.name, component, name, json.loads(value))
-            for known in self._vhosts(vhost)
-            for (component, name), value in sorted(known.parameters.items())
-        ]
+    def global_parameter(self, name: str) -> GlobalParameter | None:
+        value = self._machine.catalog.global_parameters.get(name)
+        return None if value is None else GlobalParameter(name, json.loads(value))
+
+    def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
+        for known in self._vhosts(vhost):
+            for (component, name), value in sorted(known.parameters.items()):
+                yield ParameterStatus(known.name, component, name, json.loads(value))
+
+    def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None:
+        known = self._machine.vhosts.get(vhost)
+        value = None if known is None else known.parameters.get((component, name))
+        return None if value is None else ParameterStatus(vhost, component, name, json.loads(value))
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         return [
