@@ -28,6 +28,7 @@ from cluster.entry import is_regular, make_entry
 from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
+from cluster.histogram import Histogram
 from cluster.link_ports import Links
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -62,8 +63,8 @@ class Group:
         self._runtime = runtime
         self._links = links
         self._events: GroupEvents = Nobody()
-        self._applying_s = 0.0
-        """Seconds that applying entries has taken in all, without what this node does with the effects."""
+        self.apply_times = Histogram()
+        """How long it took to apply each entry, without what this node does with the effects."""
         hooks = Hooks(self._turn, self._apply, self._installed, self._needed_from, self._alarm_changed)
         parts = Assembly(config, machine, runtime, disk, links, engine, hooks)
         own = parts.own
@@ -231,7 +232,7 @@ class Group:
             if self.journal.last_index > last_index:
                 self._syncing.send()  # new entries: every peer's disk is waiting for them
         self._giver.turn(self.engine)
-        self.housekeeping.turn(*self.engine.last_applied(), self._applying_s)
+        self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
         self._syncing.begin()
         if self.engine.outbox:
             # These are mere notices of the commit index: clients hear first what was just applied.
@@ -341,7 +342,7 @@ class Group:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
             self.stopping.stop_for(error)
             raise
-        self._applying_s += self._runtime.monotonic() - begun_s
+        self.apply_times.add(self._runtime.monotonic() - begun_s)
         effects, expelled_at, awaited_by = outcome
         if self.engine.is_leader:
             self.engine.tell_soon(awaited_by)

@@ -20,7 +20,10 @@ class Histogram:
     def __init__(self) -> None:
         self.counts = [0] * (len(_BOUNDS_S) + 1)
         self.total_s = 0.0
+        self.last_s = 0.0
+        """What was added last."""
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
         self.total_s += seconds
+        self.last_s = seconds

@@ -8,6 +8,7 @@ Law: the hot path adds to plain integers and knows nothing of Prometheus; a scra
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +46,29 @@ _DEAD_LETTER_REASONS = {
 """The reasons for which queues dead-letter, by strategy."""
 
 
+class SizeHistogram:
+    """How many messages had which size, by RabbitMQ's bounds."""
+
+    bounds = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
+    """The upper bounds of the counted classes, in bytes, each included."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0
+        """The sizes of all messages together, in bytes."""
+
+    def add(self, messages: Sequence[bytes]) -> None:
+        """Count messages that came together, which mostly have one size or nearly so."""
+        sizes = list(map(len, messages))
+        self.total += sum(sizes)
+        largest = bisect_left(self.bounds, max(sizes))
+        if bisect_left(self.bounds, min(sizes)) == largest:
+            self.counts[largest] += len(sizes)
+        else:
+            for size in sizes:
+                self.counts[bisect_left(self.bounds, size)] += 1
+
+
 @dataclass(slots=True)
 class Counters:
     """What has happened on this node since it started. Each only grows."""
@@ -54,7 +79,13 @@ class Counters:
     channels_closed: int = 0
     logins_succeeded: int = 0
     logins_failed: int = 0
+    queues_declared: int = 0
+    """How often clients have declared a queue, whether it was there before or not."""
+    publishers: int = 0
+    """How many channels there are now on which something was published."""
     messages_received: int = 0
+    message_sizes: SizeHistogram = field(default_factory=SizeHistogram)
+    """The sizes of these messages, with their headers and frames."""
     messages_received_confirm: int = 0
     """How many of `messages_received` came on a channel in confirm mode."""
     messages_confirmed: int = 0
@@ -85,6 +116,8 @@ class RaftMetrics:
     """The node's standing, one of `STANDINGS`."""
     first_index: int
     last_index: int
+    synced_index: int
+    """Up to where the log is known to be on the disk."""
     commit_index: int
     applied_index: int
     checkpoint_index: int
@@ -133,17 +166,40 @@ class TimesCounted(Protocol):
         """All lengths of time together, in seconds."""
         ...
 
+    @property
+    def last_s(self) -> float:
+        """What was counted last, in seconds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DelayMetrics:
     """What messages have waited for at this node."""
 
+    apply: TimesCounted
+    """How long it took to apply each entry of the log to the state."""
     loop: TimesCounted
     """How late timers of the event loop were: as late as everything else that was to be done then."""
     log_write: TimesCounted
     """How long the disk took to write to the log, with its sync."""
     commit: TimesCounted
     """How long it took from the submission of a batch of commands until it was applied here, and so confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTotals:
+    """What is the same at every node, so that the leader alone shows it: RabbitMQ's boards add up what nodes show."""
+
+    queues: int
+    queues_created: int
+    """How many queues were ever created; and so for those that are gone."""
+    queues_deleted: int
+    messages_ready: int
+    messages_unacked: int
+    messages_routed: int
+    """How many messages went into queues since this process began, each as often as there were queues for it."""
+    messages_dropped: int
+    """How many messages that were not mandatory have reached no queue since this process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +215,14 @@ class MetricsSnapshot:
     memory: MemoryMetrics
     delays: DelayMetrics
     clock_offset_s: float | None
-    """None if the node cannot tell."""
-    """How many seconds the node's wall clock is ahead of the cluster's time."""
-    queues: int
-    messages_ready: int
-    messages_unacked: int
+    """How many seconds the node's wall clock is ahead of the cluster's time; None if the node cannot tell."""
+    uptime_s: float
     consumers: int
-    """The consumers of the whole cluster. Like the three values above, every node knows it."""
+    """The consumers of this node's clients."""
+    totals: ClusterTotals | None
+    """None if this node does not lead, or has not counted yet."""
+    cluster_id: str = ""
+    """The id of the cluster, in hexadecimal; empty as long as it has none."""
 
 
 def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
@@ -188,6 +245,8 @@ class _NodeCollector(Collector):
         snapshot = self._snapshot()
         yield from _infos(snapshot)
         yield from _gauges(snapshot)
+        if snapshot.totals is not None:
+            yield from _totals(snapshot.totals)
         yield from _raft(snapshot.raft)
         yield from _disk(snapshot.disk)
         yield from _memory(snapshot.memory)
@@ -211,22 +270,51 @@ def _counter(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABE
     return family
 
 
+def info_labels(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, dict[str, str]]:
+    """The labels of the metrics that say what a node is; `endpoint` is RabbitMQ's name for what is scraped."""
+    identity = {
+        "rabbitmq_node": snapshot.node,
+        "rabbitmq_cluster": snapshot.cluster,
+        "rabbitmq_cluster_permanent_id": snapshot.cluster_id,
+        "rabbitmq_endpoint": endpoint,
+    }
+    build = {"rabbitmq_version": snapshot.version}
+    return {"rabbitmq_identity_info": identity, "rabbitmq_build_info": build}
+
+
 def _infos(snapshot: MetricsSnapshot) -> Iterator[Metric]:
-    identity = {"rabbitmq_node": snapshot.node, "rabbitmq_cluster": snapshot.cluster}
-    yield _gauge("identity_info", "This node and its cluster", 1, identity)
-    yield _gauge("build_info", "What runs here", 1, {"rabbitmq_version": snapshot.version})
+    labels = info_labels(snapshot, "aggregated")
+    yield _gauge("identity_info", "This node and its cluster", 1, labels["rabbitmq_identity_info"])
+    yield _gauge("build_info", "What runs here", 1, labels["rabbitmq_build_info"])
+    # RabbitMQ's board shows under this name since when a node is up.
+    yield _gauge("erlang_uptime_seconds", "For how long this node has been up", snapshot.uptime_s)
 
 
 def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
-    counters, ready, unacked = snapshot.counters, snapshot.messages_ready, snapshot.messages_unacked
+    counters = snapshot.counters
     connections = counters.connections_opened - counters.connections_closed
     yield _gauge("connections", "Client connections of this node", connections)
     yield _gauge("channels", "Channels of this node", counters.channels_opened - counters.channels_closed)
-    yield _gauge("queues", "Queues of the cluster", snapshot.queues)
-    yield _gauge("consumers", "Consumers of the cluster", snapshot.consumers)
+    yield _gauge("consumers", "Consumers of this node's clients", snapshot.consumers)
+    yield _gauge("global_consumers", "Consumers of this node's clients", snapshot.consumers, _QUEUE_TYPE)
+    publishers = "Channels of this node on which something was published"
+    yield _gauge("global_publishers", publishers, counters.publishers, _PROTOCOL)
+    declared = "Declarations of queues by this node's clients, also of queues that were there"
+    yield _counter("queues_declared", declared, counters.queues_declared)
+
+
+def _totals(totals: ClusterTotals) -> Iterator[Metric]:
+    ready, unacked = totals.messages_ready, totals.messages_unacked
+    yield _gauge("queues", "Queues of the cluster", totals.queues)
+    yield _counter("queues_created", "Queues created in the cluster, ever", totals.queues_created)
+    yield _counter("queues_deleted", "Queues deleted in the cluster, ever", totals.queues_deleted)
     yield _gauge("queue_messages_ready", "Messages that wait for a consumer", ready)
     yield _gauge("queue_messages_unacked", "Messages delivered and not acknowledged", unacked)
     yield _gauge("queue_messages", "Ready and unacked messages", ready + unacked)
+    routed, dropped = totals.messages_routed, totals.messages_dropped
+    yield _counter("global_messages_routed", "Messages that went into queues", routed, _PROTOCOL)
+    text = "Messages that reached no queue and were not mandatory"
+    yield _counter("global_messages_unroutable_dropped", text, dropped, _PROTOCOL)
 
 
 def _raft(raft: RaftMetrics) -> Iterator[Metric]:
@@ -236,9 +324,14 @@ def _raft(raft: RaftMetrics) -> Iterator[Metric]:
     yield _standing(raft.standing)
     yield _gauge("raft_first_index", "First entry in this node's log", raft.first_index)
     yield _gauge("raft_last_index", "Last entry in this node's log", raft.last_index)
+    written = "Last entry that is on this node's disk"
+    yield _gauge("raft_last_written_index", written, raft.synced_index)
     yield _gauge("raft_commit_index", "Last entry that this node knows to be committed", raft.commit_index)
     yield _gauge("raft_last_applied", "Last entry applied to this node's state", raft.applied_index)
-    yield _gauge("raft_checkpoint_index", "Entry of this node's newest checkpoint", raft.checkpoint_index)
+    checkpoint = "Entry of this node's newest checkpoint"
+    yield _gauge("raft_checkpoint_index", checkpoint, raft.checkpoint_index)
+    # RabbitMQ's name for it, by which its board tells how long logs are.
+    yield _gauge("raft_snapshot_index", checkpoint, raft.checkpoint_index)
     yield _counter("raft_elections", "Changes of leader that this node has seen", raft.elections)
     installed = "Snapshots of other nodes that this node has installed"
     yield _counter("raft_snapshots_installed", installed, raft.snapshots_installed)
@@ -275,8 +368,11 @@ def _clock(offset_s: float) -> Metric:
 def _delays(delays: DelayMetrics) -> Iterator[Metric]:
     yield _histogram("loop_delay", "How late this node's event loop does what is due", delays.loop)
     yield _histogram("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
+    yield _histogram("raft_apply", "Each entry's application to this node's state", delays.apply)
     commit = "From the submission of a batch of commands until this node has applied it"
     yield _histogram("raft_commit", commit, delays.commit)
+    latest = "The same of the newest batch"
+    yield _gauge("raft_commit_latency_seconds", latest, delays.commit.last_s)
 
 
 def _histogram(name: str, text: str, times: TimesCounted) -> Metric:
@@ -284,6 +380,15 @@ def _histogram(name: str, text: str, times: TimesCounted) -> Metric:
     buckets = list(zip(bounds, accumulate(times.counts), strict=True))
     family = HistogramMetricFamily(f"rabbitmq_{name}_seconds", text)
     family.add_metric([], buckets, times.total_s)
+    return family
+
+
+def _sizes(sizes: SizeHistogram) -> Metric:
+    bounds = [*map(floatToGoString, sizes.bounds), "+Inf"]
+    text = "Sizes of the messages received from publishers, with their properties and frames"
+    family = HistogramMetricFamily("rabbitmq_message_size_bytes", text, labels=list(_PROTOCOL))
+    buckets = list(zip(bounds, accumulate(sizes.counts), strict=True))
+    family.add_metric(list(_PROTOCOL.values()), buckets, sizes.total)
     return family
 
 
@@ -306,6 +411,7 @@ def _messages(counters: Counters) -> Iterator[Metric]:
         return _counter(f"global_messages_{name}", text, value, _QUEUE_TYPE)
 
     yield published("received", "Received from publishers", counters.messages_received)
+    yield _sizes(counters.message_sizes)
     yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
     yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
     yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)

@@ -56,14 +56,22 @@ from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
 from qq.management.nodes import OwnNode
-from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.metrics import (
+    DelayMetrics,
+    DiskMetrics,
+    MemoryMetrics,
+    MetricsSnapshot,
+    RaftMetrics,
+    info_labels,
+    node_registry,
+)
 from qq.reloadable import Reloadable
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from cluster.peers import MemberStatus
@@ -152,6 +160,7 @@ class Node:
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
         self._loop_delays = Histogram()
+        self._began_s = self.runtime.monotonic()
         if (config.data_dir / UNFINISHED).exists():
             raise StartError(
                 f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
@@ -514,7 +523,7 @@ class Node:
         )
 
     def metrics(self) -> MetricsSnapshot:
-        group, queues = self.group, list(self.machine.queues())
+        group = self.group
         engine, journal = group.engine, group.journal
         own = group.statuses.own()
         return MetricsSnapshot(
@@ -528,6 +537,7 @@ class Node:
                 standing=own.standing or "",
                 first_index=journal.first_index,
                 last_index=journal.last_index,
+                synced_index=journal.synced_index,
                 commit_index=engine.commit_index,
                 applied_index=engine.applied_index,
                 checkpoint_index=group.housekeeping.newest_index,
@@ -543,14 +553,20 @@ class Node:
             ),
             memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active),
             delays=DelayMetrics(
-                self._loop_delays, self.disk.write_times, self.broker.submissions.commit_times
+                group.apply_times,
+                self._loop_delays,
+                self.disk.write_times,
+                self.broker.submissions.commit_times,
             ),
             clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
-            queues=len(queues),
-            messages_ready=sum(queue.ready for queue in queues),
-            messages_unacked=sum(queue.unacked for queue in queues),
-            consumers=sum(queue.consumers for queue in queues),
+            uptime_s=self.runtime.monotonic() - self._began_s,
+            consumers=self.management.own_consumers,
+            totals=self.management.totals if engine.is_leader else None,
+            cluster_id=group.configurations.newest.cluster.hex(),
         )
+
+    def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
+        return info_labels(self.metrics(), endpoint)
 
     def ready(self) -> str | None:
         if self._stopping:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A test that wants more examples than others, or fewer, says so in terms of `settings.default.max_examples`: else
+# `make quick` would try all of them.
 settings.register_profile("quick", settings.get_profile("qq"), max_examples=10)
 settings.load_profile("qq")
 

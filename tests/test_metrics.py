@@ -6,27 +6,43 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any
 
+import pytest
 from prometheus_client import generate_latest
 
 from cluster.histogram import Histogram
 from qq.metrics import (
+    ClusterTotals,
     Counters,
     DelayMetrics,
     DiskMetrics,
     MemoryMetrics,
     MetricsSnapshot,
     RaftMetrics,
+    SizeHistogram,
     node_registry,
 )
 
+TOTALS = ClusterTotals(
+    queues=3,
+    queues_created=8,
+    queues_deleted=5,
+    messages_ready=10,
+    messages_unacked=5,
+    messages_routed=40,
+    messages_dropped=2,
+)
 
-def scrape(counters: Counters, clock_offset_s: float | None = -1.5) -> dict[str, float]:
+
+def scrape(
+    counters: Counters, clock_offset_s: float | None = -1.5, totals: ClusterTotals | None = TOTALS
+) -> dict[str, float]:
     raft = RaftMetrics(
         term=7,
         is_leader=True,
         standing="learner",
         first_index=40,
         last_index=100,
+        synced_index=97,
         commit_index=99,
         applied_index=98,
         checkpoint_index=70,
@@ -40,10 +56,12 @@ def scrape(counters: Counters, clock_offset_s: float | None = -1.5) -> dict[str,
     for seconds in (0.0001, 0.0005, 0.0006, 0.02, 7.0):
         loop.add(seconds)
     log_write.add(0.3)
-    delays = DelayMetrics(loop, log_write, commit)
+    commit.add(0.2)
+    commit.add(0.1)
+    delays = DelayMetrics(Histogram(), loop, log_write, commit)
     registry = node_registry(
         lambda: MetricsSnapshot(
-            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 3, 10, 5, 4
+            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 60.0, 4, totals
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -56,24 +74,37 @@ def scrape(counters: Counters, clock_offset_s: float | None = -1.5) -> dict[str,
 def test_gauges_have_the_names_of_rabbitmq() -> None:
     shown = scrape(Counters(connections_opened=5, connections_closed=2, channels_opened=9, channels_closed=8))
     expected = {
-        'rabbitmq_identity_info{rabbitmq_cluster="qq",rabbitmq_node="n1"}': 1,
+        (
+            'rabbitmq_identity_info{rabbitmq_cluster="qq",rabbitmq_cluster_permanent_id="",'
+            'rabbitmq_endpoint="aggregated",rabbitmq_node="n1"}'
+        ): 1,
+        "rabbitmq_erlang_uptime_seconds": 60,
         "rabbitmq_connections": 3,
         "rabbitmq_connections_opened_total": 5,
         "rabbitmq_connections_closed_total": 2,
         "rabbitmq_channels": 1,
         "rabbitmq_queues": 3,
+        "rabbitmq_queues_created_total": 8,
+        "rabbitmq_queues_deleted_total": 5,
+        'rabbitmq_global_messages_routed_total{protocol="amqp091"}': 40,
+        'rabbitmq_global_messages_unroutable_dropped_total{protocol="amqp091"}': 2,
         "rabbitmq_consumers": 4,
+        'rabbitmq_global_consumers{protocol="amqp091",queue_type="rabbit_quorum_queue"}': 4,
         "rabbitmq_queue_messages": 15,
         "rabbitmq_queue_messages_ready": 10,
         "rabbitmq_queue_messages_unacked": 5,
         "rabbitmq_raft_term": 7,
+        "rabbitmq_raft_commit_latency_seconds": 0.1,
+        "rabbitmq_raft_commit_seconds_count": 2,
         "rabbitmq_raft_members": 3,
         "rabbitmq_raft_leader": 1,
         "rabbitmq_raft_first_index": 40,
         "rabbitmq_raft_last_index": 100,
+        "rabbitmq_raft_last_written_index": 97,
         "rabbitmq_raft_commit_index": 99,
         "rabbitmq_raft_last_applied": 98,
         "rabbitmq_raft_checkpoint_index": 70,
+        "rabbitmq_raft_snapshot_index": 70,
         "rabbitmq_raft_elections_total": 2,
         "rabbitmq_raft_snapshots_installed_total": 3,
         'rabbitmq_raft_standing{standing="voter"}': 0,
@@ -95,6 +126,33 @@ def test_a_node_that_cannot_judge_its_clock_shows_no_offset() -> None:
     assert "rabbitmq_clock_offset_seconds" not in scrape(Counters(), clock_offset_s=None)
 
 
+def test_what_is_the_same_at_every_node_is_shown_by_the_leader_alone() -> None:
+    shown = scrape(Counters(), totals=None)
+    assert "rabbitmq_connections" in shown
+    assert {name for name in scrape(Counters()) if name not in shown} == {
+        "rabbitmq_queues",
+        "rabbitmq_queues_created_total",
+        "rabbitmq_queues_deleted_total",
+        "rabbitmq_queue_messages",
+        "rabbitmq_queue_messages_ready",
+        "rabbitmq_queue_messages_unacked",
+        'rabbitmq_global_messages_routed_total{protocol="amqp091"}',
+        'rabbitmq_global_messages_unroutable_dropped_total{protocol="amqp091"}',
+    }
+
+
+@pytest.mark.parametrize("sizes", [[10], [100, 99], [100, 101, 5000], [10**6] * 3 + [1]])
+def test_sizes_are_counted_in_the_least_class_that_holds_them(sizes: list[int]) -> None:
+    counted = SizeHistogram()
+    counted.add([bytes(size) for size in sizes])
+    shown = scrape(Counters(message_sizes=counted))
+    for bound, name in ((100, "100.0"), (1000, "1000.0"), (10**6, "1e+06"), (10**8, "1e+08")):
+        below = sum(size <= bound for size in sizes)
+        assert shown[f'rabbitmq_message_size_bytes_bucket{{le="{name}",protocol="amqp091"}}'] == below
+    assert shown['rabbitmq_message_size_bytes_sum{protocol="amqp091"}'] == sum(sizes)
+    assert shown['rabbitmq_message_size_bytes_count{protocol="amqp091"}'] == len(sizes)
+
+
 def test_messages_are_counted_by_protocol_and_queue_type() -> None:
     shown = scrape(Counters(messages_received=7, messages_delivered_manual_ack=3, messages_got_auto_ack=2))
     assert shown['rabbitmq_global_messages_received_total{protocol="amqp091"}'] == 7
@@ -106,9 +164,12 @@ def test_messages_are_counted_by_protocol_and_queue_type() -> None:
 
 def test_every_counter_is_shown() -> None:
     for counter in fields(Counters):
-        value: Any = (
-            Counter({("expired", "at-most-once"): 12345}) if counter.name == "dead_lettered" else 12345
-        )
+        value: Any = 12345
+        if counter.name == "dead_lettered":
+            value = Counter({("expired", "at-most-once"): 12345})
+        elif counter.name == "message_sizes":
+            value = SizeHistogram()
+            value.add([b"x"])
         assert scrape(Counters(**{counter.name: value})) != scrape(Counters()), counter.name
 
 
@@ -162,4 +223,4 @@ def test_delays_are_counted_by_the_least_bound_that_they_do_not_exceed() -> None
     assert round(shown["rabbitmq_loop_delay_seconds_sum"], 4) == 7.0212
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.2"}'] == 0
     assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.5"}'] == 1
-    assert shown["rabbitmq_raft_commit_seconds_count"] == 0
+    assert shown["rabbitmq_raft_commit_seconds_count"] == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from qq.sessions.ports import PausableConnection
+from qq.sessions.ports import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class NumberedChannel(Protocol):
     def number(self) -> int: ...
 
 
-class Carrier(PausableConnection, Protocol):
+class Carrier(Connection, Protocol):
     """An AMQP connection, as its channels see it."""
 
     @property
@@ -59,6 +59,12 @@ class Carrier(PausableConnection, Protocol):
         ...
 
     # In
+
+    def pause_for(self, reason: object, /) -> None:
+        """Stop reading from the client, for one reason of perhaps several."""
+        ...
+
+    def resume_for(self, reason: object, /) -> None: ...
 
     def publish_fields(self, method: bytes, /) -> tuple[str, str, bool]:
         """Exchange, routing key and mandatory flag of a raw basic.publish. Raises ConnectionFault on `immediate`."""

@@ -21,12 +21,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qq.http import api
 from qq.http.errors import errors_as_json
+from qq.http.exposition import PER_OBJECT, ObjectExposition, info_line
 from qq.http.login import login_required
 from qq.http.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_bounded
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from prometheus_client import CollectorRegistry
 
     from qq.http.view import ManagementView, NodeView
@@ -65,7 +68,7 @@ def build_app(
 ) -> web.Application:
     """Make the application of a node that has read its log."""
     limits = limits or HttpLimits()
-    pages = _Pages(view, registry)
+    pages = _Pages(view, management, registry)
     app = web.Application(
         middlewares=[
             strangers_watched,
@@ -83,6 +86,8 @@ def build_app(
             web.get("/livez", _alive),
             web.get("/healthz", partial(_health, view)),
             web.get("/metrics", pages.metrics),
+            web.get("/metrics/per-object", pages.metrics_per_object),
+            web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
             *api.routes(view, management),
             web.static("/static", _STATIC),
@@ -101,8 +106,10 @@ async def listen(app: web.Application, host: str, port: int, limits: HttpLimits 
 class _Pages:
     """The handlers of pages that show something of the node."""
 
-    def __init__(self, view: NodeView, registry: CollectorRegistry) -> None:
+    def __init__(self, view: NodeView, management: ManagementView, registry: CollectorRegistry) -> None:
         self._view = view
+        self._management = management
+        self._objects = ObjectExposition()
         self._registry = registry
         self._metrics = b""
         self._metrics_until_s = 0.0
@@ -119,6 +126,28 @@ class _Pages:
             took_s = thread_time() - began_s
             self._metrics_until_s = monotonic() + took_s * METRICS_SHARE
         return web.Response(body=self._metrics, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+
+    async def metrics_per_object(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the metrics of every queue."""
+        return await self._of_objects(request, PER_OBJECT, None, "per-object", "rabbitmq_")
+
+    async def metrics_detailed(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the families of metrics that are asked for, of all virtual hosts or of those that are named."""
+        families = request.query.getall("family", [])
+        vhosts = request.query.getall("vhost", None)
+        return await self._of_objects(request, families, vhosts, "detailed", "rabbitmq_detailed_")
+
+    async def _of_objects(
+        self,
+        request: web.Request,
+        families: Collection[str],
+        vhosts: Collection[str] | None,
+        endpoint: str,
+        prefix: str,
+    ) -> web.StreamResponse:
+        tables = self._management.object_tables(families, vhosts)
+        infos = "".join(info_line(name, labels) for name, labels in self._view.infos(endpoint).items())
+        return await self._objects.write(request, tables, prefix, infos)
 
     async def cluster(self, _: web.Request) -> web.Response:
         status = self._view.cluster_status()

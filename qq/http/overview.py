@@ -79,7 +79,7 @@ class OverviewEndpoints:
         document = self._product() | {
             "disable_stats": is_asked(request, "disable_stats"),
             "enable_queue_totals": is_asked(request, "enable_queue_totals"),
-            "object_totals": self._management.totals(is_seen)._asdict(),
+            "object_totals": self._management.object_totals(is_seen)._asdict(),
             **self._statistics(is_seen),
         }
         if login_of(request).has_one_of(MONITORS):

@@ -391,6 +391,26 @@ class Deduplication(NamedTuple):
     age_ms: int
 
 
+class ObjectMetric(NamedTuple):
+    """A metric that is shown of each object apart; the name is without its prefix."""
+
+    name: str
+    kind: str
+    """"gauge" or "counter"."""
+    text: str
+
+
+class ObjectTable(NamedTuple):
+    """Metrics of objects of one kind, each of which is a row."""
+
+    is_of_cluster: bool
+    """Whether RabbitMQ shows them with the prefix `rabbitmq_cluster_`."""
+    labels: Sequence[str]
+    metrics: Sequence[ObjectMetric]
+    rows: Iterator[tuple[Sequence[str], Sequence[float | None]]]
+    """The labels' values and the metrics' of each object; None is not shown."""
+
+
 class BackupView(Protocol):
     """A backup that is being sent; its files stay until it was sent."""
 
@@ -406,6 +426,13 @@ class NodeView(Protocol):
 
     def ready(self) -> str | None:
         """Say why the node does not serve clients (under repair, no leader, no listener); None if it does."""
+        ...
+
+    def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
+        """The labels of the metrics that say what this node is, by their names.
+
+        `endpoint` is RabbitMQ's name for what is scraped.
+        """
         ...
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
@@ -445,6 +472,15 @@ class ManagementView(Protocol):
         ...
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None: ...
+
+    def object_tables(
+        self, families: Collection[str], vhosts: Collection[str] | None
+    ) -> Iterator[ObjectTable]:
+        """The metrics of objects, by RabbitMQ's names of their families; of some virtual hosts, or of all.
+
+        What is the same at every node is shown by the leader only.
+        """
+        ...
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         """The consumers that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
@@ -513,7 +549,7 @@ class ManagementView(Protocol):
 
     def deduplication(self) -> Deduplication: ...
 
-    def totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
+    def object_totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
         """How many things there are in the virtual hosts that are seen."""
         ...
 

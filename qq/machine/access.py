@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.commands import PutHashedUser
+from qq.machine.published import Published
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,8 @@ class AccessControl:
         self.users: dict[str, User] = {}
         self.limits: dict[str, Table] = {}
         """The limits of each user who has any, by the user's name."""
+        self.published: dict[str, Published] = {}
+        """What each of them has published since then."""
         self._permissions: dict[tuple[str, str], Permissions] = {}
         self._topic_permissions: dict[tuple[str, str, str], TopicPermissions] = {}
 
@@ -96,14 +99,16 @@ class AccessControl:
 
     def delete_user(self, name: str) -> None:
         del self.users[name]
-        self.limits.pop(name, None)
+        self.set_limits(name, {})
         self._forget(_USER, name)
 
     def set_limits(self, user: str, limits: Table) -> None:
         if limits:
             self.limits[user] = limits
+            self.published.setdefault(user, Published())
         else:
             self.limits.pop(user, None)
+            self.published.pop(user, None)
 
     def set_permissions(self, permissions: Permissions) -> None:
         self._permissions[permissions.user, permissions.vhost] = permissions

@@ -174,6 +174,11 @@ class Core:
         """The `sizes` of the batch that the offsets are of: they are computed only when they are needed."""
         self.position = 0
         """The place of the command under way in the batch."""
+        self.routed = 0
+        """How many messages went into queues since this process began, each as often as there were queues for it; like
+        `dropped`, no part of the state."""
+        self.dropped = 0
+        """How many messages reached no queue, and were not mandatory."""
 
     # Messages
 

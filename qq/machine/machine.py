@@ -245,6 +245,16 @@ class QueueMachine:
         return self._core.version
 
     @property
+    def routed(self) -> int:
+        """How many messages went into queues since this process began, each as often as there were queues for it."""
+        return self._core.routed
+
+    @property
+    def dropped(self) -> int:
+        """How many messages that were not mandatory have reached no queue since this process began."""
+        return self._core.dropped
+
+    @property
     def vhosts(self) -> Mapping[str, VirtualHost]:
         """All virtual hosts, by name. `ready`, `unacked` and `consumers` of their queues are the counts to show."""
         return self._core.catalog.vhosts

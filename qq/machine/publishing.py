@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Command, Commit, DeadLetter
     from qq.machine.consumers import Budget
-    from qq.machine.core import Core
+    from qq.machine.core import Core, SessionState
     from qq.machine.queue import Dying, Queue
     from qq.machine.vhost import VirtualHost
 
@@ -69,6 +69,8 @@ class Publishing:
             return
         else:
             vhost = known.vhost
+            if vhost.limits or core.catalog.access.published:
+                self._count_published(known, slot, count)
         try:
             queues = vhost.route(exchange, routing_key)
             if vhost.dear_ways:
@@ -119,6 +121,7 @@ class Publishing:
             return
         self._queues = None
         index, slot, count, size = core.index, self._slot, self._count, self._size
+        core.routed += count * len(queues)
         for queue in queues:
             queue.enqueue(index, slot, count, size)
             core.touch(queue)
@@ -128,7 +131,7 @@ class Publishing:
         core = self._core
         slot = core.next_slot
         core.next_slot = slot + command.count
-        vhost = core.publishes_to(command.session)
+        vhost = self._counted_vhost(command.session, slot, command.count)
         if vhost is None:
             return
         try:
@@ -141,7 +144,7 @@ class Publishing:
         core = self._core
         start = core.next_slot
         published = sum(part.count for part in content if isinstance(part, Enqueue | Publish))
-        vhost = core.publishes_to(command.session)
+        vhost = self._counted_vhost(command.session, start, published)
         if vhost is not None:
             try:
                 ways = self._check(vhost, content)
@@ -194,6 +197,25 @@ class Publishing:
             ]
 
     # What the above is made of
+
+    def _counted_vhost(self, session: int, slot: int, count: int) -> VirtualHost | None:
+        """The virtual host to which the session publishes these messages, counted; None if it has failed."""
+        core = self._core
+        vhost = core.publishes_to(session)
+        if vhost is not None and (vhost.limits or core.catalog.access.published):
+            known = core.sessions.get((core.origin, session))
+            if known is not None:
+                self._count_published(known, slot, count)
+        return vhost
+
+    def _count_published(self, session: SessionState, slot: int, count: int) -> None:
+        """Count messages of the batch where publishing may be limited."""
+        core, first = self._core, slot & MESSAGE_MASK
+        size = sum(core.sizes[first : first + count])
+        session.vhost.published.count(core.origin, count, size)
+        of_user = core.catalog.access.published.get(session.user or "")
+        if of_user is not None:
+            of_user.count(core.origin, count, size)
 
     def _count_copies(self, vhost: VirtualHost, queues: Sequence[Queue]) -> None:
         """Raise Refused if the messages of one entry reach too many queues."""
@@ -374,6 +396,7 @@ class Publishing:
             if publisher:
                 run = (publish_seq + first, publish_seq + accepted - 1)
                 vhost.publishers.admit(publisher, run, core.time_ms)
+            core.routed += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
             self._serve_if_full(queues, accepted - first)
@@ -412,8 +435,12 @@ class Publishing:
                 requester = vhost.requesters.get(name)
                 if requester is not None:
                     core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
-        if command.mandatory and not queues and not is_reply:
+        if queues or is_reply:
+            return
+        if command.mandatory:
             self._return(command, slot, count)
+        else:
+            core.dropped += count
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
         """Give mandatory messages that no queue gets back to their publisher."""

@@ -24,6 +24,7 @@ from qq.machine.errors import (
     the_queue,
 )
 from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange
+from qq.machine.published import Published
 from qq.machine.publishers import Publishers
 from qq.machine.queue import NOBODY, Queue
 from qq.machine.requesters import REPLY_PREFIX
@@ -127,6 +128,8 @@ class VirtualHost:
         self.unreviewed_exchanges: list[str] = []
         """Names of exchanges to which other policies may apply now; their turn is after all queues."""
         self.publishers = Publishers()
+        self.published = Published()
+        """What was published here while there was any limit."""
         self._new_number = new_number
         self._work = work
         self._remains = remains

@@ -1,10 +1,10 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
-gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), what nodes say
-of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), and
-what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a
-change does (qq/machine, cluster).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py, figures.py),
+how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py),
+what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it
+(others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
+(qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.nodes import NodeReports
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
 
 class Management(
-    QueueReports, CatalogReports, NodeReports, Changes, LeadershipTransfers, MemberChanges, Backups
+    QueueReports,
+    CatalogReports,
+    ObjectFigures,
+    NodeReports,
+    Changes,
+    LeadershipTransfers,
+    MemberChanges,
+    Backups,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
@@ -40,6 +48,7 @@ class Management(
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
+        ObjectFigures.__init__(self, broker, group)
         NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)

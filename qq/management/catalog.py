@@ -188,7 +188,7 @@ class CatalogReports:
 
     # The whole
 
-    def totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
+    def object_totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
         catalog = self._machine.catalog
         seen = [vhost for vhost in catalog.vhosts.values() if is_seen(vhost.name)]
         sees_all = len(seen) == len(catalog.vhosts)

@@ -16,6 +16,7 @@ from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
 from qq.management.rates import SAMPLE_INTERVAL_S, Rates, counts_of
+from qq.metrics import ClusterTotals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 QUEUES_PER_SAMPLE = 200
 """How many queues are sampled at a time: it takes about a millisecond."""
+CONSUMERS_PER_SAMPLE = 2000
+"""How many consumers are counted at a time."""
 DOWN = "down"
 
 
@@ -37,6 +40,10 @@ class QueueReports:
         self._broker = broker
         self._group = group
         self._rates = Rates()
+        self.totals: ClusterTotals | None = None
+        """What there was in the cluster at the last sample; None before the first one."""
+        self.own_consumers = 0
+        """How many consumers this node's clients had at the last sample."""
 
     @property
     def _machine(self) -> QueueMachine:
@@ -51,9 +58,32 @@ class QueueReports:
     async def _sample(self) -> None:
         queues = list(self._machine.queues())
         self._rates.keep_only(queues)
+        ready = unacked = 0
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
-            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._group.time_ms())
+            some = queues[start : start + QUEUES_PER_SAMPLE]
+            self._rates.sample(some, self._group.time_ms())
+            ready += sum(queue.ready for queue in some)
+            unacked += sum(queue.unacked for queue in some)
             await asyncio.sleep(0)
+        created = self._machine.catalog.queues_declared
+        self.totals = ClusterTotals(
+            queues=len(queues),
+            queues_created=created,
+            queues_deleted=created - len(queues),
+            messages_ready=ready,
+            messages_unacked=unacked,
+            messages_routed=self._machine.routed,
+            messages_dropped=self._machine.dropped,
+        )
+        self.own_consumers = await self._count_own_consumers()
+
+    async def _count_own_consumers(self) -> int:
+        consumers, own = list(self._machine.consumers.values()), 0
+        for start in range(0, len(consumers), CONSUMERS_PER_SAMPLE):
+            some = consumers[start : start + CONSUMERS_PER_SAMPLE]
+            own += sum(consumer.live and consumer.node == self._broker.name for consumer in some)
+            await asyncio.sleep(0)
+        return own
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
         members, online = self._members()

@@ -65,7 +65,7 @@ class Broker:
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._dispatcher = Dispatcher(self.counters)
-        self.throttle = Throttle(machine, runtime, limits, lambda: self.connections)
+        self.throttle = Throttle(name, machine, runtime, limits)
         self._last_id = 0
         self._full: dict[Connection, None] = {}
         self._leader: str | None = None
@@ -92,7 +92,7 @@ class Broker:
     def connection_closed(self, connection: Connection) -> None:
         del self._dispatcher.connections[connection.id]
         self._full.pop(connection, None)
-        self.throttle.left(connection.id)
+        self.throttle.connection_left(connection)
         self.counters.connections_closed += 1
         self.connection_left(connection)
         connection.lane.payer = None  # nothing is counted for it any more, and it refers to its lane

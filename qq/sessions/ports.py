@@ -133,16 +133,6 @@ class Connection(Payer, Protocol):
         ...
 
 
-class PausableConnection(Connection, Protocol):
-    """A connection whose client can be made to wait."""
-
-    def pause_for(self, reason: object, /) -> None:
-        """Stop reading from the client, for one reason of perhaps several."""
-        ...
-
-    def resume_for(self, reason: object, /) -> None: ...
-
-
 class SessionConsumer(Protocol):
     """A consumer of a session."""
 
@@ -182,6 +172,14 @@ class Publisher(Unconfirmed, Protocol):
     @property
     def published(self) -> int:
         """The publish sequence number of its last message; only messages that are to be confirmed are counted."""
+        ...
+
+
+class PatientPublisher(Publisher, Protocol):
+    """A publisher that can be made to wait."""
+
+    def go_on(self) -> None:
+        """Publish what had to wait, as far as it may pass now, and wait again with the rest."""
         ...
 
 

@@ -1,40 +1,56 @@
 """Limits of how much is published in a second: by the clients of a virtual host, by those of a user, on a connection.
 
-Lives here: what counts, whose publishers wait for how long, and who goes on first. Not here: the limits themselves
-(machine/limits.py; `NodeLimits` for connections), what it means to wait (a connection's `pause_for`).
+Lives here: what counts, how much passes now, and who goes on first. Not here: the limits themselves
+(machine/limits.py; `NodeLimits` for connections), keeping what has to wait (the publisher, which is told to `go_on`).
 
-Law: nothing is refused and nothing is lost: what was read passes and is charged, and then its connection is not read
-until it is paid for. Who does not publish never waits. A limit of a virtual host or a user is that of the whole
-cluster: a node grants as large a share of it as it has of those connections. Nobody asks other nodes for that: the log
-tells every node of all connections.
+Law: nothing is refused and nothing passes ahead of its time: what passes is within the limits but for its last message,
+so no publisher leaves a debt behind that others would have to pay. Connections have turns, however many channels they
+have, and one that publishes little has its turn before those that publish much. Nobody asks other nodes how much of a
+limit is theirs: the log tells every node what is published at all of them.
+
+A limit of a virtual host or a user is that of the whole cluster. A message passes at a node as soon as the limit has
+room for it beside what was published everywhere, or the node's share has beside what was published here. The share is
+an equal one of all nodes where something is published: without it, the node that happens to be ahead would have all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cluster.ports import Runtime
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
-    from qq.sessions.ports import Connection, PausableConnection
+    from qq.machine.published import Published
+    from qq.sessions.ports import Connection, PatientPublisher
 
 BURST_S = 1.0
 """For how long a limit that was not used up counts: a second's worth may be published at once after some quiet."""
-TURN_S = 0.001
-"""How long after one of those who wait the next one goes on: by then it is known how much the first has published."""
+SHARE_BURST_S = 0.1
+"""For how long a node's share counts that was not used up, beside the limit of all nodes: as long as a busy loop may be
+late."""
+TURN_S = 0.01
+"""How much of a limit, as time, one publisher uses up at least before the next one has its turn, which costs 0.1 ms."""
+TICK_S = 0.001
+"""How long it is waited at least: until others have had their turn of the event loop."""
 LOOK_S = 0.1
-"""How often it is looked whether a limit that somebody waits for is still the same: an operator may have raised it."""
-COUNT_S = 1.0
-"""How long the numbers of this node's connections hold that shares are made of."""
-_LIMIT = "a limit of publishing"
-"""Why connections wait."""
+"""How often it is looked whether a limit that somebody waits for is still the same, and what others leave of it."""
+AHEAD_S = 2 * TURN_S
+"""By how much of a limit, as time, a connection that has published little comes ahead of those that publish much."""
+ACTIVE_S = 10.0
+"""For how long a node where nothing is published any more keeps its share."""
+OWED_S = ACTIVE_S / 2
+"""For how long, at most, nothing but the share passes because of what others have let through: those of release 0.1 go
+by no limit. As the share uses up half at most, it is paid for when the others' shares end."""
+SWEEP_S = 1.0
+"""How often it is looked, at most, which limits nobody uses any more."""
 
 
 class _Key(NamedTuple):
@@ -49,36 +65,130 @@ class _Key(NamedTuple):
 class _Limit(NamedTuple):
     key: _Key
     limit: int
-    """The limit, of the whole cluster."""
-    per_s: float
-    """What this node grants of it."""
+    published: Published | None
+    """What is published at all nodes; None if the limit is of this node alone."""
 
 
 class _Bucket:
     """How far a limit is used up, and who waits because of that."""
 
-    __slots__ = ("is_watched", "limit", "paid_s", "waiting")
+    __slots__ = (
+        "is_watched",
+        "limit",
+        "most_used_s",
+        "name",
+        "others",
+        "paid_s",
+        "share_paid_s",
+        "used_s",
+        "waiting",
+    )
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
         self.limit = limit
         self.paid_s = 0.0
-        """The (monotonic) time at which all that was published will be within the limit."""
-        self.waiting: dict[int, PausableConnection] = {}
-        """Who waits, by number, in the order in which they go on."""
+        """The (monotonic) time at which all that was published, at any node, will be within the limit."""
+        self.share_paid_s = 0.0
+        """The time at which what was published here of the share, when others left nothing, will be within it."""
+        self.others: dict[str, tuple[int, float]] = {}
+        """How much was published at each other node when it was last looked, and when that was last more."""
+        self.waiting: dict[int, dict[int, PatientPublisher]] = {}
+        """Who waits, by connection and then by session, both in the order of coming."""
+        self.used_s: dict[int, float] = {}
+        """How much of the limit each connection has used up, as time, as far as that decides whose turn it is."""
+        self.most_used_s = 0.0
+        """The most that one of them has used up."""
         self.is_watched = False
+
+    def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
+        """Charge what other nodes have published since the last look; what was never used up is forgotten in time."""
+        more_s = 0.0
+        for node, messages, size in published:
+            count = messages if self.name == MAX_PUBLISHES else size
+            before, _ = self.others.get(node, (0, 0.0))
+            if count != before:
+                # One that is smaller is of a replica that has begun to count anew.
+                more_s += (count - before if count > before else count) / self.limit
+                self.others[node] = count, now_s
+        owed_s = min(self.paid_s + more_s, now_s + OWED_S)
+        self.paid_s = max(self.paid_s, owed_s, now_s - BURST_S)
+        self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
+
+    def begin(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
+        """Look for the first time: what was published before does not count."""
+        self.look(published, now_s)
+        self.paid_s = now_s - BURST_S
+
+    def _nodes(self, now_s: float) -> int:
+        return 1 + sum(now_s - since_s < ACTIVE_S for _, since_s in self.others.values())
+
+    def is_due(self, now_s: float) -> bool:
+        return self.due_s(now_s) <= now_s
+
+    def due_s(self, now_s: float) -> float:
+        """When the next message may pass."""
+        return self.paid_s if self._nodes(now_s) == 1 else min(self.paid_s, self.share_paid_s)
+
+    def fitting(self, messages: Sequence[bytes], now_s: float) -> int:
+        """How many of the messages may pass now; the last of them may be too much in part."""
+        if not self.is_due(now_s):
+            return 0
+        if self.paid_s <= now_s:
+            room = (now_s + TURN_S - self.paid_s) * self.limit
+        else:
+            room = (now_s + TURN_S - self.share_paid_s) * self.limit / self._nodes(now_s)
+        if self.name == MAX_PUBLISHES:
+            return min(len(messages), floor(room) + 1)
+        for count, message in enumerate(messages):
+            if room < 0:
+                return count
+            room -= len(message)
+        return len(messages)
+
+    def charge(self, connection: int, messages: Sequence[bytes], now_s: float) -> None:
+        """Charge messages that a connection has published at this node."""
+        cost_s = (len(messages) if self.name == MAX_PUBLISHES else sum(map(len, messages))) / self.limit
+        if self.paid_s > now_s:  # else others leave as much, and the share is not used up
+            self.share_paid_s += cost_s * self._nodes(now_s)
+        self.paid_s += cost_s
+        most_s = self.most_used_s
+        used_s = max(self.used_s.get(connection, most_s), most_s - AHEAD_S) + cost_s
+        self.used_s[connection] = used_s
+        self.most_used_s = max(most_s, used_s)
+
+    def add(self, publisher: PatientPublisher) -> None:
+        """Have a publisher wait. A new connection comes behind all others, that coming again is no use."""
+        connection = publisher.connection.id
+        self.waiting.setdefault(connection, {})[publisher.session] = publisher
+        self.used_s.setdefault(connection, self.most_used_s)
+
+    def take_next(self) -> PatientPublisher:
+        """Take out the publisher whose turn it is: of the connection that has used up least, as one waits longest."""
+        connection = min(self.waiting, key=self.used_s.__getitem__)
+        mine = self.waiting.pop(connection)
+        publisher = mine.pop(next(iter(mine)))
+        if mine:
+            self.waiting[connection] = mine
+        return publisher
+
+    def remove(self, publisher: PatientPublisher) -> None:
+        connection = publisher.connection.id
+        mine = self.waiting[connection]
+        del mine[publisher.session]
+        if not mine:
+            del self.waiting[connection]
+
+    @property
+    def all_waiting(self) -> list[PatientPublisher]:
+        return [publisher for mine in self.waiting.values() for publisher in mine.values()]
 
 
 class Throttle:
     """The limits of publishing on one node."""
 
-    def __init__(
-        self,
-        machine: QueueMachine,
-        runtime: Runtime,
-        limits: NodeLimits,
-        connections: Callable[[], Mapping[int, Connection]],
-    ) -> None:
-        """`connections` tells those of this node."""
+    def __init__(self, node: str, machine: QueueMachine, runtime: Runtime, limits: NodeLimits) -> None:
+        self._node = node
         self._machine = machine
         self._runtime = runtime
         self._of_connection = [
@@ -89,116 +199,154 @@ class Throttle:
             )
             if limit
         ]
-        self._connections = connections
         self._buckets: dict[_Key, _Bucket] = {}
-        self._held: dict[int, _Bucket] = {}
-        """Which limit those connections wait for that wait, by number."""
-        self._counted_s = -COUNT_S
-        self._own: Counter[tuple[str, str]] = Counter()
-        """How many connections each virtual host and each user has at this node."""
+        self._waits_for: dict[int, _Bucket] = {}
+        """What those publishers wait for that wait, by session."""
+        self._waiting_of: Counter[int] = Counter()
+        """How many publishers of each connection wait, by its number."""
+        self._turn: int | None = None
+        """The session of the publisher that goes on now, ahead of those that wait."""
+        self._swept_s = 0.0
 
-    def holds(self, number: int) -> bool:
-        """Whether the connection of this number waits because of a limit."""
-        return number in self._held
+    def holds(self, connection: int) -> bool:
+        """Whether something that this connection has published waits because of a limit."""
+        return connection in self._waiting_of
 
-    def published(self, connection: PausableConnection, messages: Sequence[bytes]) -> None:
-        """Charge messages, with their headers and frames, that were published; the connection waits if it is time."""
-        machine = self._machine
-        vhost = machine.vhosts.get(connection.vhost)
-        if not (self._of_connection or machine.catalog.access.limits or (vhost is not None and vhost.limits)):
-            return
-        for key, limit, per_s in self._limits_of(connection):
-            amount = len(messages) if key.name == MAX_PUBLISHES else sum(map(len, messages))
-            bucket = self._buckets.get(key)
-            if bucket is None:
-                bucket = self._buckets[key] = _Bucket(limit)
-            now_s = self._runtime.monotonic()
-            bucket.paid_s = max(bucket.paid_s, now_s - BURST_S) + amount / per_s
-            if bucket.paid_s > now_s:
-                self._hold(connection, bucket, key)
-
-    def left(self, number: int) -> None:
-        """Forget a connection that is gone."""
-        bucket = self._held.pop(number, None)
-        if bucket is not None:
-            del bucket.waiting[number]
-
-    # The limits
-
-    def _limits_of(self, connection: PausableConnection) -> Iterator[_Limit]:
-        catalog = self._machine.catalog
-        for name, limit in self._of_connection:
-            yield _Limit(_Key("connection", connection.id, name), limit, limit)
-        vhost = catalog.vhosts.get(connection.vhost)
-        if vhost is not None and vhost.limits:
-            yield from self._shares("vhost", vhost.name, vhost.limits, vhost.connections)
-        limits = catalog.access.limits.get(connection.user)
-        if limits:
-            total = catalog.connections_of(connection.user)
-            yield from self._shares("user", connection.user, limits, total)
-
-    def _shares(self, kind: str, of: str, limits: Mapping[str, object], total: int) -> Iterator[_Limit]:
-        """Which limits there are in `limits` of a virtual host, or user, with so many connections in all."""
-        for name in (MAX_PUBLISHES, MAX_PUBLISH_BYTES):
-            limit = limit_of(limits, name)
-            if limit:  # 0 is refused where limits are set
-                own = max(1, self._counted()[kind, of])
-                yield _Limit(_Key(kind, of, name), limit, limit * own / max(own, total))
-
-    def _counted(self) -> Counter[tuple[str, str]]:
+    def passing(self, publisher: PatientPublisher, messages: Sequence[bytes]) -> int:
+        """How many of these messages, with their headers and frames, may be published now. The rest has to `wait`."""
+        count = len(messages)
+        if not self._may_limit(publisher.connection):
+            return count
         now_s = self._runtime.monotonic()
-        if self._counted_s + COUNT_S <= now_s:
-            self._counted_s = now_s
-            admitted = [each for each in self._connections().values() if each.is_admitted]
-            self._own = Counter(("vhost", each.vhost) for each in admitted)
-            self._own.update(("user", each.user) for each in admitted)
-            unused = [
-                key
-                for key, bucket in self._buckets.items()
-                if bucket.paid_s + BURST_S <= now_s and not bucket.waiting
-            ]
-            for key in unused:
-                del self._buckets[key]
-        return self._own
+        for limit in self._limits_of(publisher.connection):
+            bucket = self._bucket(limit, now_s)
+            if bucket.waiting and publisher.session != self._turn:
+                return 0
+            count = min(count, bucket.fitting(messages, now_s))
+        return count
 
-    # Waiting
+    def charge(self, connection: Connection, messages: Sequence[bytes], count: int) -> None:
+        """Note that the first `count` of these messages were published."""
+        if self._may_limit(connection):
+            now_s = self._runtime.monotonic()
+            for limit in self._limits_of(connection):
+                self._bucket(limit, now_s).charge(connection.id, messages[:count], now_s)
 
-    def _hold(self, connection: PausableConnection, bucket: _Bucket, key: _Key) -> None:
-        if connection.id not in self._held:
-            self._held[connection.id] = bucket
-            bucket.waiting[connection.id] = connection
-            connection.pause_for(_LIMIT)
+    def wait(self, publisher: PatientPublisher) -> None:
+        """Have a publisher told to `go_on` when it is its turn. It publishes nothing until then."""
+        now_s = self._runtime.monotonic()
+        limits = {limit.key: self._bucket(limit, now_s) for limit in self._limits_of(publisher.connection)}
+        used_up = {key: bucket for key, bucket in limits.items() if not bucket.is_due(now_s)}
+        in_turns = {key: bucket for key, bucket in limits.items() if bucket.waiting}
+        key, bucket = next(iter((used_up or in_turns or limits).items()))
+        bucket.add(publisher)
+        self._waits_for[publisher.session] = bucket
+        self._waiting_of[publisher.connection.id] += 1
         if not bucket.is_watched:
             bucket.is_watched = True
             self._watch(bucket, key)
 
+    def connection_left(self, connection: Connection) -> None:
+        """Forget a connection; none of its publishers waits any more."""
+        for limit in self._limits_of(connection):
+            bucket = self._buckets.get(limit.key)
+            if bucket is not None:
+                bucket.used_s.pop(connection.id, None)
+
+    def left(self, publisher: PatientPublisher) -> None:
+        """Forget a publisher, if it waits: it is gone."""
+        bucket = self._waits_for.get(publisher.session)
+        if bucket is not None:
+            bucket.remove(publisher)
+            self._forget(publisher)
+
+    def _forget(self, publisher: PatientPublisher) -> None:
+        del self._waits_for[publisher.session]
+        connection = publisher.connection.id
+        self._waiting_of[connection] -= 1
+        if not self._waiting_of[connection]:
+            del self._waiting_of[connection]
+
+    # The limits
+
+    def _may_limit(self, connection: Connection) -> bool:
+        """Whether there may be a limit for this connection: asked for everything that is published."""
+        vhost = self._machine.vhosts.get(connection.vhost)
+        return bool(
+            self._of_connection or (vhost is not None and vhost.limits) or self._machine.catalog.access.limits
+        )
+
+    def _limits_of(self, connection: Connection) -> Iterator[_Limit]:
+        access = self._machine.catalog.access
+        for name, limit in self._of_connection:
+            yield _Limit(_Key("connection", connection.id, name), limit, None)
+        vhost = self._machine.vhosts.get(connection.vhost)
+        if vhost is not None and vhost.limits:
+            yield from _limits("vhost", vhost.name, vhost.limits, vhost.published)
+        limits = access.limits.get(connection.user)
+        if limits:
+            yield from _limits("user", connection.user, limits, access.published[connection.user])
+
+    def _bucket(self, limit: _Limit, now_s: float) -> _Bucket:
+        """The bucket of a limit, as full as it is now. If the limit has changed, those who wait for it go on first."""
+        key, value, published = limit
+        elsewhere = () if published is None else published.elsewhere(self._node)
+        bucket = self._buckets.get(key)
+        if bucket is not None and (bucket.limit == value or bucket.waiting):
+            bucket.look(elsewhere, now_s)
+            return bucket
+        self._sweep(now_s)
+        bucket = self._buckets[key] = _Bucket(key.name, value)
+        bucket.begin(elsewhere, now_s)
+        return bucket
+
+    def _sweep(self, now_s: float) -> None:
+        """Forget limits that nobody uses any more, from time to time."""
+        if self._swept_s + SWEEP_S <= now_s:
+            self._swept_s = now_s
+            for key, bucket in list(self._buckets.items()):
+                if bucket.paid_s + BURST_S <= now_s and not bucket.waiting:
+                    del self._buckets[key]
+
+    # Turns
+
     def _watch(self, bucket: _Bucket, key: _Key) -> None:
-        wait_s = bucket.paid_s - self._runtime.monotonic()
-        self._runtime.call_later(min(max(wait_s, TURN_S), LOOK_S), partial(self._look, bucket, key))
+        now_s = self._runtime.monotonic()
+        wait_s = bucket.due_s(now_s) - now_s
+        self._runtime.call_later(min(max(wait_s, TICK_S), LOOK_S), partial(self._look, bucket, key))
 
     def _look(self, bucket: _Bucket, key: _Key) -> None:
         """Let the next one go on that waits for this limit, if it is time; all of them if the limit has changed."""
+        bucket.is_watched = False
         if not bucket.waiting:
-            bucket.is_watched = False
             return
-        first = next(iter(bucket.waiting.values()))
-        known = {each.key: each.limit for each in self._limits_of(first)}
-        if known.get(key) != bucket.limit:
-            if self._buckets.get(key) is bucket:
-                del self._buckets[key]
-            for connection in list(bucket.waiting.values()):
-                self._release(connection)
-        elif bucket.paid_s <= self._runtime.monotonic():
-            self._release(first)
+        now_s = self._runtime.monotonic()
+        first = next(iter(next(iter(bucket.waiting.values())).values()))
+        limit = next((each for each in self._limits_of(first.connection) if each.key == key), None)
+        if limit is None or limit.limit != bucket.limit:
+            del self._buckets[key]
+            for publisher in bucket.all_waiting:
+                if publisher.session in self._waits_for:  # the turn of another one may have ended this one
+                    self.left(publisher)
+                    self._give_turn(publisher)
+            return
+        bucket.is_watched = True
+        if self._bucket(limit, now_s).is_due(now_s):
+            publisher = bucket.take_next()
+            self._forget(publisher)
+            self._give_turn(publisher)
         self._watch(bucket, key)
 
-    def _release(self, connection: PausableConnection) -> None:
-        """Let a connection go on, unless it has to wait for another limit."""
-        self.left(connection.id)
-        now_s = self._runtime.monotonic()
-        for key, *_ in self._limits_of(connection):
-            other = self._buckets.get(key)
-            if other is not None and other.paid_s > now_s:
-                self._hold(connection, other, key)
-                return
-        connection.resume_for(_LIMIT)
+    def _give_turn(self, publisher: PatientPublisher) -> None:
+        self._turn = publisher.session
+        try:
+            publisher.go_on()
+        finally:
+            self._turn = None
+
+
+def _limits(kind: str, of: str, limits: Mapping[str, object], published: Published) -> Iterator[_Limit]:
+    for name in (MAX_PUBLISHES, MAX_PUBLISH_BYTES):
+        limit = limit_of(limits, name)
+        if limit:  # 0 is refused where limits are set
+            yield _Limit(_Key(kind, of, name), limit, published)

@@ -246,7 +246,12 @@ def cut(stream: bytes, sizes: list[int]) -> Iterable[bytes]:
 
 
 cuts = st.lists(st.integers(1, 300), max_size=5)
-fuzz = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
+fuzz = settings(
+    deadline=None,
+    max_examples=min(60, settings.default.max_examples),
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 
 
 def checked(shell: Shell) -> None:

@@ -24,7 +24,7 @@ from qq.stored.editing import content, reframe, with_headers
 names = st.text(st.characters(max_codepoint=127, categories=("L", "N")), max_size=60)
 channels = st.integers(1, 65535)
 tags = st.integers(1, 2**63 - 1)
-quick = settings(max_examples=30, deadline=None, derandomize=True)
+quick = settings(max_examples=min(30, settings.default.max_examples), deadline=None, derandomize=True)
 
 
 @quick
@@ -151,7 +151,7 @@ others = st.fixed_dictionaries(
 changes = st.dictionaries(st.sampled_from(["a", "x-death", "new"]), st.integers(-5, 5))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.none() | pairs, others, st.integers(0, 3)), max_size=3),
     changes,

@@ -27,7 +27,7 @@ from pamqp import commands, frame
 from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
 from qq.stored.editing import content
 
-fuzz = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 short = st.text(max_size=20)
 scalars = (

@@ -24,7 +24,7 @@ from qq.stored.properties import (
     user_id,
 )
 
-quick = settings(max_examples=200, deadline=None, derandomize=True)
+quick = settings(max_examples=2 * settings.default.max_examples, deadline=None, derandomize=True)
 
 
 def with_header(name: str, value: bytes) -> bytes:

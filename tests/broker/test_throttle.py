@@ -14,7 +14,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server.connection import BEATS, SILENT_BEATS_MAX
+from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
 from qq.http.view import Product
 from qq.machine import commands as c
@@ -22,47 +22,70 @@ from qq.machine.codec import encode_batch
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
 from qq.management.catalog import CatalogReports
-from qq.sessions.throttle import BURST_S, COUNT_S, LOOK_S, TURN_S, Throttle
+from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from cluster.ports import Runtime
-    from qq.sessions.ports import Connection
+    from qq.sessions.ports import PatientPublisher
 
 READ = 20
 """Messages that one read of a client's socket brings."""
+NODES = ("n1", "n2", "n3")
+LAG_S = 0.005
+"""How long after it was published something is known at all nodes."""
 
 
 class Flood:
-    """A client that publishes whenever it is read."""
+    """A client that publishes whenever it may. It is its connection, its session and its publisher."""
 
-    is_admitted = True
-
-    def __init__(self, world: World, number: int, vhost: str, user: str, size: int) -> None:
-        self.id, self.vhost, self.user = number, vhost, user
-        self.world, self.size = world, size
-        self.reasons: set[object] = set()
+    def __init__(self, world: World, number: int, vhost: str, user: str, size: int, node: str) -> None:
+        self.id = self.session = number
+        self.vhost, self.user = vhost, user
+        self.connection = self
+        self.world, self.size, self.node = world, size, node
+        self.throttle = world.throttles[node]
+        self.idle = False
+        """Whether it publishes only what the test says."""
+        self.held: list[bytes] = []
         self.passed = 0
 
-    def pause_for(self, reason: object) -> None:
-        self.reasons.add(reason)
+    @property
+    def as_publisher(self) -> PatientPublisher:
+        return cast("PatientPublisher", self)
 
-    def resume_for(self, reason: object) -> None:
-        self.reasons.remove(reason)
-        self.world.at(0.0, self.read)
+    @property
+    def waits(self) -> bool:
+        return bool(self.held)
 
     def read(self) -> None:
-        if not self.reasons and self.id in self.world.connections:
-            self.passed += READ
-            self.world.throttle.published(self, [bytes(self.size)] * READ)
-            if not self.reasons:
-                self.world.at(0.0005, self.read)
+        if self.session in self.world.connections:
+            assert not self.waits
+            self.publish([bytes(self.size)] * READ)
+            if not self.waits:
+                self.world.at(0.002, self.read)
+
+    def publish(self, messages: list[bytes]) -> None:
+        me = self.as_publisher
+        passing = self.throttle.passing(me, messages)
+        self.throttle.charge(me.connection, messages, passing)
+        self.passed += passing
+        self.world.is_published(self, messages[:passing])
+        self.held = messages[passing:]
+        if self.held:
+            self.throttle.wait(me)
+
+    def go_on(self) -> None:
+        assert self.waits, "nobody is told twice"
+        self.publish(self.held)
+        if not self.waits and not self.idle:
+            self.world.at(0.002, self.read)
 
 
 class World:
-    """A node whose clock goes on when the test says so, and the connections of the cluster."""
+    """Nodes with one state, a clock that goes on when the test says so, and clients."""
 
     def __init__(self, **limits: Any) -> None:
         self.machine = QueueMachine(content_of)
@@ -70,12 +93,12 @@ class World:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count(1)
         self.connections: dict[int, Flood] = {}
-        self.throttle = Throttle(
-            self.machine,
-            cast("Runtime", self),
-            NodeLimits(**limits),
-            lambda: cast("dict[int, Connection]", self.connections),
-        )
+        """Those that are open, by session."""
+        self.all_connections: list[Flood] = []
+        self.limits = limits
+        self.throttles = {
+            node: Throttle(node, self.machine, cast("Runtime", self), NodeLimits(**limits)) for node in NODES
+        }
         self._index = 0
         for name in ("a", "b"):
             self.operate(c.PutVhost(name, "", [], ""), c.PutUser(name, b"salt", b"hash", []))
@@ -86,6 +109,19 @@ class World:
         self._index += 1
         self.machine.apply_batch(node, self._index, 0, 8, b"".join(encode_batch(changes, [])))
         self.machine.end_entry(8)
+
+    def is_published(self, flood: Flood, messages: list[bytes]) -> None:
+        """Have the log tell of messages, a moment later."""
+        if messages:
+            self.at(LAG_S, lambda: self._count(flood, len(messages), sum(map(len, messages))))
+
+    def _count(self, flood: Flood, messages: int, size: int) -> None:
+        access = self.machine.catalog.access
+        vhost, of_user = self.machine.vhosts.get(flood.vhost), access.published.get(flood.user)
+        if vhost is not None:
+            vhost.published.count(flood.node, messages, size)
+        if of_user is not None:
+            of_user.count(flood.node, messages, size)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -103,26 +139,40 @@ class World:
             callback()
         self.now_s = until_s
 
-    def connect(self, vhost: str = "a", user: str = "a", size: int = 100, node: str = "n1") -> Flood:
-        """Let a client come; one of this node begins to flood."""
+    def connect(
+        self,
+        vhost: str = "a",
+        user: str = "a",
+        size: int = 100,
+        node: str = "n1",
+        *,
+        idle: bool = False,
+        of: Flood | None = None,
+    ) -> Flood:
+        """Let a client come, which begins to flood unless it is `idle`; `of` has another channel then."""
         number = next(self._numbers)
         self.operate(c.Connect(number, vhost, user), node=node)
-        flood = Flood(self, number, vhost, user, size)
-        if node == "n1":
-            self.connections[number] = flood
+        flood = self.connections[number] = Flood(self, number, vhost, user, size, node)
+        if of is not None:
+            flood.id = of.id
+        self.all_connections.append(flood)
+        flood.idle = idle
+        if not idle:
             self.at(0.0, flood.read)
         return flood
 
     def leave(self, flood: Flood) -> None:
-        del self.connections[flood.id]
-        self.throttle.left(flood.id)
-        self.operate(c.ConnectionDown(flood.id))
+        del self.connections[flood.session]
+        flood.throttle.left(flood.as_publisher)
+        flood.throttle.connection_left(flood.as_publisher.connection)
+        self.at(LAG_S, lambda: self.operate(c.ConnectionDown(flood.id), node=flood.node))
 
 
 def of_vhost(name: str, limit: int | None, vhost: str = "a") -> c.ChangeVhostLimits:
     return c.ChangeVhostLimits(vhost, {name: limit})
 
 
+@pytest.mark.parametrize("nodes", [NODES[:1], NODES])
 @pytest.mark.parametrize("floods", [1, 7])
 @pytest.mark.parametrize(
     "change",
@@ -133,17 +183,20 @@ def of_vhost(name: str, limit: int | None, vhost: str = "a") -> c.ChangeVhostLim
         c.ChangeUserLimits("a", {MAX_PUBLISH_BYTES: 100_000, MAX_PUBLISHES: 50_000}),
     ],
 )
-def test_all_publishers_together_are_held_to_a_limit_and_nobody_elses(change: Any, floods: int) -> None:
+def test_all_publishers_together_are_held_to_a_limit_and_nobody_elses(
+    change: Any, floods: int, nodes: Sequence[str]
+) -> None:
     world = World()
     world.operate(change)
-    mine = [world.connect() for _ in range(floods)]
+    mine = [world.connect(node=node) for _ in range(floods) for node in nodes]
     other = world.connect("b", "b")
-    world.run(10.0)
+    world.run(8.0)
     passed = [each.passed for each in mine]
-    assert sum(passed) == pytest.approx(1000 * (10 + BURST_S), abs=(1 + floods) * READ)
-    assert max(passed) - min(passed) <= 1000 * BURST_S
-    assert not other.reasons
-    assert other.passed > 100_000
+    burst_s = (BURST_S + TURN_S) * len(nodes)
+    assert 1000 * 8 - READ <= sum(passed) <= 1000 * (8 + burst_s) + len(mine)
+    assert max(passed) - min(passed) <= 1000 * burst_s
+    assert not other.waits
+    assert other.passed > 50_000
 
 
 @pytest.mark.parametrize("name", ["connection_publishes_per_s", "connection_publish_bytes_per_s"])
@@ -151,40 +204,138 @@ def test_each_connection_has_a_limit_of_its_own(name: str) -> None:
     world = World(**{name: 1000 if "publishes" in name else 100_000})
     floods = [world.connect(vhost, vhost) for vhost in ("a", "a", "b")]
     world.run(10.0)
-    assert [each.passed for each in floods] == [pytest.approx(1000 * (10 + BURST_S), abs=2 * READ)] * 3
+    assert [each.passed for each in floods] == [pytest.approx(1000 * (10 + BURST_S + TURN_S), abs=2)] * 3
 
 
-def test_a_node_grants_its_share_of_a_limit_and_more_when_connections_elsewhere_go() -> None:
+def test_who_does_not_publish_takes_nothing_of_a_limit() -> None:
     world = World()
-    elsewhere = [world.connect(node="n2") for _ in range(3)]
+    world.operate(of_vhost(MAX_PUBLISHES, 1000))
+    for node in NODES:
+        for _ in range(50):
+            world.connect(node=node, idle=True)
     flood = world.connect()
-    world.operate(of_vhost(MAX_PUBLISHES, 4000))
     world.run(10.0)
-    assert flood.passed == pytest.approx(1000 * (10 + BURST_S), abs=2 * READ)
-    world.operate(*(c.ConnectionDown(each.id) for each in elsewhere), node="n2")
-    world.run(COUNT_S)
-    before = flood.passed
+    assert flood.passed == pytest.approx(1000 * (10 + BURST_S + TURN_S), abs=2)
+
+
+def test_what_other_nodes_leave_of_a_limit_is_for_whoever_wants_it() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 1000))
+    flood = world.connect()
+    slow = world.connect(node="n2", idle=True)
+    for tenth in range(200):  # 100 messages a second, which is less than half
+        world.at(tenth / 10, lambda: slow.publish([b"m"] * 10))
+    world.run(20.0)
+    assert slow.passed == 2000
+    assert flood.passed == pytest.approx(900 * 20 + 1000 * BURST_S, rel=0.01)
+    # Whoever has had more than a share owes nothing for it when others want theirs.
+    new = world.connect(node="n3")
+    before = flood.passed, new.passed
+    world.run(6.0)
+    assert flood.passed - before[0] >= 0.3 * 6000
+    assert new.passed - before[1] >= 0.3 * 6000
+
+
+def test_a_node_that_is_behind_another_one_has_its_share() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 1000))
+    first = world.connect()
+    world.run(5.0)
+    late = world.connect(node="n2")
+    world.run(2.0)
+    before = first.passed, late.passed
     world.run(10.0)
-    assert flood.passed - before == pytest.approx(4000 * 10, abs=2 * READ)
+    assert late.passed - before[1] >= 0.45 * 10_000
+    assert first.passed - before[0] >= 0.45 * 10_000
+    assert late.passed + first.passed - sum(before) == pytest.approx(10_000, rel=0.01)
+    world.leave(first)  # as when the node is killed
+    world.run(1.0)
+    before_leaving = late.passed
+    world.run(10.0)
+    assert late.passed - before_leaving == pytest.approx(10_000, rel=0.01)
+    assert not late.throttle._buckets[_Key("vhost", "a", MAX_PUBLISHES)]._nodes(world.now_s) > 1
 
 
 def test_what_is_larger_than_a_limit_passes_and_then_waits_its_time() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISH_BYTES, 1000))
-    flood = world.connect(size=5000)  # with each read 100 times the limit
-    world.run(99.0 - 1.0)
-    assert flood.passed == READ
+    flood = world.connect(size=50_000)
+    world.run(1.0)
+    assert flood.passed == 1
+    world.run(49.0 - 1.0 - 2 * TURN_S)
+    assert flood.passed == 1
     world.run(2.0)
-    assert flood.passed == 2 * READ
+    assert flood.passed == 2
 
 
-@pytest.mark.parametrize("limit", [None, NONE, 0, 10**6, 2**63 - 1])
+def test_whoever_comes_again_and_again_leaves_no_debt_to_others() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 10))
+    honest = world.connect(idle=True)
+    for tenth in range(100):
+        visitor = world.connect(idle=True)
+        world.at(tenth / 10, lambda visitor=visitor: visitor.publish([b"m"] * 5000))
+        world.at(tenth / 10 + 0.09, lambda visitor=visitor: world.leave(visitor))
+    world.run(5.0)
+    honest.publish([b"m"])
+    world.run(0.3)
+    assert honest.passed == 1
+    world.run(5.0)
+    assert sum(each.passed for each in world.all_connections) == pytest.approx(10 * (10 + BURST_S), abs=5)
+
+
+def test_connections_have_turns_however_many_channels_they_have() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    one = world.connect()
+    channels = [world.connect(of=one) for _ in range(50)]
+    other = world.connect()
+    world.run(20.0)
+    passed = [each.passed for each in (one, *channels)]
+    assert other.passed == pytest.approx(sum(passed), abs=100 * BURST_S + 5)
+    assert max(passed[1:]) - min(passed[1:]) <= 100 * BURST_S
+
+
+def test_who_publishes_little_has_its_turn_before_many_that_publish_much() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 500))
+    floods = [world.connect() for _ in range(100)]
+    modest = world.connect(idle=True)
+    world.run(2.0)
+    modest.publish([b"m"])  # a new one comes behind all others: else coming again would be of use
+    world.run(1.2)
+    assert modest.passed == 1
+    for second in range(5):
+        world.run(1.0)
+        modest.publish([b"m"])
+        world.run(3 * TURN_S)
+        assert modest.passed == 2 + second
+    passed = [each.passed for each in floods]
+    assert max(passed) - min(passed) <= 500 * 3 * TURN_S + READ
+
+
+def test_those_who_come_again_and_again_are_not_ahead_of_one_that_waits() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    steady = world.connect()
+    for tick in range(1000):
+        visitor = world.connect(idle=True)
+        world.at(tick / 100, lambda visitor=visitor: visitor.publish([b"m"] * 5000))
+        world.at(tick / 100 + 0.5, lambda visitor=visitor: world.leave(visitor))
+    world.run(3.0)
+    before = steady.passed
+    world.run(6.0)
+    assert steady.passed - before >= 100 * 6 / 60  # at least its turn among the 50 that are there at a time
+    assert len(steady.throttle._buckets[_Key("vhost", "a", MAX_PUBLISHES)].used_s) < 500
+
+
+@pytest.mark.parametrize("limit", [None, NONE, 10**6, 2**63 - 1])
 def test_those_who_wait_go_on_at_once_when_their_limit_is_lifted(limit: int | None) -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 1))
     floods = [world.connect() for _ in range(10)]
-    world.run(5.0)
-    assert [each.passed for each in floods] == [READ] * 10
+    world.run(0.5)
+    assert sum(each.passed for each in floods) <= 3
     world.operate(of_vhost(MAX_PUBLISHES, limit))
     world.run(LOOK_S + 10 * TURN_S + READ * 10 / 10**6)
     assert all(each.passed > READ for each in floods)
@@ -195,9 +346,10 @@ def test_those_who_wait_go_on_when_their_virtual_host_is_gone() -> None:
     world.operate(of_vhost(MAX_PUBLISHES, 1))
     flood = world.connect()
     world.run(1.0)
+    assert flood.waits
     world.operate(c.DeleteVhost("a"))
     world.run(LOOK_S + TURN_S)
-    assert not flood.reasons
+    assert flood.passed > READ
 
 
 def test_who_waits_for_one_limit_is_then_held_by_another_one() -> None:
@@ -205,7 +357,39 @@ def test_who_waits_for_one_limit_is_then_held_by_another_one() -> None:
     world.operate(of_vhost(MAX_PUBLISHES, 1000), c.ChangeUserLimits("a", {MAX_PUBLISHES: 10}))
     flood = world.connect()
     world.run(10.0)
-    assert flood.passed == pytest.approx(10 * (10 + BURST_S), abs=2 * READ)
+    assert flood.passed == pytest.approx(10 * (10 + BURST_S), abs=2)
+
+
+def test_what_was_published_while_a_node_stood_still_is_charged_for_that_time() -> None:
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    flood, other = world.connect(), world.connect(node="n2")
+    world.run(2.0)
+    world.leave(other)
+    world.run(0.5)
+    # For a minute nothing is heard, and then of all that another node has let through meanwhile.
+    world.now_s += 60.0
+    world._count(other, 6000, 6000)
+    before = flood.passed
+    world.run(10.0)
+    assert flood.passed - before >= 100 * 9
+
+
+def test_nodes_that_go_by_no_limit_leave_others_their_share_and_no_debt_when_they_are_gone() -> None:
+    """Release 0.1 keeps limits and does not apply them."""
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISHES, 100))
+    flood, other = world.connect(), world.connect(node="n2", idle=True)
+    for second in range(10):
+        world.at(second, lambda: world._count(other, 100_000, 100_000))
+    world.run(5.0)
+    before = flood.passed
+    world.run(4.0)
+    assert flood.passed - before == pytest.approx(200, rel=0.1)
+    world.run(ACTIVE_S + 1.0)
+    before = flood.passed
+    world.run(4.0)
+    assert flood.passed - before == pytest.approx(400, rel=0.1)
 
 
 def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> None:
@@ -213,16 +397,19 @@ def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> Non
     world.operate(of_vhost(MAX_PUBLISHES, 10))
     floods = [world.connect() for _ in range(5)]
     world.run(0.1)
+    assert all(world.throttles["n1"].holds(each.id) for each in floods)
     for each in floods:
         world.leave(each)
     world.run(200.0)
     last = world.connect(size=1)
-    world.run(2 * COUNT_S)
-    assert {key.of for key in world.throttle._buckets} == {last.id, "a"}
-    assert list(world.throttle._held) == [last.id]
+    world.run(2 * SWEEP_S)
+    throttle = world.throttles["n1"]
+    assert {key.of for key in throttle._buckets} == {last.id, "a"}
+    assert list(throttle._waits_for) == [last.session]
+    assert dict(throttle._waiting_of) == {last.id: 1}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_whatever_operators_and_clients_do_no_more_passes_than_limits_allow_and_nobody_waits_for_ever(
     seed: int,
 ) -> None:
@@ -232,7 +419,8 @@ def test_whatever_operators_and_clients_do_no_more_passes_than_limits_allow_and_
     for _ in range(40):
         match rng.randrange(6):
             case 0 | 1:
-                world.connect(rng.choice("ab"), rng.choice("ab"), rng.choice([1, 100, 10**5]))
+                size, node = rng.choice([1, 100, 10**5]), rng.choice(NODES)
+                world.connect(rng.choice("ab"), rng.choice("ab"), size, node)
             case 2 if world.connections:
                 world.leave(rng.choice(list(world.connections.values())))
             case 3:
@@ -247,59 +435,201 @@ def test_whatever_operators_and_clients_do_no_more_passes_than_limits_allow_and_
     for user in "ab":
         world.operate(c.SetUserLimits(user, {}))
     world.operate(c.SetVhostLimits("a", {MAX_PUBLISHES: 200}), c.SetVhostLimits("b", {}))
-    world.run(LOOK_S + COUNT_S)
+    world.run(LOOK_S + 2.0)
     here = [each for each in world.connections.values() if each.vhost == "a"]
     before = sum(each.passed for each in here)
-    world.run(10.0)
+    world.run(5.0)
     passed = sum(each.passed for each in here) - before
-    assert passed <= 200 * (10 + BURST_S) + READ * (1 + len(here))
+    assert passed <= 200 * (5 + len(NODES) * BURST_S) + len(here)
+    if here:
+        assert passed >= 200 * 5 * 0.98
     world.operate(c.SetVhostLimits("a", {}))
-    world.run(LOOK_S + 1.0)
+    world.run(LOOK_S + 0.1)
     counts = {each: each.passed for each in world.connections.values()}
-    world.run(10.0)
+    world.run(1.0)
     assert all(each.passed > passed for each, passed in counts.items())
 
 
 # --- on sockets
 
-Basic, Queue = commands.Basic, commands.Queue
+Basic, Channel, Confirm, Queue, Tx = (
+    commands.Basic,
+    commands.Channel,
+    commands.Confirm,
+    commands.Queue,
+    commands.Tx,
+)
+FLOOD = 500
+"""Messages that a client sends at once; with frames they are less than what is read while some wait."""
+UNREAD = 2 * (HELD_BYTES_MAX + 16 * 1024) // len(publish(1, "q", b"m"))
+"""So many that the client is not read any more, and that the rest is in the node's buffer."""
 
 
 def set_limit(broker: LoneBroker, limit: int | None) -> None:
     broker.operate(c.ChangeVhostLimits("/", {MAX_PUBLISHES: limit}))
 
 
-def declared(client: RawClient) -> int:
-    return client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk).message_count
+def ready(broker: LoneBroker) -> int:
+    return broker.call(lambda: broker.machine.vhosts["/"].queues["q"].ready)
 
 
-def test_a_connection_above_a_limit_is_not_read_keeps_its_heartbeats_and_goes_on_when_the_limit_goes() -> (
-    None
-):
-    with LoneBroker() as broker, RawClient(broker.amqp_port, heartbeat=1) as client:
-        client.open_channel(1)
-        declared(client)
-        set_limit(broker, 1)
-        client.write(b"".join(publish(1, "q", b"m") for _ in range(500)))
-        with RawClient(broker.amqp_port) as consumer:
-            consumer.open_channel(1)
-            consumer.call(1, Basic.Consume(queue="q"), Basic.ConsumeOk)
-            for tag in range(1, 501):
-                assert consumer.expect_message()[2] == b"m"
-                consumer.send(1, Basic.Ack(tag))
+@pytest.fixture
+def broker() -> Iterator[LoneBroker]:
+    """A broker with a queue, whose publishers may publish one message a second."""
+    with LoneBroker() as lone:
+        with RawClient(lone.amqp_port) as client:
+            client.open_channel(1)
+            client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+            client.close()
+        set_limit(lone, 1)
+        yield lone
+
+
+def flooding(broker: LoneBroker, *methods: Any, heartbeat: int = 0, count: int = FLOOD) -> RawClient:
+    """A client with messages that wait, and behind them methods."""
+    client = RawClient(broker.amqp_port, heartbeat=heartbeat)
+    client.open_channel(1)
+    client.send(1, *methods)
+    client.write(b"".join(publish(1, "q", b"m") for _ in range(count)))
+    wait_until(lambda: bool(held(broker)), "messages that wait")
+    return client
+
+
+def held(broker: LoneBroker) -> list[int]:
+    """The numbers of the connections that wait for a limit."""
+    throttle = broker.broker.throttle
+    return broker.call(lambda: [number for number in broker.broker.connections if throttle.holds(number)])
+
+
+def test_other_channels_go_on_and_the_channel_when_the_limit_goes(broker: LoneBroker) -> None:
+    with flooding(broker) as client:
         client.send(1, Queue.Declare(queue="q"))
-        wait_until(
-            lambda: broker.call(lambda: len(broker.broker.connections)) == 1,
-            "the end of the consumer's connection",
-        )
-        [number] = broker.call(lambda: list(broker.broker.connections))
-        assert broker.call(broker.broker.throttle.holds, number)
+        client.open_channel(2)
+        client.send(2, Basic.Get(queue="q"))
+        client.expect_message()
+        client.send(2, Basic.Ack(1))
         reports = CatalogReports(broker.broker, Product("", "", ""))
         assert [each.state for each in broker.call(reports.connections)] == ["flow"]
-        end_s, heard = time.monotonic() + SILENT_BEATS_MAX / BEATS + 0.5, b""
-        while time.monotonic() < end_s:  # the node would give up a client that it should hear and does not
-            heard += client.socket.recv(1000)
-        assert heard.count(HEARTBEAT) >= 2
+        client.call(2, Channel.Close(200, "", 0, 0), Channel.CloseOk)
         set_limit(broker, None)
-        client.expect(Queue.DeclareOk)
+        assert client.expect(Queue.DeclareOk, 1).message_count >= FLOOD - 3
         assert [each.state for each in broker.call(reports.connections)] == ["running"]
+
+
+def test_a_client_that_waits_keeps_its_heartbeats(broker: LoneBroker) -> None:
+    """Both that is read and one of which so much waits that it is not read any more."""
+    with flooding(broker, heartbeat=1) as client, flooding(broker, heartbeat=1, count=20_000) as much:
+        end_s, heard = time.monotonic() + SILENT_BEATS_MAX / BEATS + 0.5, [b"", b""]
+        while time.monotonic() < end_s:
+            client.write(HEARTBEAT)
+            for number, each in enumerate((client, much)):
+                each.socket.settimeout(2)
+                heard[number] += each.socket.recv(1000)
+        assert [each.count(HEARTBEAT) >= 2 for each in heard] == [True, True]
+        set_limit(broker, None)
+        wait_until(lambda: ready(broker) >= FLOOD + 20_000, "all messages")
+
+
+@pytest.mark.parametrize("closing", [Channel.Close(200, "", 0, 0), commands.Connection.Close(200, "", 0, 0)])
+def test_what_is_closed_in_good_order_has_published_everything_before(
+    broker: LoneBroker, closing: Any
+) -> None:
+    is_channel = isinstance(closing, Channel.Close)
+    with flooding(broker) as client:
+        client.send(1 if is_channel else 0, closing)
+        broker.pass_some_time()
+        assert held(broker)
+        set_limit(broker, None)
+        client.expect(Channel.CloseOk if is_channel else commands.Connection.CloseOk)
+        wait_until(lambda: ready(broker) == FLOOD, "all messages")
+        assert not held(broker)
+
+
+def test_a_node_that_stops_waits_for_nobody(broker: LoneBroker) -> None:
+    with flooding(broker) as client, flooding(broker) as leaving:
+        leaving.send(0, commands.Connection.Close(200, "", 0, 0))
+        broker.pass_some_time()
+        for connection in broker.call(lambda: list(broker.broker.connections.values())):
+            broker.call(connection.shut_down, "bye")
+        client.expect_close(320, "CONNECTION_FORCED - bye")
+        leaving.expect(commands.Connection.CloseOk)
+        assert not held(broker)
+        assert ready(broker) <= 3
+
+
+@pytest.mark.parametrize("count", [FLOOD, UNREAD])
+def test_what_waits_goes_with_a_client_that_hangs_up_and_others_have_their_turn(
+    broker: LoneBroker, count: int
+) -> None:
+    """Also if so much waits that the client is not read any more."""
+    for _ in range(5):
+        with flooding(broker, count=count):
+            pass
+    wait_until(lambda: not broker.call(lambda: broker.broker.connections), "the end of the connections")
+    assert not broker.broker.throttle._waits_for
+    with RawClient(broker.amqp_port) as honest:
+        honest.open_channel(1)
+        honest.call(1, Confirm.Select(), Confirm.SelectOk)
+        honest.write(publish(1, "q", b"m"))
+        assert honest.expect(Basic.Ack).delivery_tag == 1
+
+
+def test_confirms_and_transactions_are_as_without_a_limit(broker: LoneBroker) -> None:
+    with flooding(broker, Confirm.Select()) as client, flooding(broker, Tx.Select()) as transaction:
+        client.expect(Confirm.SelectOk)
+        transaction.expect(Tx.SelectOk)
+        transaction.send(1, Tx.Commit())
+        set_limit(broker, FLOOD)
+        confirmed = 0
+        while confirmed < FLOOD:
+            confirmed = client.expect(Basic.Ack).delivery_tag
+        transaction.expect(Tx.CommitOk)
+        assert confirmed == FLOOD
+        assert ready(broker) == 2 * FLOOD
+
+
+def test_what_is_refused_is_not_charged(broker: LoneBroker) -> None:
+    set_limit(broker, 10)
+    broker.operate(c.SetPermissions("guest", "/", ".*", "^amq.default$", ".*"))
+    with RawClient(broker.amqp_port) as client:
+        client.open_channel(1)
+        client.write(b"".join(publish(1, "q", b"m", exchange="amq.direct") for _ in range(10)))
+        client.expect_close(
+            403,
+            "ACCESS_REFUSED - write access to exchange 'amq.direct' in vhost '/' refused for user 'guest'",
+            channel=1,
+        )
+        client.send(1, Channel.CloseOk())
+        client.open_channel(1)
+        client.write(b"".join(publish(1, "q", b"m") for _ in range(10)))
+        client.call(1, Queue.Declare(queue="q", passive=True), Queue.DeclareOk)
+        assert not held(broker)
+
+
+# --- what the log tells of it
+
+
+def test_what_is_published_counts_by_node_once_however_it_is_published() -> None:
+    machine = QueueMachine(content_of)
+    setup = [
+        c.SetVhostLimits("/", {MAX_PUBLISHES: 10}),
+        c.PutUser("u", b"salt", b"hash", []),
+        c.SetUserLimits("u", {MAX_PUBLISHES: 10}),
+        c.SetPermissions("u", "/", "", "", ""),
+        c.Connect(1, "/", "u"),
+        c.OpenChannel(2, 1),
+        *(c.DeclareQueue(2, 1, f"q{n}", False, True, False, False, False, {}) for n in range(3)),
+        *(c.BindQueue(2, 1, f"q{n}", "amq.fanout", "", {}) for n in range(3)),
+    ]
+    fanned = c.Enqueue(2, 0, 2, "amq.fanout", "", False, 1)
+    nowhere = c.Enqueue(2, 0, 3, "", "nowhere", True, 1)
+    batch = [*setup, fanned, c.Commit(2, 1), c.Enqueue(2, 0, 1, "", "q0", False, 1), nowhere]
+    messages = [bytes(10 * (1 + number)) for number in range(6)]
+    machine.apply_batch("n2", 1, 0, 8, b"".join(encode_batch(batch, messages)))
+    counted = ("n2", 6, sum(map(len, messages)))
+    of_user = machine.catalog.access.published["u"]
+    for published in (machine.vhosts["/"].published, of_user):
+        assert list(published.elsewhere("n1")) == [counted]
+        assert list(published.elsewhere("n2")) == []
+    machine.apply_batch("n2", 2, 0, 8, b"".join(encode_batch([c.SetUserLimits("u", {})], [])))
+    assert not machine.catalog.access.published

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Qq, started
+from cli_processes import Qq, started
 
 from qq.cli.layout import local_nodes, prepare
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
-from conftest import started
+from cli_processes import started
 
 from qq import __version__
 from qq.cli.launch import node_environment

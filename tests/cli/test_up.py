@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import is_alive, nodes_of, started, wait_until
+from cli_processes import is_alive, nodes_of, started, wait_until
 
 from qq.config import load
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from conftest import Qq
+    from cli_processes import Qq
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def flip(file: Path, place: int, bit: int = 0) -> None:
     file.write_bytes(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(data=st.data())
 def test_whatever_bit_is_flipped_and_whatever_is_cut_is_found(
     backup: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -88,6 +88,11 @@ def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
     say(f"{document['Size'] / 2**20:.0f} MiB")
 
 
+def test_an_image_has_nothing_that_hurts_clusters_or_builds_packages(engine: Engine, image: str) -> None:
+    found = "import importlib.util as u; print([n for n in ('chaos', 'pip', 'setuptools') if u.find_spec(n)])"
+    assert engine.run("run", "--rm", "--entrypoint", "python", image, "-c", found).stdout == "[]\n"
+
+
 def test_a_node_runs_as_its_own_user_and_owns_its_data(cluster: Deployment) -> None:
     for node in NODES:
         assert cluster.compose("exec", "-T", node, "id", "-u").stdout.strip() == str(RUNS_AS)
@@ -149,6 +154,19 @@ def test_nodes_are_restarted_one_after_the_other_when_each_says_that_it_is_safe(
     say(f"rolling restart: nothing was confirmed for {publisher.longest_pause():.2f} s at most")
     assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
     assert consumed(amqp_ports("n1")[0], "restarted") >= {body for _, body in publisher.confirmed}
+
+
+def test_a_node_under_maintenance_is_unhealthy_and_goes_on(cluster: Deployment) -> None:
+    drained = cluster.qq("n1", "drain", "n3")
+    assert drained.stdout == "n3 is under maintenance: it leads nothing and has no clients\n", drained.stderr
+    wait_until(
+        lambda: cluster.state("n3")["Health"]["Status"] == "unhealthy", 60, lambda: cluster.last_words("n3")
+    )
+    assert cluster.state("n3")["Status"] == "running"
+    cluster.wait_until_safe_to_stop("n3", asked="n1")
+    revived = cluster.qq("n1", "revive", "n3")
+    assert revived.returncode == 0, revived.stderr
+    cluster.wait_healthy("n3")
 
 
 def test_data_are_there_after_down_and_up(cluster: Deployment) -> None:

@@ -89,6 +89,9 @@ class FakeView:
     def ready(self) -> str | None:
         return self.reason
 
+    def infos(self, endpoint: str) -> dict[str, dict[str, str]]:
+        return {"rabbitmq_identity_info": {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint}}
+
     async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
         is_right = password == PASSWORD and is_loopback(peer_host)
         return self.tags.get(user) if is_right else None
@@ -109,6 +112,7 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
+        self.engine = SimpleNamespace(is_leader=True)
         self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(7, 8)}.get

@@ -340,7 +340,6 @@ def test_a_backlog_behaves_like_lists_of_messages(steps: list[tuple[Any, ...]], 
 levels = st.sampled_from([NORMAL, NORMAL, 0, 5, 5, 31])
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.one_of(levels, st.tuples(st.integers(1, 7)), st.booleans(), st.none()), min_size=20, max_size=100

@@ -747,7 +747,6 @@ def absurd_life(seed: int) -> None:
         pair.check()
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     commands,
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), max_size=3),

@@ -341,7 +341,7 @@ class Run:
         return [c.Commit(session, len(content)), *content]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(st.tuples(queue_choice, queue_choice, queue_choice), st.booleans(), steps)
 def test_every_message_is_where_the_oracle_has_it_after_every_entry(
     choices: tuple[tuple[int, ...], ...], varied: bool, steps: list[tuple[str, object, int]]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+import absences
 import pytest
+from absences import AWAY_S
 
 from chaos.sim import client_workload
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import Options, SimulatedNode
+from chaos.sim.cluster import Options
 from chaos.sim.run import Outcome, Simulation
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
@@ -24,38 +25,13 @@ from qq.sessions.submissions import Submissions
 
 SEEDS_MAX = 60
 """The rarest of what is put back shows in one of twenty runs."""
-AWAY_S = 3.5
-"""Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
-OPTIONS = Options(
-    queues=True,
-    clients=True,
-    duration_s=14.0,
-    submit_interval_s=0.25,
-    segment_bytes=2048,
-    checkpoint_entries=5,
-    checkpoint_bytes=4096,
-    checkpoint_interval_s=0.5,
-    retained_bytes=0,
-    fault_interval_s=1000.0,
-    faults={"transfer": 1.0},
-)
+OPTIONS = replace(absences.OPTIONS, clients=True)
 
 
 def outcome(seed: int, options: Options = OPTIONS, *, expels: bool = False) -> Outcome:
     """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
     simulation = Simulation(seed, options)
-    network = simulation.cluster.network
-
-    def change(apply: Callable[[str, str], None], node: SimulatedNode) -> None:
-        for peer in node.peers:
-            apply(node.name, peer)
-            apply(peer, node.name)
-        simulation.checks.topology_changed()
-
-    for number, node in enumerate(simulation.cluster.nodes):
-        away_s = 2 * AWAY_S if expels else AWAY_S
-        for at_s, apply in ((3.0, network.cut), (3.0 + away_s, network.heal)):
-            simulation.world.after(at_s + 5.0 * number, partial(change, apply, node))
+    absences.cut_off_one_after_the_other(simulation, 2 * AWAY_S if expels else AWAY_S)
     violation = ""
     try:
         simulation.run()

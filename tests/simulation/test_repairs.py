@@ -47,12 +47,12 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def running(options: Options = SMALL_LOGS) -> Simulation:
+def running(options: Options = SMALL_LOGS, until_s: float = 4.0) -> Simulation:
     """A cluster that has been serving for a while."""
     simulation = Simulation(1, options)
     for node in simulation.cluster.nodes:
         node.start()
-    simulation.world.run_until(8.0)
+    simulation.world.run_until(until_s)
     return simulation
 
 
@@ -244,7 +244,7 @@ def fill(simulation: Simulation, node: SimulatedNode) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restarts: bool) -> None:
-    simulation = running()
+    simulation = running(until_s=8.0)
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
     _, follower, _ = leader_first(simulation)
     fill(simulation, follower)
@@ -265,7 +265,7 @@ def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restart
 
 
 def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
-    simulation = running()
+    simulation = running(until_s=8.0)
     world, cluster = simulation.world, simulation.cluster
     leader, follower, other = leader_first(simulation)
     fill(simulation, follower)

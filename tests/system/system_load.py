@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode, LocalCluster
 
 PATIENCE_S = 45.0
-RATE = 60
+RATE = 30
 """Messages a second over all publishers, each of which goes to two queues. More cost time, and show nothing else."""
+POLL_S = 0.05
+COMMAND_POLL_S = 0.3
+"""Between two commands that ask for the same: each is a process, which takes the machine from what is waited for."""
 ENOUGH = 4
 """Confirms or deliveries that show that a client works."""
 SHOWN = 20
@@ -186,9 +189,9 @@ def _stop(clients: Sequence[Client]) -> None:
         assert not client.is_alive(), f"{client.name} does not end: it waits for an answer"
 
 
-def poll(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
+def poll(condition: Callable[[], object], complaint: Callable[[], str], every_s: float = POLL_S) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, complaint()
-        time.sleep(0.02)
+        time.sleep(every_s)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from system_clients import PERSISTENT, pika_connection
 from system_disk import NodeFiles
-from system_load import loaded, poll
+from system_load import COMMAND_POLL_S, loaded, poll
 
 from cluster.identity import load_copies
 from cluster.realworld import ReadOnlyDisk
@@ -202,7 +202,11 @@ def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejo
 def until_safe_to_stop(node: ClusterNode) -> None:
     """Wait until the others vote, and are enough."""
     url = f"http://127.0.0.1:{node.http_port}"
-    poll(lambda: qq("check", "safe-to-stop", "--http", url)[0] == 0, lambda: "the others are not enough")
+    poll(
+        lambda: qq("check", "safe-to-stop", "--http", url)[0] == 0,
+        lambda: "the others are not enough",
+        COMMAND_POLL_S,
+    )
 
 
 def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from system_clients import pika_connection
 from system_commands import run_command
 from system_disk import NodeFiles
-from system_load import loaded, poll
+from system_load import COMMAND_POLL_S, loaded, poll
 
 from qq.cli.asking import why_not_ready
 from qq.machine.versions import VERSIONS
@@ -61,6 +61,10 @@ def exit_status(node: ClusterNode) -> int | None:
     poll(lambda: not node.running, lambda: f"{node.name} goes on")
     assert node._process is not None
     return node._process.returncode
+
+
+def until_down(asked: ClusterNode, name: str) -> None:
+    poll(lambda: members(asked)[name]["state"] == "down", lambda: f"{name} counts as up", COMMAND_POLL_S)
 
 
 def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
             assert text in error
             assert all(line.startswith("waiting for ") for line in waiting)
         third.kill()
-        poll(lambda: members(first)["n3"]["state"] == "down", lambda: "n3 counts as up")
+        until_down(first, "n3")
         for arguments in (["promote", "n3"], ["add", "n3", address(third)]):
             began_s = time.monotonic()
             status, _, errors = qq(second, "member", *arguments, "--timeout", "2")
@@ -170,7 +174,7 @@ def test_a_lost_disk_is_replaced_by_command_if_that_is_wanted(tmp_path: Path) ->
         first, _, third = cluster.nodes
         before = members(first)["n3"]["id"]
         load.kill(third)
-        poll(lambda: members(first)["n3"]["state"] == "down", lambda: "n3 counts as up")
+        until_down(first, "n3")
         shutil.rmtree(NodeFiles(third).root)
         third.start()
         status, _, errors = qq(first, "member", "promote", "n3", "--timeout", "3")
@@ -181,7 +185,7 @@ def test_a_lost_disk_is_replaced_by_command_if_that_is_wanted(tmp_path: Path) ->
         load.kill(third)
         # It may count as up for a moment.
         replace = ("member", "replace", "n3", "--no-wait")
-        poll(lambda: qq(first, *replace)[0] == 0, lambda: str(qq(first, *replace)))
+        poll(lambda: qq(first, *replace)[0] == 0, lambda: str(qq(first, *replace)), COMMAND_POLL_S)
         assert "n3 is awaited" in done(first, *replace)
         assert roles(first)["n3"] == "awaited"
         third.start()

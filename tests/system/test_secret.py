@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from system_commands import run_command
 from system_disk import lines_since
-from system_load import loaded, poll
+from system_load import COMMAND_POLL_S, loaded, poll
 
 from qq.testing import LocalCluster
 
@@ -49,7 +49,9 @@ def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode, but: str = "") 
         return run_command(asked, "check", "safe-to-stop", "--node", node.name).stdout.strip()
 
     poll(
-        lambda: said() == but if but else " may be stopped: " in said(), lambda: f"{asked.name} says {said()}"
+        lambda: said() == but if but else " may be stopped: " in said(),
+        lambda: f"{asked.name} says {said()}",
+        COMMAND_POLL_S,
     )
 
 

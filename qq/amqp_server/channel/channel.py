@@ -178,7 +178,7 @@ class Channel:
     def end(self) -> None:
         """End the channel: what it holds goes back to the queues."""
         if not self.closed:
-            self.publishing.end_run()
+            self.publishing.end()
             self.core.end()
             self.core.broker.session_ended(self)
 

@@ -4,7 +4,8 @@ Lives here: which answer of the log is whose, and what is held back until it has
 (publishing.py, consuming.py, declaring.py, transacting.py), what leaves the channel and when (outgoing.py).
 
 Law: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
-channel's methods were carried out one by one. So does one that has to wait until this node is up to date.
+channel's methods were carried out one by one. So does one that has to wait until this node is up to date, and so do
+messages for which a limit of publishing has no room yet.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class ChannelCore:
 
     __slots__ = (
         "_answers",
-        "_awaits_log",
         "_carry_out",
         "_fail",
         "_held",
+        "_waits",
         "access",
         "answered",
         "broker",
@@ -93,8 +94,8 @@ class ChannelCore:
         """Functions to be called with the log's answers, which come in the order of the commands."""
         self._held: deque[Event] = deque()
         """Events that came behind a method that waits for its answer; the connection limits how much."""
-        self._awaits_log = False
-        """Whether events are held back until this node has applied what the cluster has committed."""
+        self._waits = False
+        """Whether events are held back until this node has applied what the cluster has committed, or until `go_on`."""
 
     # One after the other
 
@@ -104,23 +105,32 @@ class ChannelCore:
 
     def receive(self, event: Event) -> None:
         """Carry out an event, or hold it back while an earlier method waits for its answer."""
-        if self._answers or self._awaits_log:
+        if self._answers or self._waits:
             if not self._held:
                 self.connection.holds_back(self)
             self._held.append(event)
             return
         self._carry_out(event)
 
-    def recheck(self, event: Event) -> None:
-        """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
+    def hold(self, event: Event) -> None:
+        """Keep an event, and all that comes behind it, until `go_on`."""
         if not self._held:
             self.connection.holds_back(self)
         self._held.appendleft(event)
-        self._awaits_log = True
+        self._waits = True
+
+    def go_on(self) -> None:
+        """Carry out what was kept."""
+        self._waits = False
+        self._release_held()
+
+    def recheck(self, event: Event) -> None:
+        """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
+        self.hold(event)
         self.broker.submissions.read_barrier(self._rechecked, self.connection.lane)
 
     def _rechecked(self) -> None:
-        self._awaits_log = False
+        self._waits = False
         if not self.closed:
             self.access.certain = True
             self._carry_out(self._held.popleft())
@@ -131,12 +141,12 @@ class ChannelCore:
         """Answer a method when its commands, which the log does not answer, are applied; hold all back meanwhile."""
 
         def applied() -> None:
-            self._awaits_log = False
+            self._waits = False
             if not self.closed:
                 self.send(frame)
                 self._release_held()
 
-        self._awaits_log = True
+        self._waits = True
         self.broker.submissions.read_barrier(applied, self.connection.lane)
 
     def replied(self, result: Any) -> None:
@@ -146,7 +156,7 @@ class ChannelCore:
         self._release_held()
 
     def _release_held(self) -> None:
-        while self._held and not (self._answers or self._awaits_log):
+        while self._held and not (self._answers or self._waits):
             self._carry_out(self._held.popleft())
         if not self._held:
             self.connection.released(self)

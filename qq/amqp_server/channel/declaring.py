@@ -84,6 +84,7 @@ def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
     )
 
     def answer(result: effects.QueueDeclared) -> bytes:
+        core.broker.counters.queues_declared += 1
         core.last_queue = result.name
         return declare_ok(core.number, result.name, result.messages, result.consumers)
 

@@ -44,13 +44,15 @@ class Unpublished(Exception):  # named for what it is
 class PublishingMethods:
     """The publisher of a channel. It is the `Publisher` of what it asks the log for."""
 
-    __slots__ = ("_confirmed", "_core", "_run", "_run_method", "_user", "published")
+    __slots__ = ("_confirmed", "_core", "_is_publisher", "_run", "_run_method", "_user", "published")
 
     def __init__(self, core: ChannelCore) -> None:
         self.published = 0
         """The publish sequence number of the last message; only messages in confirm mode are counted."""
         self._core = core
         self._confirmed = 0
+        self._is_publisher = False
+        """Whether something was published, and so the channel counts as a publisher."""
         user = core.connection.user
         self._user = None if core.broker.may_impersonate(user) else user
         """The only user that messages may say they are from; None: they may name any."""
@@ -76,18 +78,34 @@ class PublishingMethods:
     # From the client
 
     def publish(self, event: Publishes) -> None:
-        """Have messages published. Raises Unpublished, ChannelError, ConnectionFault."""
+        """Have messages published; those that a limit of publishing has no room for yet are held back.
+
+        Raises Unpublished, ChannelError, ConnectionFault.
+        """
+        core, messages = self._core, event.messages
+        throttle = core.broker.throttle
+        passing = throttle.passing(self, messages)
+        if passing:
+            self._publish(event, passing)
+        if passing < len(messages):
+            throttle.wait(self)
+            core.hold(event._replace(messages=messages[passing:]))
+
+    def go_on(self) -> None:
+        """Publish what was held back because of a limit of publishing, as far as that has room now."""
+        self._core.go_on()
+
+    def _publish(self, event: Publishes, count: int) -> None:
+        """Have the first messages published, `count` of them."""
         core, method, done = self._core, event.method, 0
         access, connection = core.access, core.connection
-        core.broker.throttle.published(connection, event.messages)
+        first = event.messages if count == len(event.messages) else event.messages[:count]
         restricts_keys = access.known_publish(method)
         try:
             if restricts_keys is None:
                 restricts_keys = access.publish(method, connection.publish_fields(method)[0])
             delay_max_ms = self._delay_max_ms(method) if event.flags & HEADERS else 0
-            for attributes, messages in group(
-                event.messages, event.flags, self._user, core.reply_name, delay_max_ms
-            ):
+            for attributes, messages in group(first, event.flags, self._user, core.reply_name, delay_max_ms):
                 if restricts_keys:
                     exchange, routing_key, _ = connection.publish_fields(method)
                     access.publish_keys(
@@ -99,6 +117,8 @@ class PublishingMethods:
             raise ChannelError(ReplyCode.PRECONDITION_FAILED, str(error), *PUBLISH) from None
         except AccessRefused as refused:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
+        finally:
+            core.broker.throttle.charge(connection, first, done)
 
     def _delay_max_ms(self, method: bytes) -> int:
         """The longest delay that the header x-delay may ask for; an exchange of the plugin's type has the plugin's."""
@@ -121,8 +141,12 @@ class PublishingMethods:
             first_sequence = self.published + 1 if core.confirming else 0
             run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory, attributes)
             self._run_method = method
+            if not self._is_publisher:
+                self._is_publisher = True
+                core.broker.counters.publishers += 1
         counters = core.broker.counters
         counters.messages_received += len(messages)
+        counters.message_sizes.add(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
             looked_into = vhost is not None and vhost.looks_at_content(run.exchange)
@@ -134,9 +158,20 @@ class PublishingMethods:
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
 
+    def end(self) -> None:
+        self.end_run()
+        self._core.broker.throttle.left(self)
+
     def end_run(self) -> None:
         """Have the next message begin a new run: in this one it would overtake what is asked for now."""
         self._run = None
+
+    def end(self) -> None:
+        """The channel ends: nothing more is published."""
+        self.end_run()
+        if self._is_publisher:
+            self._is_publisher = False
+            self._core.broker.counters.publishers -= 1
 
     def confirm_select(self, frame: amqp.Confirm.Select) -> None:
         core = self._core

@@ -16,7 +16,7 @@ QUORUM = {"x-queue-type": "quorum"}
 ERRORS = (AMQPError, OSError, ValueError)
 """The last one is what pika raises of a socket that is reset as soon as it is connected."""
 _RETRY_S = 0.05
-_INTERVAL_S = 0.01
+_INTERVAL_S = 0.03
 """Between two messages: as many as there may be would take the machine, and show nothing else."""
 
 

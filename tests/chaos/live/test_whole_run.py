@@ -26,7 +26,7 @@ def test_a_cluster_that_is_hurt_keeps_its_promises_and_the_report_says_what_was_
     monkeypatch.setattr(command, "Options", partial(Options, peace_s=1.0, quiet_s=3.0))
     out = tmp_path / "run"
     asked = ["--for", "8s", "--nemesis", ",".join(FAULTS), "--workloads", "confirm,churn", "--seed", "3"]
-    assert command.main([*asked, "--rate", "100", "--out", str(out)]) == 0
+    assert command.main([*asked, "--rate", "40", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("seed 3\n")
     assert "PROBLEM" not in printed

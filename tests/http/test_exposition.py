@@ -1,0 +1,101 @@
+"""Metrics of single queues, exchanges and virtual hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from fakes import MachineManagement
+from http_node import Node
+from prometheus_client.parser import text_string_to_metric_families
+
+from qq.http import exposition
+from qq.machine.codec import encode_batch
+from qq.machine.commands import DeclareQueue, Enqueue, PutVhost
+from qq.management.figures import _QUEUE_FAMILIES
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+@pytest.fixture
+def node() -> Node[MachineManagement]:
+    node = Node(MachineManagement())
+    node.management.make(PutVhost("other", "", [], ""))
+    declare(node, "orders")
+    return node
+
+
+def declare(node: Node[MachineManagement], name: str) -> None:
+    node.management.make(DeclareQueue(0, 0, name, False, True, False, False, False, {}))
+
+
+def scraped(node: Node[MachineManagement], path: str) -> Samples:
+    answer = node.ask(path)
+    assert answer.status == 200
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_each_queue_is_a_sample_of_each_metric(node: Node[MachineManagement]) -> None:
+    stored = [b"abc"] * 3
+    node.management.publish(encode_batch([Enqueue(99, 0, len(stored), "", "orders", False, 1)], stored))
+    shown = scraped(node, "/metrics/per-object")
+    assert shown["rabbitmq_queue_messages_ready", ("/", "orders")] == 3
+    assert shown["rabbitmq_queue_messages", ("/", "orders")] == 3
+    assert shown["rabbitmq_queue_messages_ready_bytes", ("/", "orders")] == 9
+    assert shown["rabbitmq_queue_messages_published_total", ("/", "orders")] == 3
+    assert shown["rabbitmq_queue_consumers", ("/", "orders")] == 0
+    assert shown["rabbitmq_identity_info", ("n1", "per-object")] == 1
+
+
+def test_only_what_is_asked_for_is_shown_in_detail(node: Node[MachineManagement]) -> None:
+    shown = scraped(node, "/metrics/detailed?family=queue_consumer_count&family=vhost_status&family=unknown")
+    assert shown == {
+        ("rabbitmq_detailed_queue_consumers", ("/", "orders")): 0,
+        ("rabbitmq_cluster_vhost_status", ("/",)): 1,
+        ("rabbitmq_cluster_vhost_status", ("other",)): 1,
+        ("rabbitmq_identity_info", ("n1", "detailed")): 1,
+    }
+    assert len(scraped(node, "/metrics/detailed")) == 1
+
+
+def test_virtual_hosts_can_be_chosen(node: Node[MachineManagement]) -> None:
+    families = "family=queue_coarse_metrics&family=exchange_names&family=exchange_bindings"
+    shown = scraped(node, f"/metrics/detailed?{families}&vhost=other")
+    assert {labels[0] for name, labels in shown if name != "rabbitmq_identity_info"} == {"other"}
+    assert ("rabbitmq_cluster_exchange_name", ("other", "amq.topic", "topic")) in shown
+    assert shown["rabbitmq_cluster_exchange_bindings", ("other", "amq.topic", "topic")] == 0
+
+
+@pytest.mark.parametrize("family", [*_QUEUE_FAMILIES, "vhost_status", "exchange_names", "exchange_bindings"])
+def test_only_the_leader_shows_them(node: Node[MachineManagement], family: str) -> None:
+    assert len(scraped(node, f"/metrics/detailed?family={family}")) > 1
+    node.management.group.engine.is_leader = False
+    assert len(scraped(node, f"/metrics/detailed?family={family}")) == 1
+
+
+def test_any_name_can_be_read_again(node: Node[MachineManagement]) -> None:
+    names = ['a "quoted" one', "a \\ n", 'x{name="x"} 1', "\u00e9"]
+    for name in names:
+        declare(node, name)
+    shown = scraped(node, "/metrics/per-object")
+    assert [name for name in names if ("rabbitmq_queue_messages", ("/", name)) not in shown] == []
+
+
+def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_s = iter(range(1000))
+    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.01)
+
+    async def story(client: object) -> float:
+        began_s = time.monotonic()
+        await asyncio.gather(*(client.get("/metrics/detailed") for _ in range(3)))  # type: ignore[attr-defined]
+        return time.monotonic() - began_s
+
+    # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
+    assert node.tell(story) >= 2 * 0.01 * exposition.PAUSE_SHARE

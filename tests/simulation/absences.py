@@ -1,0 +1,45 @@
+"""Nodes that are away from the others for a while, one after the other, and come back before they are given up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from chaos.sim.cluster import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.run import Simulation
+
+AWAY_S = 3.5
+"""Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
+OPTIONS = Options(
+    queues=True,
+    duration_s=14.0,
+    submit_interval_s=0.25,
+    segment_bytes=2048,
+    checkpoint_entries=5,
+    checkpoint_bytes=4096,
+    checkpoint_interval_s=0.5,
+    retained_bytes=0,
+    fault_interval_s=1000.0,
+    faults={"transfer": 1.0},
+)
+"""There is nothing else that goes wrong, and of the log is kept what is needed only."""
+
+
+def cut_off_one_after_the_other(simulation: Simulation, away_s: float = AWAY_S) -> None:
+    """Three nodes come and go in the first 16.5 s. Clients of a node are not cut off from it."""
+    network = simulation.cluster.network
+
+    def change(apply: Callable[[str, str], None], node: SimulatedNode) -> None:
+        for peer in node.peers:
+            apply(node.name, peer)
+            apply(peer, node.name)
+        simulation.checks.topology_changed()
+
+    for number, node in enumerate(simulation.cluster.nodes):
+        for at_s, apply in ((3.0, network.cut), (3.0 + away_s, network.heal)):
+            simulation.world.after(at_s + 5.0 * number, partial(change, apply, node))
