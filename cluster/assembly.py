@@ -123,7 +123,7 @@ class Assembly:
         self.departures = Departures(self._links, config.group_id, presence, own.engine.hold_back)
         self.inquiries = Inquiries(self.departures.is_new, self.departures.transmit)
         self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns)
-        self._peers = Peers(configurations.others(config.name), now_s)
+        self._peers = Peers(configurations.directories(config.name), now_s)
         space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
         self.alarms = Alarms(configurations, self._peers, space)
         self.members = Members(

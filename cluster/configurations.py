@@ -68,6 +68,10 @@ class Configurations:
         """The names of all members but this one, also of such as are about to be removed."""
         return tuple(known for known in self.known if known != name)
 
+    def directories(self, but: str) -> dict[str, bytes | None]:
+        """The ids of the data directories of all members but this one, by name; None where there is none yet."""
+        return {name: self.known[name].id for name in self.others(but)}
+
     def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
         self._cluster = cluster

@@ -26,6 +26,9 @@ LAG_MAX = 2000
 """A member that lacks no more entries than this counts as up to date. Members tell how far they are once a second, so
 even one that lacks nothing seems to lack what has come since."""
 
+FULL_BYTES = 4096
+"""With less than this left a disk is full: that is a block of usual file systems, so no file can grow."""
+
 OBSOLETE_FACTOR = 2
 """A log that is so many times as large as the leader's is for the greater part of what nobody needs any more."""
 
@@ -81,8 +84,11 @@ def _who_go_on(names: Collection[str], known: Known) -> dict[str, str | None]:
 
 
 def _has_full_disk(status: Status) -> bool:
-    """Whether the member can store nothing more, so that it acknowledges nothing either."""
-    return bool(status.alarm & Alarm.DISK) and not status.may_lead
+    """Whether the member can store nothing more, so that it acknowledges nothing either.
+
+    Its disk has refused a write, or would do so with the next one: while nothing is published, nothing is refused.
+    """
+    return bool(status.alarm & Alarm.DISK) and (not status.may_lead or status.disk_free_bytes < FULL_BYTES)
 
 
 def why_not_lead(name: str, known: Known) -> str | None:
@@ -206,9 +212,11 @@ def why_nothing_is_stored(name: str, membership: Membership, known: Known) -> st
     full = sorted(other for other, status in known.items() if status is not None and _has_full_disk(status))
     if name in full:
         return "the node's disk is full: it goes on when there is space"
-    if full and not membership.has_majority_without(full):
-        return f"the disks of too many nodes are full: {', '.join(full)}: the cluster goes on when there is space"
-    return None
+    silent = sorted(other for other, status in known.items() if status is None)
+    if not full or membership.has_majority_without([*full, *silent]):
+        return None
+    down = f", and {', '.join(silent)} not heard" if silent else ""
+    return f"the disks of too many nodes are full: {', '.join(full)}{down}: the cluster goes on when there is space"
 
 
 def why_log_is_obsolete(

@@ -122,7 +122,7 @@ class Members:
         self._clock.members = held.newest.clocks(self.name, self.id)
         for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # a majority of the voters decides what time it is
-        self._peers.configure(self.peers, self._runtime.monotonic())
+        self._peers.configure(held.directories(self.name), self._runtime.monotonic())
         self._links.configure(self.id, held)
         self.meet()
         self._changed()

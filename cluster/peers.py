@@ -3,7 +3,8 @@
 Lives here: one value per peer, and what follows from all of them. Not here: links (links.py), how far a peer's log has
 come (replication.py), what is done about one that is gone (expulsions.py).
 
-Law: what is not known counts for nothing: who has not said so is neither a voter nor short of anything.
+Laws: what is not known counts for nothing: who has not said so is neither a voter nor short of anything. What a data
+directory has said is known of no other one under its name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cluster.elections import Role
 from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from cluster.envelope import Alarm, Status
 
@@ -48,19 +49,31 @@ class KnownPeer:
     """When anything from the peer last arrived; at first, when this node started."""
     dead_since_s: float | None = None
     """Since when the peer's host says that no such process listens; None if it does not say that."""
+    directory: bytes | None = None
+    """The id of the member's data directory; None if it is awaited, or the log does not say yet who the members are."""
     status: Status | None = None
-    """What the peer last said of itself; None if it has said nothing since this node started."""
+    """What that directory last said of itself; None if it has said nothing since this node started."""
 
 
 class Peers:
     """What this node knows of all other members."""
 
-    def __init__(self, names: Iterable[str], now_s: float) -> None:
-        self._peers = {name: KnownPeer(now_s) for name in names}
+    def __init__(self, directories: Mapping[str, bytes | None], now_s: float) -> None:
+        """Begin with these members; for each, the id of its data directory, or None."""
+        self._peers: dict[str, KnownPeer] = {}
+        self.configure(directories, now_s)
 
-    def configure(self, names: Iterable[str], now_s: float) -> None:
-        """Keep what is known of these members, and begin with those that are new."""
-        self._peers = {name: self._peers.get(name) or KnownPeer(now_s) for name in names}
+    def configure(self, directories: Mapping[str, bytes | None], now_s: float) -> None:
+        """Keep what is known of these members, and begin with those that are new.
+
+        Since when a name is silent or dead stays known when another directory has it: the clients of the earlier one
+        are given up by that.
+        """
+        self._peers = {name: self._peers.get(name) or KnownPeer(now_s) for name in directories}
+        for name, peer in self._peers.items():
+            if peer.directory not in (None, directories[name]):
+                peer.status = None
+            peer.directory = directories[name]
 
     def status(self, peer: str) -> Status | None:
         return self._peers[peer].status

@@ -1,4 +1,7 @@
-"""`python -m qq` is the command `qq`, and so is `python -P qq/__main__.py`, wherever that file is (cli/launch.py)."""
+"""`python -m qq` is the command `qq`, and so is `python -P qq/__main__.py`, wherever that file is (cli/launch.py).
+
+Law: Ctrl-C is no error, not even while the command is still being imported, which takes half a second.
+"""
 
 import sys
 from pathlib import Path
@@ -9,7 +12,16 @@ if (
 ):  # of a checkout; where packages are installed it is there, behind the standard library
     sys.path.insert(0, _HERE)
 
-from qq.cli import main  # noqa: E402 -- only now it is the one beside this file
+
+def run() -> int:
+    """Run the command of this process and return its exit status: 130 after Ctrl-C, as a shell says it."""
+    try:
+        from qq.cli import main  # noqa: PLC0415 -- only now it is the one beside this file
+
+        return main()
+    except KeyboardInterrupt:  # before there was a command that could handle it
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

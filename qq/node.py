@@ -573,19 +573,22 @@ class Node:
             return "the node stops"
         if not self._started:
             return READING
+        unable = self._why_unable()
         if self._maintenance.is_on:
-            return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
+            maintained = f"the node is under maintenance; `qq revive {self.config.name}` ends it"
+            return f"{maintained}; {unable}" if unable else maintained
+        if unable is None and not self._is_serving:
+            return "the node is catching up with the cluster"
+        return unable
+
+    def _why_unable(self) -> str | None:
+        """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
         under_repair = self.group.own_status.flaw()
         if under_repair is not None:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
-        without_space = self.group.statuses.why_nothing_is_stored()
-        if without_space is not None:
-            return without_space
-        if not self._is_serving:
-            return "the node is catching up with the cluster"
-        return None
+        return self.group.statuses.why_nothing_is_stored()
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

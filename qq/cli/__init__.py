@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from qq import __version__, garbage
 from qq.cli import ending
@@ -85,11 +86,13 @@ def _run(options: argparse.Namespace) -> int:
         case "leader transfer":
             from qq.cli.operations import transfer_leadership  # noqa: PLC0415
 
-            return transfer_leadership(_remote(options), options.to, options.timeout)
+            if options.timeout and options.to is None:
+                options.refuse("--timeout needs --to: without it each try moves leadership on")
+            return transfer_leadership(_remote(options), options.to)
         case "check safe-to-stop":
             from qq.cli.operations import check_safe_to_stop  # noqa: PLC0415
 
-            return check_safe_to_stop(_remote(options), options.node, options.timeout)
+            return check_safe_to_stop(_remote(options), options.node)
         case "member list":
             from qq.cli.members import list_members  # noqa: PLC0415
 
@@ -102,7 +105,9 @@ def _run(options: argparse.Namespace) -> int:
             from qq.cli.inspect import dump, inspect  # noqa: PLC0415
 
             if options.dump:
-                return dump(options.directory, options.first, options.last)
+                return dump(options.directory, options.first or 0, options.last)
+            if (options.first, options.last) != (None, None):
+                options.refuse("--from and --to need --dump: else all is checked")
             return inspect(options.directory)
         case "backup":
             from qq.cli.backup import backup  # noqa: PLC0415
@@ -127,23 +132,22 @@ def _change_members(options: argparse.Namespace) -> int:
     from qq.cli import members  # noqa: PLC0415
 
     node = _remote(options)
-    patience = members.Patience(options.timeout, waits_for_vote=not getattr(options, "no_wait", False))
     match _name(options):
         case "member add":
             host, port = options.address
-            return members.add_member(node, options.node, host, port, patience)
+            return members.add_member(node, options.node, host, port, waits_for_vote=not options.no_wait)
         case "member remove":
-            return members.remove_member(node, options.node, patience)
+            return members.remove_member(node, options.node)
         case "member replace":
-            return members.replace_member(node, options.node, patience)
+            return members.replace_member(node, options.node, waits_for_vote=not options.no_wait)
         case "member promote":
-            return members.promote_member(node, options.node, patience)
+            return members.promote_member(node, options.node)
         case "drain":
-            return members.drain(node, options.node, patience)
+            return members.drain(node, options.node)
         case "revive":
-            return members.revive(node, options.node, patience)
+            return members.revive(node, options.node)
         case _:
-            return members.finish_upgrade(node, patience)
+            return members.finish_upgrade(node)
 
 
 def _remote(options: argparse.Namespace) -> Remote:
@@ -152,7 +156,7 @@ def _remote(options: argparse.Namespace) -> Remote:
     from qq.cli.remote import Remote  # noqa: PLC0415
 
     login = client_login(options.user, options.password, options.password_file, os.environ)
-    return Remote(options.http, login)
+    return Remote(options.http, login, getattr(options, "timeout", None))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -201,10 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     transfer_command.add_argument(
         "--timeout",
         type=_seconds,
-        default=0.0,
         metavar="SECONDS",
-        help="for how long to try again if NODE has not taken over (default: %(default)g)",
+        help="for how long to try again if NODE has not taken over (default: it is not)",
     )
+    transfer_command.set_defaults(refuse=transfer_command.error)
 
     check_command = commands.add_parser("check", help="ask before you do something; exit status 0 is yes")
     check_commands = check_command.add_subparsers(dest="subcommand", required=True)
@@ -218,9 +222,8 @@ def _parser() -> argparse.ArgumentParser:
     stop_command.add_argument(
         "--timeout",
         type=_seconds,
-        default=0.0,
         metavar="SECONDS",
-        help="how long to wait for a yes (default: %(default)g)",
+        help="how long to wait for a yes (default: it is not waited for)",
     )
 
     backup_command = commands.add_parser("backup", help="make a backup of a cluster that runs")
@@ -263,8 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect_command.add_argument("directory", type=Path, metavar="DIR", help="nothing in it is changed")
     inspect_command.add_argument("--dump", action="store_true", help="print the entries of the log instead")
-    inspect_command.add_argument("--from", dest="first", type=int, default=0, metavar="INDEX")
+    inspect_command.add_argument("--from", dest="first", type=int, metavar="INDEX")
     inspect_command.add_argument("--to", dest="last", type=int, metavar="INDEX")
+    inspect_command.set_defaults(refuse=inspect_command.error)
     return parser
 
 
@@ -341,13 +345,16 @@ def _node_name(text: str) -> str:
 
 def _url(text: str) -> str:
     """Make a URL of `HOST:PORT`; a URL stays as it is."""
-    if "://" in text:
-        return text
+    is_whole = "://" in text
+    url = text if is_whole else f"http://{text}"
     try:
-        _seed(text)
-    except argparse.ArgumentTypeError:
-        return text
-    return f"http://{text}"
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or is_whole)
+    except ValueError:  # of the port, or of an address of IPv6
+        is_usable = False
+    if not is_usable or not url.isprintable() or " " in url:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST:PORT nor a URL of http or https")
+    return url
 
 
 def _seed(text: str) -> Seed:

@@ -10,7 +10,7 @@ list of members shows now.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cluster.configuration import PeerAddress
@@ -24,14 +24,6 @@ _MEMBERS = "/api/cluster/members"
 _HEAD = ["name", "address", "role", "state", "lag", "versions", "drained", "id"]
 
 
-class Patience(NamedTuple):
-    """How long a command waits."""
-
-    timeout_s: float
-    waits_for_vote: bool = True
-    """Whether the command waits until the new member has come and votes."""
-
-
 def list_members(node: Remote, *, as_json: bool) -> int:
     """Print the members of the cluster; raises CommandError."""
     answer = node.get(_MEMBERS)
@@ -42,30 +34,25 @@ def list_members(node: Remote, *, as_json: bool) -> int:
     return 0
 
 
-def add_member(node: Remote, name: str, host: str, port: int, patience: Patience) -> int:
-    """Have the cluster take a node in; raises CommandError."""
-    body = {"host": host, "port": port}
+def add_member(node: Remote, name: str, host: str, port: int, *, waits_for_vote: bool) -> int:
+    """Have the cluster take a node in, and wait until it votes if that is wanted; raises CommandError."""
     node.ask_until_done(
         "PUT",
         _path(name),
-        body=body,
+        body={"host": host, "port": port},
         waiting_for=f"{name} to come",
-        timeout_s=patience.timeout_s,
-        at_first=f"no node has answered at {PeerAddress(host, port)} yet",
     )
-    return _finish(node, name, patience)
+    return _finish(node, name, waits_for_vote=waits_for_vote)
 
 
-def promote_member(node: Remote, name: str, patience: Patience) -> int:
+def promote_member(node: Remote, name: str) -> int:
     """Wait until a member votes; raises CommandError."""
-    node.ask_until_done(
-        "POST", f"{_path(name)}/promote", waiting_for=f"{name} to vote", timeout_s=patience.timeout_s
-    )
+    node.ask_until_done("POST", f"{_path(name)}/promote", waiting_for=f"{name} to vote")
     print(f"{name} votes")
     return 0
 
 
-def remove_member(node: Remote, name: str, patience: Patience) -> int:
+def remove_member(node: Remote, name: str) -> int:
     """Remove a member, whether it is up or not; raises CommandError."""
     found = _Found(node, name)
     if found.is_member:
@@ -76,7 +63,6 @@ def remove_member(node: Remote, name: str, patience: Patience) -> int:
             "DELETE",
             f"{_path(name)}?id={found.id}",
             waiting_for=f"{name} to be removed",
-            timeout_s=patience.timeout_s,
             note=note,
         )
     elif not found.was_removed:
@@ -85,8 +71,11 @@ def remove_member(node: Remote, name: str, patience: Patience) -> int:
     return 0
 
 
-def replace_member(node: Remote, name: str, patience: Patience) -> int:
-    """Have another data directory take the place of a member's, which is lost; raises CommandError."""
+def replace_member(node: Remote, name: str, *, waits_for_vote: bool) -> int:
+    """Have another data directory take the place of a member's, which is lost; raises CommandError.
+
+    It waits until the node with that directory votes, if that is wanted.
+    """
     found = _Found(node, name)
     if not found.is_member:
         raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
@@ -96,45 +85,43 @@ def replace_member(node: Remote, name: str, patience: Patience) -> int:
             f"{_path(name)}/replace",
             body={"id": found.id},
             waiting_for=f"{name} to be replaced",
-            timeout_s=patience.timeout_s,
         )
-    return _finish(node, name, patience)
+    return _finish(node, name, waits_for_vote=waits_for_vote)
 
 
-def _finish(node: Remote, name: str, patience: Patience) -> int:
-    if patience.waits_for_vote:
-        return promote_member(node, name, patience)
+def _finish(node: Remote, name: str, *, waits_for_vote: bool) -> int:
+    if waits_for_vote:
+        return promote_member(node, name)
     print(f"{name} is awaited: start it with an empty data directory and `qq serve --join`")
     return 0
 
 
-def drain(node: Remote, name: str | None, patience: Patience) -> int:
+def drain(node: Remote, name: str | None) -> int:
     """Have a node lead nothing and serve no clients; raises CommandError."""
     name = _asked(node) if name is None else name
-    _maintain(node, "PUT", name, f"clients of {name} to go", patience)
+    _maintain(node, "PUT", name, f"{name} to lead nothing and have no clients")
     print(f"{name} is under maintenance: it leads nothing and has no clients")
     return 0
 
 
-def revive(node: Remote, name: str | None, patience: Patience) -> int:
+def revive(node: Remote, name: str | None) -> int:
     """End the maintenance of a node; raises CommandError."""
     name = _asked(node) if name is None else name
-    _maintain(node, "DELETE", name, f"the maintenance of {name} to end", patience)
+    _maintain(node, "DELETE", name, f"the maintenance of {name} to end")
     print(f"{name} is under maintenance no more")
     return 0
 
 
-def _maintain(node: Remote, method: str, name: str, waiting_for: str, patience: Patience) -> None:
-    node.ask_until_done(method, f"{_path(name)}/drain", waiting_for=waiting_for, timeout_s=patience.timeout_s)
+def _maintain(node: Remote, method: str, name: str, waiting_for: str) -> None:
+    node.ask_until_done(method, f"{_path(name)}/drain", waiting_for=waiting_for)
 
 
-def finish_upgrade(node: Remote, patience: Patience) -> int:
+def finish_upgrade(node: Remote) -> int:
     """Have the cluster go over to the newest version of the state that the node can run; raises CommandError."""
     answer = node.ask_until_done(
         "POST",
         "/api/cluster/upgrade/finish",
         waiting_for="the upgrade to be finished",
-        timeout_s=patience.timeout_s,
     )
     version = answer.document.get("version")
     if not isinstance(version, int):

@@ -32,37 +32,32 @@ def show_leader(node: Remote) -> int:
     return 0
 
 
-def transfer_leadership(node: Remote, to: str | None, timeout_s: float) -> int:
+def transfer_leadership(node: Remote, to: str | None) -> int:
     """Have another node lead and print when it does; raises CommandError.
 
-    What has not succeeded is tried again until the timeout is over. That is for a node that is named: any other one may
-    have taken over after an answer was given up, and the next try would move leadership on.
+    What has not succeeded is tried again while the command has time. That is for a node that is named: any other one
+    may have taken over after an answer was given up, and the next try would move leadership on.
     """
-    if timeout_s and to is None:
-        raise CommandError("--timeout needs --to: without it each try moves leadership on")
     answer = node.ask_until_done(
         "PUT",
         _LEADER,
         body={} if to is None else {"to": to},
         waiting_for=f"{to or 'another node'} to lead",
-        timeout_s=timeout_s,
-        at_first="the leader has been asked to hand over",
     )
     print(f"{_text(node, answer, 'leader')} leads")
     return 0
 
 
-def check_safe_to_stop(node: Remote, name: str | None, timeout_s: float) -> int:
+def check_safe_to_stop(node: Remote, name: str | None) -> int:
     """Print whether a node may be stopped, of which the exit status tells the same; raises CommandError.
 
-    A no is printed when it has not become a yes within the timeout.
+    A no is printed when it has not become a yes while the command has time.
     """
     answer = node.ask_until_done(
         "GET",
         _SAFE_TO_STOP if name is None else f"{_SAFE_TO_STOP}/{quote(name, safe='')}",
         expected=(HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE),
         waiting_for="the others to go on without it",
-        timeout_s=timeout_s,
     )
     print(_text(node, answer, "reason"))
     return 0 if answer.status == HTTPStatus.OK else 1

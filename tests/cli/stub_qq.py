@@ -29,12 +29,12 @@ def main() -> int:
     node = types.ModuleType("qq.node")
     node.run = run  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["qq.node"] = node
-    import qq.cli  # noqa: PLC0415 -- only now, with the stub in place
-
     commands = importlib.import_module("qq.cli.up")
     commands._STOP_TIMEOUT_S = STOP_TIMEOUT_S
     commands.up = partial(commands.up, serve_command=(sys.executable, __file__, "serve"))
-    return qq.cli.main()
+    from qq.__main__ import run as run_command  # noqa: PLC0415 -- only now, with the stub in place
+
+    return run_command()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.envelope import Alarm, Status
 from cluster.fitness import (
+    FULL_BYTES,
     LAG_MAX,
     Verdict,
     may_drain,
@@ -27,8 +28,9 @@ FIT = Status(*[0] * len(Status._fields))._replace(
 LEARNER = FIT._replace(standing=Standing.LEARNER)
 DEAF = FIT._replace(hears_leader=0)
 LAGGING = FIT._replace(last_index=FIT.last_index - LAG_MAX - 1)
-LOW = FIT._replace(alarm=Alarm.DISK)
+LOW = FIT._replace(alarm=Alarm.DISK, disk_free_bytes=FULL_BYTES)
 FULL = LOW._replace(may_lead=0)
+BRIMFUL = LOW._replace(disk_free_bytes=FULL_BYTES - 1)
 MISSES_C = FIT._replace(misses=("c",))
 DAMAGED = FIT._replace(may_lead=0)
 
@@ -65,6 +67,7 @@ def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, t
         ("b", trio(c=None), "c does not answer (start it, or look at its network)"),
         ("b", trio(c=LEARNER), "c is under repair (wait until it is a voter)"),
         ("b", trio(c=FULL), "c has a full disk (make room on it)"),
+        ("b", trio(c=BRIMFUL), "c has a full disk (make room on it)"),
         ("b", trio(c=DEAF), "c does not hear the leader (look at the network between them)"),
         ("b", trio(c=LAGGING), "c lacks 2,001 entries of the log (wait until it has caught up)"),
         ("a", trio(c=None), "c does not answer (start it, or look at its network)"),
@@ -258,7 +261,12 @@ def test_a_member_may_be_drained_if_another_one_can_serve(
             trio(b=FULL, c=FULL),
             "the disks of too many nodes are full: b, c: the cluster goes on when there is space",
         ),
-        (trio(b=FULL, c=None), None),
+        (
+            trio(b=FULL, c=None),
+            "the disks of too many nodes are full: b, and c not heard: the cluster goes on when there is space",
+        ),
+        (trio(b=BRIMFUL, c=LOW), None),
+        (trio(b=None, c=None), None),
     ],
 )
 def test_who_stores_nothing_for_want_of_space_says_so(known: Known, reason: str | None) -> None:

@@ -334,6 +334,16 @@ def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_un
     assert growing.agrees("abc")
 
 
+def test_an_awaited_member_has_said_nothing(growing: Growing) -> None:
+    lost = growing.followers()[0]
+    lost.end()
+    growing.pass_ms(3000)
+    assert growing.asked(growing.leader(), replace_(lost)) == ""
+    for member in [growing.leader(), *growing.followers()]:
+        shown = next(each for each in member.group.statuses.all() if each.name == lost.name)
+        assert (shown.state, set(shown[2:])) == ("down", {None})
+
+
 def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
     moved = growing.followers()[0]
     moved.end()

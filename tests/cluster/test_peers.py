@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from memberships import configurations_of
+from memberships import configurations_of, directory_of
 
 from cluster.alarms import Alarms
 from cluster.envelope import Alarm, Status
@@ -13,6 +13,9 @@ from cluster.peers import Peers, member_status
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
     standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
 )
+
+
+DIRECTORIES: dict[str, bytes | None] = {name: directory_of(name) for name in "bcde"}
 
 
 class Room:
@@ -26,7 +29,7 @@ class Room:
 
 @pytest.fixture
 def peers() -> Peers:
-    return Peers(["b", "c", "d", "e"], now_s=10.0)
+    return Peers(DIRECTORIES, now_s=10.0)
 
 
 def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Peers) -> None:
@@ -45,6 +48,22 @@ def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_lear
     assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
     peers.connected("b", 15.0)
     assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, 0.0)
+
+
+def test_what_a_directory_has_said_is_not_known_of_another_one_under_its_name(peers: Peers) -> None:
+    for name in "bcd":
+        peers.said(name, STATUS)
+    peers.died("b", 11.0)
+    peers.configure(DIRECTORIES | {"b": None, "c": b"another", "e": directory_of("e")}, now_s=12.0)
+    assert [peers.status(name) for name in "bcde"] == [None, None, STATUS, None]
+    assert (peers.silent_s("b", 13.0), peers.dead_s("b", 13.0)) == (3.0, 2.0)
+
+
+def test_what_was_said_before_the_log_tells_who_the_members_are_stays_known() -> None:
+    peers = Peers(dict.fromkeys(DIRECTORIES), now_s=10.0)
+    peers.said("b", STATUS)
+    peers.configure(DIRECTORIES, now_s=11.0)
+    assert peers.status("b") == STATUS
 
 
 def test_what_is_told_of_a_member() -> None:

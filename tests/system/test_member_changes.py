@@ -244,6 +244,15 @@ def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) 
         third.start()
         third.wait_ready()
         poll(lambda: cluster.leader() is third, lambda: f"{cluster.leader().name} leads on")
+        for node in (second, third):
+            node.kill()
+        both = (
+            "the node is under maintenance; `qq revive n1` ends it; no leader is known: fewer than a majority"
+        )
+        poll(
+            lambda: str(why_not_ready(first.http_port)).startswith(both),
+            lambda: str(why_not_ready(first.http_port)),
+        )
 
 
 def test_an_upgrade_is_finished_by_command_if_that_is_wanted(tmp_path: Path) -> None:

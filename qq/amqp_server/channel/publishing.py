@@ -158,10 +158,6 @@ class PublishingMethods:
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
 
-    def end(self) -> None:
-        self.end_run()
-        self._core.broker.throttle.left(self)
-
     def end_run(self) -> None:
         """Have the next message begin a new run: in this one it would overtake what is asked for now."""
         self._run = None
@@ -169,6 +165,7 @@ class PublishingMethods:
     def end(self) -> None:
         """The channel ends: nothing more is published."""
         self.end_run()
+        self._core.broker.throttle.left(self)
         if self._is_publisher:
             self._is_publisher = False
             self._core.broker.counters.publishers -= 1

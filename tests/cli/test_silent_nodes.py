@@ -1,0 +1,105 @@
+"""Commands that ask a node which takes their connection and says nothing, as one that is frozen, or no node at all."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qq.cli import main, remote
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+CHECKOUT = Path(__file__).parents[2]
+GRACE_S = 0.2
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """The URL of one that says nothing; all times but the command's own are short."""
+    monkeypatch.setattr(remote, "_GRACE_S", GRACE_S)
+    monkeypatch.setattr(remote, "_NOTICE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "waiting_for"),
+    [
+        (["drain"], "members", "an answer"),
+        (["drain", "n2"], "members/n2/drain", "n2 to lead nothing and have no clients"),
+        (["revive", "n2"], "members/n2/drain", "the maintenance of n2 to end"),
+        (["member", "add", "n4", "h:7"], "members/n4", "n4 to come"),
+        (["member", "remove", "n2"], "members", "an answer"),
+        (["upgrade", "finish"], "upgrade/finish", "the upgrade to be finished"),
+        (["leader", "transfer", "--to", "n3"], "leader", "n3 to lead"),
+        (["check", "safe-to-stop"], "safe-to-stop", "the others to go on without it"),
+    ],
+)
+def test_a_command_keeps_its_time_and_claims_nothing(
+    silent: str, capsys: pytest.CaptureFixture[str], command: list[str], path: str, waiting_for: str
+) -> None:
+    assert main([*command, "--http", silent, "--timeout", "0.1"]) == 1
+    *waiting, error = capsys.readouterr().err.splitlines()
+    assert re.search(rf"/{path}: no answer within 0\.[23]\d? s$", error)
+    why = "" if waiting_for == "an answer" else f": {silent} has not answered yet"
+    assert set(waiting) <= {f"waiting for {waiting_for} ({tenths / 10:g} s){why}" for tenths in range(1, 100)}
+    assert waiting
+
+
+@pytest.mark.parametrize("command", [["status"], ["leader", "transfer"], ["check", "safe-to-stop"]])
+def test_a_command_that_was_given_no_time_waits_as_long_as_a_node_may_take(
+    silent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(remote, "_ANSWER_TIMEOUT_S", 0.4)
+    assert main([*command, "--http", silent]) == 1
+    assert capsys.readouterr().err.endswith(": no answer within 0.4 s\n")
+
+
+def test_a_backup_says_that_it_waits_and_gives_up(
+    silent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote, "_STREAM_TIMEOUT_S", 0.3)
+    assert main(["backup", str(tmp_path / "new"), "--http", silent]) == 1
+    first, *_, error = capsys.readouterr().err.splitlines()
+    assert first == "waiting for the answer to begin (0.1 s)"
+    assert error == f"qq backup: {silent}/api/cluster/backup: no answer within 0.3 s"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_that_waits_can_be_ended(silent: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", str(CHECKOUT / "qq" / "__main__.py"), "backup", "new", "--http", silent]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"waiting for the answer to begin (1 s)\n"
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(30), process.stderr.read().count(b"Traceback")) == (130, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["qq.cli", "argparse", "aiohttp", "qq.cli.status"])
+def test_an_interrupted_import_is_no_error(module: str) -> None:
+    entry = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]["qq"]
+    program = f"""
+import sys
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.argv[1:] = ["status", "--http", "127.0.0.1:9"]
+from {entry.partition(":")[0]} import {entry.partition(":")[2]} as run
+sys.exit(run())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
