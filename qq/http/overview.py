@@ -75,14 +75,17 @@ class OverviewEndpoints:
         ]
 
     async def overview(self, request: web.Request) -> web.Response:
-        is_seen = sees(request, self._management, MONITORS)
+        is_seen, login = sees(request, self._management, MONITORS), login_of(request)
+        is_monitor = login.has_one_of(MONITORS)
         document = self._product() | {
             "disable_stats": is_asked(request, "disable_stats"),
             "enable_queue_totals": is_asked(request, "enable_queue_totals"),
-            "object_totals": self._management.object_totals(is_seen)._asdict(),
+            "object_totals": self._management.object_totals(
+                is_seen, None if is_monitor else login.user
+            )._asdict(),
             **self._statistics(is_seen),
         }
-        if login_of(request).has_one_of(MONITORS):
+        if is_monitor:
             document |= await self._of_nodes()
         return web.json_response(document)
 

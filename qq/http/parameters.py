@@ -43,7 +43,7 @@ from qq.machine.commands import (
     PutParameter,
     SetVhostLimits,
 )
-from qq.machine.limits import VHOST_LIMITS
+from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +127,11 @@ def read_global_parameter(name: str, value: Any) -> PutGlobalParameter:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    size = len(text.encode())
+    if size > PARAMETER_BYTES_MAX:
+        raise bad_request(f"the value takes {size} bytes, the limit is {PARAMETER_BYTES_MAX}")
+    return text
 
 
 def _value_in(body: bodies.Body) -> Any:

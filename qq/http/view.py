@@ -549,8 +549,8 @@ class ManagementView(Protocol):
 
     def deduplication(self) -> Deduplication: ...
 
-    def object_totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
-        """How many things there are in the virtual hosts that are seen."""
+    def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
+        """How many things there are in the virtual hosts that are seen, and connections of all users, or of one."""
         ...
 
     def cluster_name(self) -> str:

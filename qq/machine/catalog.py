@@ -243,10 +243,9 @@ class Catalog:
         self.count_channel(user, 1)
         return connection
 
-    @property
-    def channels(self) -> int:
-        """How many channels are open, of all users."""
-        return sum(self._channels_of.values())
+    def channels_of(self, user: str | None) -> int:
+        """How many channels a user has open, at all nodes; how many all users have if that is None."""
+        return sum(self._channels_of.values()) if user is None else self._channels_of.get(user, 0)
 
     def count_channel(self, user: str, change: int) -> None:
         """Note that this user has one more channel open (`change` is 1), or one fewer (-1)."""

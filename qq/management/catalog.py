@@ -188,16 +188,15 @@ class CatalogReports:
 
     # The whole
 
-    def object_totals(self, is_seen: Callable[[str], bool]) -> ObjectTotals:
+    def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
         catalog = self._machine.catalog
         seen = [vhost for vhost in catalog.vhosts.values() if is_seen(vhost.name)]
-        sees_all = len(seen) == len(catalog.vhosts)
         return ObjectTotals(
             consumers=sum(vhost.consumers for vhost in seen),
             queues=sum(len(vhost.queues) for vhost in seen),
             exchanges=sum(len(vhost.exchanges) for vhost in seen),
-            connections=sum(vhost.connections for vhost in seen),
-            channels=catalog.channels if sees_all else 0,
+            connections=len(catalog.connections) if user is None else catalog.connections_of(user),
+            channels=catalog.channels_of(user),
         )
 
     def cluster_name(self) -> str:

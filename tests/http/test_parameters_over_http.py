@@ -68,10 +68,7 @@ def test_a_global_parameter_that_was_set_through_another_node_is_found(node: Mac
         (
             "a",
             {"value": "x" * PARAMETER_BYTES_MAX},
-            (
-                f"cannot set global parameter 'a': the value takes {PARAMETER_BYTES_MAX + 2} bytes, the limit is "
-                f"{PARAMETER_BYTES_MAX}"
-            ),
+            (f"the value takes {PARAMETER_BYTES_MAX + 2} bytes, the limit is {PARAMETER_BYTES_MAX}"),
         ),
     ],
 )
@@ -281,3 +278,16 @@ def test_definitions_with_parameters_that_mean_nothing_here_are_taken_over_witho
     assert node.api("definitions", "POST", json=document).status == 204
     assert node.api("parameters").json == []
     assert node.api("global-parameters").json == [DEDUPLICATION, CLUSTER_ID]
+
+
+def test_of_definitions_with_a_parameter_that_cannot_be_nothing_is_taken_over(node: Machine) -> None:
+    good, large = {"name": "good", "value": 1}, {"name": "large", "value": "x" * PARAMETER_BYTES_MAX}
+    answer = node.api(
+        "definitions", "POST", json={"vhosts": [{"name": "v"}], "global_parameters": [good, large]}
+    )
+    assert answer.status == 400
+    assert answer.json["reason"] == (
+        f"global_parameters[1] (name 'large'): the value takes {PARAMETER_BYTES_MAX + 2} bytes, the limit is "
+        f"{PARAMETER_BYTES_MAX}; nothing is imported"
+    )
+    assert node.management.asked == []
