@@ -68,10 +68,11 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         ),
         _ENTRY,
     )
-    | {"remains": _REMAINS},
+    | {"remains": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
     Publishing: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"remains": _REMAINS},
-    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE) | {"_remains": _REMAINS},
+    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
+    | {"_remains": _REMAINS, "published": _SHOWN},
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
     AccessControl: {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
