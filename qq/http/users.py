@@ -18,7 +18,7 @@ from qq.http.documents import user_document, whoami_document
 from qq.http.errors import bad_request, unauthorized
 from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, existing, find, put_answer, read_body
+from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
 from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 from qq.machine.limits import USER_LIMITS
 
@@ -137,5 +137,6 @@ class UserEndpoints:
     async def _existing(self, request: web.Request) -> str:
         """The user that the path names. Raises Refusal."""
         user = request.match_info["user"]
-        await existing(self._management, lambda: user in self._management.users(), "user_not_found")
+        reason = unless_made(request, "user_not_found")
+        await existing(self._management, lambda: user in self._management.users(), reason)
         return user

@@ -2,9 +2,9 @@
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
 figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
-(members.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes
-of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does
-(qq/machine, cluster).
+(members.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show
+all of it (others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP
+and JSON (qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -21,6 +21,7 @@ from qq.management.clients import ClientReports
 from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
+from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 from qq.management.rates import SAMPLE_INTERVAL_S
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cluster.group import Group
     from qq.http.view import Product
     from qq.management.members import Reach
+    from qq.management.nodes import OwnNode
     from qq.sessions.broker import Broker
 
 
@@ -37,6 +39,7 @@ class Management(
     ClientReports,
     CatalogReports,
     ObjectFigures,
+    NodeReports,
     Changes,
     LeadershipTransfers,
     MemberChanges,
@@ -44,16 +47,17 @@ class Management(
 ):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
-        """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
+    def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
+        """`reach` connects to a node (`PeerLinks.reach`)."""
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
         ObjectFigures.__init__(self, broker, group)
+        NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
-        Backups.__init__(self, broker, group, data_dir)
+        Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)
 
     async def watch(self) -> None:
