@@ -15,6 +15,7 @@ from aiohttp import web
 
 import qq
 from qq.http.errors import Refusal, bad_request, not_found
+from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, require
 from qq.http.requests import done, named_vhost
 from qq.http.view import NodeState
@@ -145,11 +146,12 @@ class NodeEndpoints:
             web.post("/api/vhosts/{vhost}/start/{node}", self.start_vhost),
         ]
 
-    async def nodes(self, request: web.Request) -> web.Response:
+    async def nodes(self, request: web.Request) -> web.StreamResponse:
         require(request, MONITORS)
         reports = await self._management.node_reports()
         status = self._status()
-        return web.json_response([node_document(each, reports.get(each.name)) for each in status.nodes])
+        documents = (node_document(each, reports.get(each.name)) for each in status.nodes)
+        return await write_listing(request, Listing(documents))
 
     async def node(self, request: web.Request) -> web.Response:
         status, report = await self._named(request)

@@ -17,9 +17,11 @@ from aiohttp import web
 from cluster.member_changes import MemberChange, Verb
 from qq.http.documents import queue_document
 from qq.http.errors import bad_request, not_found
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.http.requests import done, is_asked, sees, write_list
+from qq.http.samples import with_samples
 from qq.http.slices import Slices
 from qq.machine.versions import VERSIONS
 
@@ -83,11 +85,12 @@ class OverviewEndpoints:
             "object_totals": self._management.object_totals(
                 is_seen, None if is_monitor else login.user
             )._asdict(),
-            **self._statistics(is_seen),
         }
+        if not is_asked(request, "disable_stats"):
+            document |= self._statistics(request, is_seen, sees_all=is_monitor)
         if is_monitor:
             document |= await self._of_nodes()
-        return web.json_response(document)
+        return narrowed(request, document)
 
     def _product(self) -> dict[str, Any]:
         product, tags = self._management.product(), self._management.global_parameter("cluster_tags")
@@ -110,9 +113,20 @@ class OverviewEndpoints:
             "require_definition_json_extension": False,
         }
 
-    def _statistics(self, _is_seen: Callable[[str], bool]) -> dict[str, Any]:
-        """What is counted, in the virtual hosts that are seen."""
-        return {"message_stats": {}, "churn_rates": {}, "queue_totals": {}, "statistics_db_event_queue": 0}
+    def _statistics(
+        self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
+    ) -> dict[str, Any]:
+        """What is counted, in the virtual hosts that are seen. There are samples of all together only."""
+        happened, lengths = self._management.vhost_stats(is_seen)
+        told = {"message_stats": happened, **lengths}
+        if sees_all:
+            told = with_samples(request, self._management, ("all",), told)
+        return {
+            "message_stats": told.pop("message_stats"),
+            "churn_rates": self._management.churn(),
+            "queue_totals": told,
+            "statistics_db_event_queue": 0,
+        }
 
     async def _of_nodes(self) -> dict[str, Any]:
         reports = await self._management.node_reports()
@@ -133,13 +147,13 @@ class OverviewEndpoints:
 
     # Features
 
-    async def feature_flags(self, _request: web.Request) -> web.Response:
+    async def feature_flags(self, request: web.Request) -> web.StreamResponse:
         agreed = self._management.cluster_members().version
         flags = [_flag(name, text, is_enabled=True) for name, text in FEATURES.items()]
         for version in range(VERSIONS[0], VERSIONS[1] + 1):
             text = f"Version {version} of the state"
             flags.append(_flag(f"{_STATE}{version}", text, is_enabled=agreed >= version))
-        return web.json_response(flags)
+        return await write_listing(request, Listing(flags))
 
     async def enable(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

@@ -19,6 +19,7 @@ from aiohttp import web
 from qq.http import bodies
 from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
 from qq.http.errors import bad_request, unauthorized
+from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, POLICYMAKERS, login_of, require
 from qq.http.requests import (
     done,
@@ -29,7 +30,6 @@ from qq.http.requests import (
     read_body,
     sees,
     vhost_if_named,
-    write_list,
 )
 from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog import CLUSTER_NAME
@@ -161,14 +161,12 @@ class ParameterEndpoints:
         require(request, POLICYMAKERS)
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         component = request.match_info.get("component")
-        return await write_list(
-            request,
-            (
-                each
-                for each in parameter_documents(self._management, vhost)
-                if component in (None, each["component"]) and is_seen(each["vhost"])
-            ),
+        seen = (
+            each
+            for each in parameter_documents(self._management, vhost)
+            if component in (None, each["component"]) and is_seen(each["vhost"])
         )
+        return await write_listing(request, Listing(seen))
 
     async def parameter(self, request: web.Request) -> web.Response:
         require(request, POLICYMAKERS)
@@ -237,7 +235,9 @@ class GlobalParameterEndpoints:
 
     async def parameters(self, request: web.Request) -> web.StreamResponse:
         shown = filter(None, [self._find(CLUSTER_ID)])
-        return await write_list(request, chain(global_parameter_documents(self._management), shown))
+        return await write_listing(
+            request, Listing(chain(global_parameter_documents(self._management), shown))
+        )
 
     async def parameter(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -41,6 +41,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
+from qq.http.samples import with_samples
 from qq.http.topology import binding_listing
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
@@ -100,7 +101,8 @@ class QueueEndpoints:
         consumers = [consumer_document(each) for each in self._management.consumers_of_queue(vhost, name)]
         # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
-        return narrowed(request, document | details)
+        thing = ("queue", vhost, name)
+        return narrowed(request, with_samples(request, self._management, thing, document) | details)
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]

@@ -8,7 +8,7 @@ Law: what changes one is done as a client of the same user would do it, and need
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
@@ -32,13 +32,14 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
+from qq.http.samples import with_samples
 from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.machine.declaring import stripped
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from qq.http.view import ManagementView
 
@@ -75,11 +76,29 @@ class ExchangeEndpoints:
         def is_seen_exchange(exchange: ExchangeStatus) -> bool:
             return is_seen(exchange.vhost)
 
-        listing = Listing(exchanges, fields_of(ExchangeStatus), is_seen_exchange)
+        def stats(exchange: ExchangeStatus) -> Mapping[str, Any]:
+            return self._management.exchange_stats(exchange.vhost, exchange.name)
+
+        fields = fields_of(ExchangeStatus)
+        listing = Listing(
+            exchanges, {**fields, "message_stats": stats}, is_seen_exchange, basic=tuple(fields)
+        )
         return await write_listing(request, listing)
 
     async def exchange(self, request: web.Request) -> web.Response:
-        return narrowed(request, exchange_document(await self._existing(request)))
+        exchange = await self._existing(request)
+        # What goes between an exchange and each channel or queue is told in RabbitMQ's rates mode "detailed" only.
+        stats = {**self._stats(exchange), "incoming": [], "outgoing": []}
+        document = exchange_document(exchange)
+        if is_asked(request, "disable_stats"):
+            return narrowed(request, document)
+        thing = ("exchange", exchange.vhost, exchange.name)
+        return narrowed(request, with_samples(request, self._management, thing, document | stats))
+
+    def _stats(self, exchange: ExchangeStatus) -> dict[str, Any]:
+        """What was published to an exchange; nothing is told if nothing was, as in RabbitMQ."""
+        stats = self._management.exchange_stats(exchange.vhost, exchange.name)
+        return {"message_stats": stats} if stats else {}
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), _name(request, "name")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -23,6 +23,7 @@ from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import (
     done,
     existing,
+    is_asked,
     named_vhost,
     put_answer,
     read_body,
@@ -30,6 +31,7 @@ from qq.http.requests import (
     unless_made,
     vhost_if_named,
 )
+from qq.http.samples import with_samples
 from qq.http.view import NodeState, RequestRefused
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
@@ -68,11 +70,25 @@ class VhostEndpoints:
 
     async def vhosts(self, request: web.Request) -> web.StreamResponse:
         is_seen, states = sees(request, self._management, MONITORS), self._states()
-        seen = (vhost_document(each, states) for each in self._management.vhosts() if is_seen(each.name))
+        has_stats = not is_asked(request, "disable_stats")
+        seen = (
+            vhost_document(each, states) | (self._stats(each.name) if has_stats else {})
+            for each in self._management.vhosts()
+            if is_seen(each.name)
+        )
         return await write_listing(request, Listing(seen))
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return narrowed(request, vhost_document(await self._existing(request), self._states()))
+        vhost = await self._existing(request)
+        document = vhost_document(vhost, self._states())
+        if is_asked(request, "disable_stats"):
+            return narrowed(request, document)
+        stats = with_samples(request, self._management, ("vhost", vhost.name), self._stats(vhost.name))
+        return narrowed(request, document | stats)
+
+    def _stats(self, name: str) -> dict[str, Any]:
+        happened, lengths = self._management.vhost_stats(name.__eq__)
+        return {"message_stats": happened, **lengths}
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

@@ -259,6 +259,13 @@ class PublicationRejected(Exception):
     """What was to be published has no room in a queue; nothing was published."""
 
 
+class Samples(NamedTuple):
+    """For which times samples are wanted: from so many seconds ago on, so many seconds apart."""
+
+    age_s: int
+    step_s: int
+
+
 class VhostStatus(NamedTuple):
     """One virtual host."""
 
@@ -586,6 +593,29 @@ class ManagementView(Protocol):
         ...
 
     def deduplication(self) -> Deduplication: ...
+
+    def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """What happened in some virtual hosts together since this node started, and what is in their queues.
+
+        Each number has its rate beside it, as NAME_details. All is of the last sample, some seconds ago.
+        """
+        ...
+
+    def samples(self, thing: tuple[str, ...], wanted: Samples) -> Mapping[str, Mapping[str, Any]]:
+        """Earlier values of each number of a thing, the newest first, with their average and its rate.
+
+        A thing is ("queue", VHOST, NAME), ("exchange", VHOST, NAME), ("vhost", NAME) or ("all",). Its samples are kept
+        from the moment at which they are first asked for; before, there are none.
+        """
+        ...
+
+    def churn(self) -> Mapping[str, Any]:
+        """How many connections and channels came to this node and went, and queues to the cluster; with rates."""
+        ...
+
+    def exchange_stats(self, vhost: str, name: str) -> Mapping[str, Any]:
+        """How much was published to an exchange since this node started, with rates; {} if nothing was."""
+        ...
 
     def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
         """How many things there are in the virtual hosts that are seen, and connections of all users, or of one."""

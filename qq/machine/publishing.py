@@ -87,6 +87,7 @@ class Publishing:
             except Refused as refused:
                 core.fail(command, refused)
             return
+        vhost.count_published(exchange, count, len(queues))
         first = slot & MESSAGE_MASK
         if count == 1:
             size = core.sizes[first]
@@ -239,6 +240,7 @@ class Publishing:
             if len(queues) > FEW_QUEUES:
                 self._count_copies(vhost, queues)
         for first, count, queues in parts:
+            vhost.count_published(command.exchange, count, len(queues))
             start = slot + first & MESSAGE_MASK
             sizes = self._core.sizes[start : start + count]
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)

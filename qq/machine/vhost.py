@@ -130,6 +130,9 @@ class VirtualHost:
         self.publishers = Publishers()
         self.published = Published()
         """What was published here while there was any limit."""
+        self.exchange_counts: dict[str, tuple[int, int]] = {}
+        """How many messages were published to each exchange since this process began, and how many copies of them
+        went on into queues; no part of the state."""
         self._new_number = new_number
         self._work = work
         self._remains = remains
@@ -179,6 +182,11 @@ class VirtualHost:
             raise not_allowed(deleted(self.name))
 
     # Routing
+
+    def count_published(self, exchange: str, count: int, queues: int) -> None:
+        """Count messages that were published to an exchange and go into so many queues each."""
+        before, copies = self.exchange_counts.get(exchange, (0, 0))
+        self.exchange_counts[exchange] = before + count, copies + count * queues
 
     def route(self, exchange: str, routing_key: str) -> tuple[Queue, ...]:
         """The queues that a publish reaches; raises Refused if nobody may publish to that exchange.
@@ -658,6 +666,7 @@ class VirtualHost:
             if exchange is not None:
                 self.argument_bytes -= lim.table_bytes(exchange.arguments)
                 self.exchange_policies.pop(name, None)
+                self.exchange_counts.pop(name, None)
                 pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
                 self._remains.add([self._table.remove_exchange(name)])
         self._forget_routes()

@@ -36,6 +36,8 @@ CLIENTS_PER_SAMPLE = 500
 CONNECTIONS, CHANNELS = "connections", "channels"
 """The topics that nodes ask each other about."""
 
+_CHURN = "churn"
+
 Row = dict[str, Any]
 
 
@@ -58,6 +60,18 @@ class ChannelNumbers(NamedTuple):
     deliver_get: int
     redeliver: int
     ack: int
+
+
+class _Churn(NamedTuple):
+    """What came and went, under RabbitMQ's names."""
+
+    connection_created: int
+    connection_closed: int
+    channel_created: int
+    channel_closed: int
+    queue_declared: int
+    queue_created: int
+    queue_deleted: int
 
 
 class ClientReports:
@@ -104,10 +118,30 @@ class ClientReports:
 
     # Of this node
 
+    def churn(self) -> Mapping[str, Any]:
+        churn = self._churn()
+        return with_rates(
+            churn._asdict(), self._client_rates.per_second(_CHURN, churn, self._group.time_ms())
+        )
+
+    def _churn(self) -> _Churn:
+        counters, catalog = self._broker.counters, self._machine.catalog
+        queues = sum(len(vhost.queues) for vhost in catalog.vhosts.values())
+        return _Churn(
+            connection_created=counters.connections_opened,
+            connection_closed=counters.connections_closed,
+            channel_created=counters.channels_opened,
+            channel_closed=counters.channels_closed,
+            queue_declared=counters.queues_declared,
+            queue_created=catalog.queues_declared,
+            queue_deleted=catalog.queues_declared - queues,
+        )
+
     async def _sample_clients(self) -> None:
         """Take samples for rates."""
         connections, sessions = self._broker.connections, self._broker.sessions
-        self._client_rates.keep_only({*connections, *sessions})
+        self._client_rates.keep_only({_CHURN, *connections, *sessions})
+        self._client_rates.sample(_CHURN, self._churn(), self._group.time_ms())
         for count, connection in enumerate(list(connections.values())):
             numbers = _octets(connection.facts().traffic)
             self._client_rates.sample(connection.id, numbers, self._group.time_ms())

@@ -18,13 +18,14 @@ from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
 from qq.management.rates import LENGTHS, QueueNumbers, Rates, numbers_of, with_rates
+from qq.management.totals import ExchangeNumbers, KeptSamples, VhostNumbers, VhostTotals, of_exchange
 from qq.metrics import ClusterTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cluster.group import Group
-    from qq.http.view import Client
+    from qq.http.view import Client, Samples
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Consumer, Queue
     from qq.sessions.broker import Broker
@@ -45,6 +46,8 @@ class QueueReports:
         self._broker = broker
         self._group = group
         self._rates = Rates()
+        self._vhost_totals = VhostTotals()
+        self._kept_samples = KeptSamples()
         self.totals: ClusterTotals | None = None
         """What there was in the cluster at the last sample; None before the first one."""
         self.own_consumers = 0
@@ -62,10 +65,19 @@ class QueueReports:
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()
             for queue in queues[start : start + QUEUES_PER_SAMPLE]:
-                self._rates.sample(queue.number, numbers_of(queue, now_ms), now_ms)
+                before, numbers = self._rates.last(queue.number), numbers_of(queue, now_ms)
+                self._vhost_totals.take(
+                    queue.vhost, None if before is None else QueueNumbers(*before), numbers
+                )
+                self._rates.sample(queue.number, numbers, now_ms)
                 ready += queue.ready
                 unacked += queue.unacked
             await asyncio.sleep(0)
+        self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
+        for thing in self._kept_samples.watched():
+            numbers = self._numbers_of(thing)
+            if numbers is not None:
+                self._kept_samples.note(thing, numbers, self._group.time_ms())
         created = self._machine.catalog.queues_declared
         self.totals = ClusterTotals(
             queues=len(queues),
@@ -85,6 +97,35 @@ class QueueReports:
             own += sum(consumer.live and consumer.node == self._broker.name for consumer in some)
             await asyncio.sleep(0)
         return own
+
+    def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        vhosts = [vhost for vhost in self._machine.vhosts.values() if is_seen(vhost.name)]
+        return self._vhost_totals.stats(vhosts, self._group.time_ms())
+
+    def samples(self, thing: tuple[str, ...], wanted: Samples) -> Mapping[str, Mapping[str, Any]]:
+        numbers = self._numbers_of(thing)
+        if numbers is None:
+            return {}
+        return self._kept_samples.told(thing, numbers, wanted, self._group.time_ms())
+
+    def _numbers_of(self, thing: tuple[str, ...]) -> QueueNumbers | VhostNumbers | ExchangeNumbers | None:
+        """What is counted of a thing; None if it is not there."""
+        vhost = self._machine.vhosts.get(thing[1]) if len(thing) > 1 else None
+        match thing:
+            case ("queue", _, name) if vhost is not None and name in vhost.queues:
+                return numbers_of(vhost.queues[name], self._group.time_ms())
+            case ("exchange", _, name) if vhost is not None:
+                return of_exchange(vhost, name)
+            case ("vhost", _) if vhost is not None:
+                return self._vhost_totals.of_vhost(vhost)
+            case ("all",):
+                return self._vhost_totals.of_all(self._machine.vhosts.values())
+            case _:
+                return None
+
+    def exchange_stats(self, vhost: str, name: str) -> Mapping[str, Any]:
+        known = self._machine.vhosts.get(vhost)
+        return {} if known is None else self._vhost_totals.exchange_stats(known, name, self._group.time_ms())
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
         rows = self.queue_rows(vhost)

@@ -214,6 +214,11 @@ def test_without_statistics_a_queue_is_what_it_was_declared_to_be(node: Node[Mac
         "users/guest/permissions",
         "policies",
         "operator-policies",
+        "parameters",
+        "global-parameters",
+        "channels",
+        "vhosts/%2F/channels",
+        "feature-flags",
     ],
 )
 def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
@@ -221,6 +226,11 @@ def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
     page = node.api(f"{path}?page=1&page_size=500&sort_reverse=true").json
     assert (page["items"], page["total_count"]) == (whole[::-1], len(whole))
     assert node.api(f"{path}?page=x").status == 400
+
+
+def test_nodes_have_pages_too(node: Node[MachineManagement]) -> None:
+    page = node.api("nodes?page=2&page_size=2&columns=name").json
+    assert (page["items"], page["total_count"]) == ([], 2)
 
 
 def test_somebody_who_does_not_see_a_queue_does_not_count_it(node: Node[MachineManagement]) -> None:

@@ -40,12 +40,12 @@ def test_component(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_global_parameter_is_set_shown_replaced_and_deleted(node: Machine) -> None:
     path = "global-parameters/a%2Fb"
-    assert node.api("global-parameters").json == [DEDUPLICATION, CLUSTER_ID]
+    assert node.api("global-parameters").json == [CLUSTER_ID, DEDUPLICATION]
     assert node.api(path, "PUT", json={"value": {"list": [1, None, "é"]}}).status == 201
     assert node.api(path).json == {"name": "a/b", "value": {"list": [1, None, "é"]}}
     assert node.api(path, "PUT", json={"value": "text", "name": "ignored"}).status == 204
     shown = {"name": "a/b", "value": "text"}
-    assert node.api("global-parameters").json == [DEDUPLICATION, shown, CLUSTER_ID]
+    assert node.api("global-parameters").json == [shown, CLUSTER_ID, DEDUPLICATION]
     assert node.api("definitions").json["global_parameters"] == [DEDUPLICATION, shown]
     assert node.api(path, "DELETE").status == 204
     assert node.api(path).status == node.api(path, "DELETE").status == 404
@@ -75,7 +75,7 @@ def test_a_global_parameter_that_was_set_through_another_node_is_found(node: Mac
 def test_a_global_parameter_that_cannot_be_is_400(node: Machine, path: str, body: Any, reason: str) -> None:
     answer = node.api(f"global-parameters/{path}", "PUT", json=body)
     assert (answer.status, answer.json["reason"]) == (400, reason)
-    assert node.api("global-parameters").json == [DEDUPLICATION, CLUSTER_ID]
+    assert node.api("global-parameters").json == [CLUSTER_ID, DEDUPLICATION]
 
 
 @pytest.mark.parametrize("name", ["publisher-deduplication", "internal_cluster_id"])
@@ -277,7 +277,7 @@ def test_definitions_with_parameters_that_mean_nothing_here_are_taken_over_witho
     }
     assert node.api("definitions", "POST", json=document).status == 204
     assert node.api("parameters").json == []
-    assert node.api("global-parameters").json == [DEDUPLICATION, CLUSTER_ID]
+    assert node.api("global-parameters").json == [CLUSTER_ID, DEDUPLICATION]
 
 
 def test_of_definitions_with_a_parameter_that_cannot_be_nothing_is_taken_over(node: Machine) -> None:

@@ -209,7 +209,8 @@ def test_what_cannot_be_got_so_is_400(node: Machine, change: dict[str, Any]) -> 
 def test_an_exchange_is_declared_shown_and_deleted(node: Machine) -> None:
     body = {"type": "topic", "auto_delete": False, "durable": True, "internal": False, "arguments": {}}
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 201
-    assert node.api("exchanges/%2F/x").json == {"name": "x", "vhost": "/", "policy": None, **body}
+    shown = {"name": "x", "vhost": "/", "policy": None, **body, "incoming": [], "outgoing": []}
+    assert node.api("exchanges/%2F/x").json == shown
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 204
     assert "x" in [each["name"] for each in node.api("exchanges/%2F").json]
     answer = node.api("exchanges/%2F/x", "PUT", json=body | {"type": "direct"})

@@ -72,7 +72,8 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     | {"remains": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
     Publishing: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"remains": _REMAINS},
-    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE) | {"_remains": _REMAINS},
+    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
+    | {"_remains": _REMAINS, "exchange_counts": _SHOWN},
     Published: {"_by_node": _SHOWN},
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
     AccessControl: {

@@ -1,0 +1,60 @@
+"""Samples: how numbers were some time ago, as RabbitMQ's parameters ask for them.
+
+Lives here: `lengths_age`, `lengths_incr`, `msg_rates_age`, `msg_rates_incr`, and where samples are told in a document.
+Not here: which samples there are (management/totals.py).
+
+Law: with wrong parameters nothing is told; those that are no numbers are passed over, as in RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qq.http.errors import bad_request
+from qq.http.view import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp import web
+
+    from qq.http.view import ManagementView
+
+SAMPLES_MAX = 500
+"""How many samples there are at most for one number: RabbitMQ's bound."""
+DIGITS_MAX = 9
+
+
+def with_samples(
+    request: web.Request, management: ManagementView, thing: tuple[str, ...], document: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Add the samples that are asked for to what is told of a thing. Raises Refusal."""
+    told = dict(document)
+    lengths, rates = _wanted(request, "lengths"), _wanted(request, "msg_rates")
+    if lengths is not None:
+        told = _joined(told, management.samples(thing, lengths))
+    if rates is not None and "message_stats" in told:
+        told["message_stats"] = _joined(told["message_stats"], management.samples(thing, rates))
+    return told
+
+
+def _joined(document: Mapping[str, Any], samples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The document with the samples of those numbers that it tells."""
+    details = {f"{name}_details": each for name, each in samples.items()}
+    return {key: {**value, **details[key]} if key in details else value for key, value in document.items()}
+
+
+def _wanted(request: web.Request, what: str) -> Samples | None:
+    """The samples that are asked for; None if none are. Raises Refusal."""
+    age_s, step_s = _number(request, f"{what}_age"), _number(request, f"{what}_incr")
+    if age_s is None or step_s is None:
+        return None
+    if age_s < 1 or step_s < 1 or age_s // step_s > SAMPLES_MAX:
+        raise bad_request(f"Invalid range parameters: age {age_s}, incr {step_s}")
+    return Samples(age_s, step_s)
+
+
+def _number(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name, "")
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX else None

@@ -1,0 +1,176 @@
+"""What all queues of a virtual host together have seen, how fast, and how that was some minutes ago.
+
+Lives here: sums over queues, rates of them and of exchanges, and the samples of what somebody looks at. Not here: the
+counts themselves (rates.py), which of them are shown where (queues.py, catalog.py).
+
+Law: bounded memory, and no counting but at the samples. So what a queue saw between its last sample and its end is not
+in the sums, and of what nobody has looked at there are no earlier samples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.http.view import Samples
+from qq.management.rates import LENGTHS, SAMPLE_INTERVAL_S, QueueNumbers, Rates, with_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from qq.machine.vhost import VirtualHost
+
+SAMPLES_KEPT_S = 600
+"""For how long samples of what somebody looks at are kept."""
+WATCHED_MAX = 200
+"""Of how many things samples are kept at a time: those that were looked at last."""
+_COUNTS = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "deliver_get", "redeliver", "ack")
+
+
+class VhostNumbers(NamedTuple):
+    """What happened in the queues and exchanges of a virtual host, and what is in it, under RabbitMQ's names."""
+
+    publish: int = 0
+    deliver: int = 0
+    deliver_no_ack: int = 0
+    get: int = 0
+    get_no_ack: int = 0
+    get_empty: int = 0
+    deliver_get: int = 0
+    redeliver: int = 0
+    ack: int = 0
+    messages: int = 0
+    messages_ready: int = 0
+    messages_unacknowledged: int = 0
+
+
+class ExchangeNumbers(NamedTuple):
+    """How many messages were published to an exchange, and how many copies of them went from there into queues."""
+
+    publish_in: int = 0
+    publish_out: int = 0
+
+
+class VhostTotals:
+    """The sums of each virtual host, as they were when queues were last sampled."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, list[int]] = {}
+        """What the queues of each virtual host have counted, those that are gone included."""
+        self._lengths: dict[str, list[int]] = {}
+        self._pass: dict[str, list[int]] = {}
+        """The lengths of the pass over the queues that is under way."""
+        self._rates = Rates()
+
+    def take(self, vhost: str, before: QueueNumbers | None, now: QueueNumbers) -> None:
+        """Add what a queue has counted since its last sample, and what is in it."""
+        counted = self._counted.setdefault(vhost, [0] * len(_COUNTS))
+        for place, name in enumerate(_COUNTS):
+            count = getattr(now, name)
+            old = 0 if before is None else getattr(before, name)
+            counted[place] += count - old if count >= old else count
+        lengths = self._pass.setdefault(vhost, [0] * len(LENGTHS))
+        for place, name in enumerate(LENGTHS):
+            lengths[place] += getattr(now, name)
+
+    def end_pass(self, vhosts: Iterable[VirtualHost], now_ms: int) -> None:
+        """Note that all queues were taken; the virtual hosts are those that there are."""
+        self._lengths, self._pass = self._pass, {}
+        there = list(vhosts)
+        names = {vhost.name for vhost in there}
+        self._counted = {name: counted for name, counted in self._counted.items() if name in names}
+        exchanges = {(vhost.name, exchange) for vhost in there for exchange in vhost.exchange_counts}
+        self._rates.keep_only(names | exchanges)
+        for vhost in there:
+            self._rates.sample(vhost.name, self.of_vhost(vhost), now_ms)
+            for exchange in vhost.exchange_counts:
+                self._rates.sample((vhost.name, exchange), of_exchange(vhost, exchange), now_ms)
+
+    def of_vhost(self, vhost: VirtualHost) -> VhostNumbers:
+        published = sum(count for count, _ in vhost.exchange_counts.values())
+        counted = self._counted.get(vhost.name) or [0] * len(_COUNTS)
+        lengths = self._lengths.get(vhost.name) or [0] * len(LENGTHS)
+        return VhostNumbers(published, *counted, *lengths)
+
+    def of_all(self, vhosts: Iterable[VirtualHost]) -> VhostNumbers:
+        numbers = [self.of_vhost(vhost) for vhost in vhosts]
+        return VhostNumbers(*map(sum, zip(*numbers, strict=True)))
+
+    def stats(self, vhosts: Collection[VirtualHost], now_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What happened in virtual hosts together, and what is in them, each number with its rate."""
+        numbers = [self.of_vhost(vhost) for vhost in vhosts]
+        rates = [
+            self._rates.per_second(vhost.name, each, now_ms)
+            for vhost, each in zip(vhosts, numbers, strict=True)
+        ]
+        total = dict.fromkeys(VhostNumbers._fields, 0)
+        per_second = dict.fromkeys(VhostNumbers._fields, 0.0)
+        for each, rate in zip(numbers, rates, strict=True):
+            for name, value in each._asdict().items():
+                total[name] += value
+                per_second[name] = round(per_second[name] + rate[name], 2)
+        told = ({name: total[name] for name in total if (name in LENGTHS) == kind} for kind in (False, True))
+        happened, lengths = (with_rates(each, per_second) for each in told)
+        return happened, lengths
+
+    def exchange_stats(self, vhost: VirtualHost, exchange: str, now_ms: int) -> dict[str, Any]:
+        """How much an exchange has passed on, each number with its rate; {} if nothing was published to it."""
+        if exchange not in vhost.exchange_counts:
+            return {}
+        numbers = of_exchange(vhost, exchange)
+        return with_rates(numbers._asdict(), self._rates.per_second((vhost.name, exchange), numbers, now_ms))
+
+
+def of_exchange(vhost: VirtualHost, exchange: str) -> ExchangeNumbers:
+    return ExchangeNumbers(*vhost.exchange_counts.get(exchange, (0, 0)))
+
+
+class KeptSamples:
+    """The samples of what somebody looks at."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, ...], deque[tuple[int, Any]]] = {}
+        """The samples of each thing by its key; whoever was looked at last is last."""
+
+    def watched(self) -> list[tuple[str, ...]]:
+        return list(self._samples)
+
+    def note(self, key: tuple[str, ...], numbers: Any, now_ms: int) -> None:
+        samples = self._samples.get(key)
+        if samples is not None:
+            samples.append((now_ms, numbers))
+
+    def told(
+        self, key: tuple[str, ...], numbers: Any, wanted: Samples, now_ms: int
+    ) -> dict[str, dict[str, Any]]:
+        """What NAME_details have besides the rate, for each number: the newest sample first."""
+        known = self._samples.pop(key, None)
+        if known is None:
+            known = deque([(now_ms, numbers)], maxlen=int(SAMPLES_KEPT_S / SAMPLE_INTERVAL_S) + 1)
+        self._samples[key] = known
+        while len(self._samples) > WATCHED_MAX:
+            del self._samples[next(iter(self._samples))]
+        samples = [*known, (now_ms, numbers)]
+        step_ms = wanted.step_s * 1000
+        last_ms = now_ms // step_ms * step_ms
+        chosen: list[tuple[int, Any]] = []
+        for time_ms in range(last_ms, last_ms - wanted.age_s * 1000 - 1, -step_ms):
+            while samples and samples[-1][0] > time_ms:
+                samples.pop()
+            if not samples:
+                break
+            chosen.append((time_ms, samples[-1][1]))
+        return {name: _details(chosen, place) for place, name in enumerate(numbers._fields)}
+
+
+def _details(chosen: list[tuple[int, Any]], place: int) -> dict[str, Any]:
+    values = [(time_ms, numbers[place]) for time_ms, numbers in chosen]
+    if not values:
+        return {"samples": [], "avg_rate": 0.0, "avg": 0.0}
+    (last_ms, last), (first_ms, first) = values[0], values[-1]
+    elapsed_s = (last_ms - first_ms) / 1000
+    return {
+        "samples": [{"sample": value, "timestamp": time_ms} for time_ms, value in values],
+        "avg_rate": (last - first) / elapsed_s if elapsed_s else 0.0,
+        "avg": sum(value for _, value in values) / len(values),
+    }
