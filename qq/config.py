@@ -17,7 +17,7 @@ import math
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NODES_MAX = 7  # every entry goes to every node: more members cost speed and add no safety
@@ -287,6 +287,10 @@ class NodeConfig:
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
     version: str = "4.0.0"
 
+    def shown(self) -> dict[str, str]:
+        """All settings that are no secrets, by name, with a point before the name of what is within another one."""
+        return dict(_shown(self))
+
     @property
     def is_open_to_all(self) -> bool:
         """Whether the default user's password is public and the user may log in from everywhere."""
@@ -296,6 +300,15 @@ class NodeConfig:
     def address(self) -> NodeAddress:
         """The entry of `nodes` that is this node."""
         return next(node for node in self.nodes if node.name == self.name)
+
+
+def _shown(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if is_dataclass(value):
+            yield from _shown(value, f"{prefix}{each.name}.")
+        elif each.repr:
+            yield f"{prefix}{each.name}", str(value)
 
 
 def load(path: Path, environ: Mapping[str, str], join: Sequence[Seed] = ()) -> NodeConfig:

@@ -10,8 +10,10 @@ peers, what it reads about itself.
 from __future__ import annotations
 
 import logging
+import re
 import resource
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.errors import StartError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_OPEN_FILES = Path("/proc/self/fd")
+_STATUS, _ROOM = Path("/proc/self/status"), re.compile(r"FDSize:\s*(\d+)")
 OWN = 192
 """Files for the node's own work: 64 strangers at the peer port, three sockets for each of six peers, 16 nodes that are
 no members, and about ninety for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is
@@ -52,10 +56,20 @@ def allow_all() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def allowed() -> int:
+    """How many files this process may have open."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
+
+
+def in_use() -> int:
+    """How many files this process has open. Linux before 6.2 says only how many there is room for at the moment."""
+    return _OPEN_FILES.stat().st_size or int(_ROOM.findall(_STATUS.read_text())[0])
+
+
 def shares(limits: NodeLimits) -> Shares:
     """Share out what the limit of this process allows. Raises StartError if that is too little for any node."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return shares_of(sys.maxsize if files == resource.RLIM_INFINITY else files, limits)
+    return shares_of(allowed(), limits)
 
 
 def shares_of(files: int, limits: NodeLimits) -> Shares:

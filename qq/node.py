@@ -41,11 +41,21 @@ from qq.config import ConfigError, read_secrets
 from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
-from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, Product, Unavailable
+from qq.http.view import (
+    CertificateFiles,
+    ClusterStatus,
+    Listener,
+    LoginThrottled,
+    NodeState,
+    NodeStatus,
+    Product,
+    Unavailable,
+)
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
+from qq.management.nodes import OwnNode
 from qq.metrics import (
     DelayMetrics,
     DiskMetrics,
@@ -203,8 +213,7 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        data_dir = str(config.data_dir.absolute())
-        self.management = Management(self.broker, self.group, product, data_dir, self.links.reach)
+        self.management = Management(self.broker, self.group, product, self._own_node(), self.links.reach)
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -310,6 +319,7 @@ class Node:
             self._is_serving = True
 
         async def close_ports() -> None:
+            self._is_serving = False
             for port in ports:
                 port.cancel()
             await asyncio.wait(ports)
@@ -470,6 +480,33 @@ class Node:
 
     # What HTTP sees
 
+    def _own_node(self) -> OwnNode:
+        config = self.config
+        return OwnNode(
+            data_dir=str(config.data_dir.absolute()),
+            connections_max=self._shares.clients,
+            memory_limit_bytes=self.memory_limit_bytes,
+            disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
+            write_times=self.disk.write_times,
+            listeners=self._listeners,
+            certificates=_certificates(config),
+            settings=config.shown(),
+        )
+
+    def _listeners(self) -> list[Listener]:
+        """The ports that are open now."""
+        config, peer_tls = self.config, self._peer_tls is not None
+        clustering = "clustering/ssl" if peer_tls else "clustering"
+        ports = [
+            Listener("http", config.http_host, self._http.port),
+            Listener(clustering, config.peer_host, config.address.peer_port, peer_tls),
+        ]
+        if self._is_serving:
+            ports.append(Listener("amqp", config.amqp_host, config.address.amqp_port))
+        if self._is_serving and config.address.amqps_port is not None:
+            ports.append(Listener("amqp/ssl", config.amqps_host, config.address.amqps_port, uses_tls=True))
+        return ports
+
     def cluster_status(self) -> ClusterStatus:
         agreed = self.management.cluster_members()
         members = {member.name: member for member in agreed.members}
@@ -560,7 +597,8 @@ class Node:
             if not decided.done():
                 decided.set_result(admitted)
 
-        attempt = self.broker.logins.attempt(Login(user, password.encode(), peer_host), answer)
+        login = Login(user, password.encode(), peer_host, protocol="http")
+        attempt = self.broker.logins.attempt(login, answer)
         if attempt is not None:
             await self._wait_for(attempt, decided)
         known = self.machine.users.get(user)  # who may have been deleted since the answer
@@ -650,6 +688,15 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         versions=member.versions,
         drained=member.drained,
     )
+
+
+def _certificates(config: NodeConfig) -> list[CertificateFiles]:
+    shown = (("amqp/ssl", config.tls), ("clustering/ssl", config.peer_tls))
+    return [
+        CertificateFiles(protocol, str(files.cert), None if files.ca is None else str(files.ca))
+        for protocol, files in shown
+        if files is not None
+    ]
 
 
 def _http_limits(limits: NodeLimits, connections: int) -> HttpLimits:

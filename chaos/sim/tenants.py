@@ -19,6 +19,9 @@ from qq.machine.commands import (
     DeleteUser,
     DeleteVhost,
     OpenChannel,
+    ProtectVhost,
+    PutGlobalParameter,
+    PutParameter,
     PutUser,
     PutVhost,
     SessionDown,
@@ -64,17 +67,31 @@ class Tenants:
                 PutUser(USER, b"", b"", []),
                 SetPermissions(USER, VHOST, "", "", ""),
                 Connect(number, VHOST, USER),
+                *self._since_version_8(
+                    PutParameter(VHOST, "connections", self._node.name, str(number)),
+                    PutGlobalParameter(self._node.name, str(number)),
+                ),
             ]
         if choice < 0.75 and known:
             return self._open_channel(random.choice(known), is_exclusive=random.random() < 0.3)
         if choice < 0.85 and known:
             return self._close(random.choice(known))
+        if choice < 0.86:
+            return self._since_version_8(ProtectVhost(VHOST, True)) or [DeleteVhost(VHOST)]
         if choice < 0.9:
-            return [DeleteVhost(VHOST)]
+            return [*self._since_version_8(ProtectVhost(VHOST, False)), DeleteVhost(VHOST)]
         if choice < 0.95:
             return [DeleteUser(USER)]
         number = random.choice(known) if known else 0
         return [CloseConnection(self._node.name, number, "an operator wants it")]
+
+    def _since_version_8(self, *commands: Command) -> list[Command]:
+        """These commands, if the cluster has agreed on a version that has them."""
+        return list(commands) if self._machine.version >= 8 else []
+
+    @property
+    def _machine(self) -> QueueMachine:
+        return cast("QueueMachine", cast("Any", self._node.machine).inner)
 
     def _open_channel(self, connection: int, *, is_exclusive: bool) -> list[Command]:
         session = self._fresh_id()
@@ -100,10 +117,9 @@ class Tenants:
         """What is wrong if nothing is under way any more; empty if nothing is."""
         if self._asked:
             return f"connections {list(self._asked)} were neither opened nor refused"
-        machine = cast("QueueMachine", cast("Any", self._node.machine).inner)
         there = {
             number: connection
-            for (node, number), connection in machine.catalog.connections.items()
+            for (node, number), connection in self._machine.catalog.connections.items()
             if node == self._node.name
         }
         for number in self._channels:

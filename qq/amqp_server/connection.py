@@ -201,7 +201,8 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
         self._amqp = ServerConnection(
-            self._server.settings, self._name_in(certificate) if self._name_in and certificate else None
+            self._server.current_settings,
+            self._name_in(certificate) if self._name_in and certificate else None,
         )
         self._broker.connection_opened(self)
         if not self._place.is_taken:

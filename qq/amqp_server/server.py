@@ -9,6 +9,7 @@ Law: built whole by the composition root, and never changed.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.complaints import Complaints
@@ -37,3 +38,9 @@ class AmqpServer(NamedTuple):
     """Decides how many clients may be connected, and how many of them without having logged in."""
     complaints: Complaints
     """Logs what is wrong with clients that have not logged in."""
+
+    @property
+    def current_settings(self) -> Settings:
+        """The settings, with the name that operators have given the cluster."""
+        name = self.broker.machine.catalog.cluster_name
+        return self.settings if name is None else replace(self.settings, cluster_name=name)

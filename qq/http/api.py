@@ -1,9 +1,9 @@
 """RabbitMQ's management API, as far as there is one.
 
-Lives here: which resources there are. Not here: each of them (queues.py, policies.py, vhosts.py, users.py,
-permissions.py, connections.py, topology.py, definitions.py, operations.py, members.py, backup.py), what a document
-holds (documents.py, bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does
-(qq/management).
+Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, queues.py, replicas.py,
+policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py, definitions.py,
+operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py, view.py), who may
+ask (login.py), where the answers come from and what a change does (qq/management).
 
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
@@ -18,28 +18,39 @@ from aiohttp import web
 from qq.http.backup import BackupEndpoint
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
+from qq.http.health import HealthEndpoints
 from qq.http.members import MemberEndpoints
+from qq.http.nodes import NodeEndpoints
 from qq.http.operations import OperationEndpoints
+from qq.http.overview import OverviewEndpoints
+from qq.http.parameters import GlobalParameterEndpoints, ParameterEndpoints
 from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
-from qq.http.policies import ParameterEndpoints, PolicyEndpoints
+from qq.http.policies import PolicyEndpoints
 from qq.http.queues import QueueEndpoints
+from qq.http.replicas import ReplicaEndpoints
+from qq.http.sessions import LoginEndpoints
 from qq.http.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.users import UserEndpoints
 from qq.http.vhosts import VhostEndpoints
 
 if TYPE_CHECKING:
-    from qq.http.view import ManagementView
+    from qq.http.view import ManagementView, NodeView
 
 
-def routes(management: ManagementView) -> list[web.RouteDef]:
+def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
     """Everything below /api but what the node tells of itself (app.py)."""
     resources = (
+        OverviewEndpoints(management),
+        NodeEndpoints(view, management),
+        HealthEndpoints(view, management),
+        ReplicaEndpoints(view, management),
         QueueEndpoints(management),
         ExchangeEndpoints(management),
         BindingEndpoints(management),
         PolicyEndpoints(management, operator=False),
         PolicyEndpoints(management, operator=True),
         ParameterEndpoints(management),
+        GlobalParameterEndpoints(management),
         VhostEndpoints(management),
         UserEndpoints(management),
         PermissionEndpoints(management),
@@ -49,6 +60,7 @@ def routes(management: ManagementView) -> list[web.RouteDef]:
         OperationEndpoints(management),
         BackupEndpoint(management),
         MemberEndpoints(management),
+        LoginEndpoints(view),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

@@ -89,7 +89,7 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(management),
+            *api.routes(view, management),
             web.static("/static", _STATIC),
         ]
     )

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.documents import (
-    deduplication_document,
-    plain,
-    policy_document,
-    user_document,
-    vhost_metadata,
-)
+from qq.http.documents import plain, policy_document, user_document, vhost_metadata
 from qq.http.errors import not_found
-from qq.http.importing import OPERATOR_POLICIES, RESERVED, VHOST_LIMITS, Import
+from qq.http.importing import RESERVED, Import
 from qq.http.large import read_large_object
 from qq.http.login import ADMINISTRATORS, login_of, require
+from qq.http.parameters import global_parameter_documents, parameter_documents
 from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
@@ -47,6 +42,9 @@ class DefinitionEndpoints:
         return [
             web.get("/api/definitions", self.get),
             web.post("/api/definitions", self.post),
+            # The same under its old name.
+            web.get("/api/all-configuration", self.get),
+            web.post("/api/all-configuration", self.post),
             web.get("/api/definitions/{vhost}", self.get),
             web.post("/api/definitions/{vhost}", self.post),
         ]
@@ -57,14 +55,16 @@ class DefinitionEndpoints:
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
         lists: dict[str, Iterable[dict[str, Any]]] = {
-            "parameters": self._parameters(vhost),
+            "parameters": parameter_documents(self._management, vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
             "exchanges": self._exchanges(vhost),
             "queues": self._queues(vhost, exclusive),
             "bindings": self._bindings(vhost, exclusive),
         }
         if vhost is None:
-            lists = self._who_may() | lists
+            lists = (
+                self._who_may() | {"global_parameters": global_parameter_documents(self._management)} | lists
+            )
         else:
             lists = {name: map(_without_vhost, documents) for name, documents in lists.items()}
         return await write_object(request, whole, lists)
@@ -91,12 +91,11 @@ class DefinitionEndpoints:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        cluster = self._management.product().cluster
+        cluster = self._management.cluster_name()
         return self._head() | {
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,
             "explanation": f"Definitions of cluster '{cluster}'",
-            "global_parameters": [deduplication_document(self._management.deduplication())],
         }
 
     def _single_vhost(self, name: str) -> dict[str, Any]:
@@ -127,15 +126,6 @@ class DefinitionEndpoints:
             "permissions": (row._asdict() for row in management.permissions()),
             "topic_permissions": (row._asdict() for row in management.topic_permissions()),
         }
-
-    def _parameters(self, name: str | None) -> Iterator[dict[str, Any]]:
-        for vhost in self._management.vhosts():
-            if vhost.limits and name in (None, vhost.name):
-                yield {"vhost": vhost.name, **VHOST_LIMITS, "value": dict(vhost.limits)}
-        for vhost, policy in self._management.policies(name, operator=True):
-            document = policy_document(vhost, policy)
-            value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
-            yield {"vhost": vhost, "component": OPERATOR_POLICIES, "name": policy.name, "value": value}
 
     def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any]]:
         for exchange in self._management.exchanges(vhost):

@@ -89,15 +89,17 @@ def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
     return shown
 
 
-def vhost_document(vhost: VhostStatus) -> dict[str, Any]:
+def vhost_document(vhost: VhostStatus, states: Mapping[str, str]) -> dict[str, Any]:
+    """Describe a virtual host; `states` says of each node whether the virtual hosts are there."""
     metadata = vhost_metadata(vhost)
     return {
         "name": vhost.name,
         **metadata,
         "metadata": metadata,
         "effective_limits": in_force(vhost.limits),
+        "cluster_state": dict(states),
         "tracing": False,
-        "protected_from_deletion": False,
+        "protected_from_deletion": vhost.is_protected,
     }
 
 
@@ -105,6 +107,8 @@ def vhost_metadata(vhost: VhostStatus) -> dict[str, Any]:
     metadata: dict[str, Any] = {"description": vhost.description, "tags": vhost.tags}
     if vhost.default_queue_type:
         metadata["default_queue_type"] = vhost.default_queue_type
+    if vhost.is_protected:
+        metadata["protected_from_deletion"] = True
     return metadata
 
 
@@ -120,7 +124,13 @@ def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
 
 
 def whoami_document(login: Operator) -> dict[str, Any]:
-    return {"name": login.user, "tags": sorted(login.tags), "is_internal_user": True}
+    tags = sorted(login.tags)
+    return {
+        "name": login.user,
+        "tags": tags,
+        "is_internal_user": True,
+        "auth_backend": "rabbit_auth_backend_internal",
+    }
 
 
 def deduplication_document(bounds: Deduplication) -> dict[str, Any]:

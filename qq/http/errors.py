@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOT_FOUND = "Not Found"
+"""The reason given for what is not there, unless there is a better one. Its error is RabbitMQ's `_NO_OBJECT` then."""
+_NO_OBJECT = "Object Not Found"
 
 
 class Refusal(Exception):
@@ -98,5 +100,6 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:
 
 
 def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response:
-    body = {"error": HTTPStatus(status).name.lower(), "reason": reason}
+    is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
+    body = {"error": _NO_OBJECT if is_bare else HTTPStatus(status).name.lower(), "reason": reason}
     return web.json_response(body, status=status, headers=headers)

@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.http import bodies
 from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
+from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine import limits
 from qq.machine.arguments import MODULES
 from qq.machine.codec import InvalidCommand
-from qq.machine.commands import ChangeVhostLimits, LimitPublishers, SetUserLimits, SetVhostLimits
+from qq.machine.commands import (
+    ChangeVhostLimits,
+    LimitPublishers,
+    ProtectVhost,
+    SetUserLimits,
+    SetVhostLimits,
+)
 from qq.machine.declaring import stripped
 
 if TYPE_CHECKING:
@@ -37,8 +44,6 @@ log = logging.getLogger(__name__)
 
 RESERVED = "amq."
 """Names that begin so are the broker's own: they are there already, or cannot be declared."""
-VHOST_LIMITS = {"component": "vhost-limits", "name": "limits"}
-OPERATOR_POLICIES = "operator_policy"
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
 """The kinds of objects in a definitions document that belong to a virtual host."""
 OBJECTS_PER_BATCH = 100
@@ -180,6 +185,8 @@ class Import:
         changes = creation(self._management, command, self._user)
         if len(changes) > 1:
             self._entered.add(name)
+        if bodies.flag(described, "protected_from_deletion", default=False):
+            changes.append(ProtectVhost(name, True))
         self._default_types[name] = command.default_queue_type
         return _Object(f"vhost '{name}'", (name,), changes)
 
@@ -199,10 +206,12 @@ class Import:
     def _global_parameter_object(self, row: Body) -> _Object | None:
         name = bodies.field(row, "name", str)
         what = f"global parameter '{name}'"
-        if name != DEDUPLICATION:
+        if name == CLUSTER_ID:
             return self._skip(what)
-        bounds = bodies.read_deduplication(row, self._management.deduplication())
-        return _Object(what, (name,), [LimitPublishers(*bounds)])
+        if name == DEDUPLICATION:
+            bounds = bodies.read_deduplication(row, self._management.deduplication())
+            return _Object(what, (name,), [LimitPublishers(*bounds)])
+        return _Object(what, (name,), [read_global_parameter(name, row.get("value"))])
 
     def _policy_object(self, row: Body) -> _Object:
         vhost = self._vhost_of(row)
@@ -214,13 +223,9 @@ class Import:
         vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
         component = bodies.field(row, "component", str)
         what, key = f"parameter '{name}' of {component} in vhost '{vhost}'", (vhost, component, name)
-        if {"component": component, "name": name} == VHOST_LIMITS:
-            told = bodies.limits(row.get("value"), limits.VHOST_LIMITS)
-            return _Object(what, key, [SetVhostLimits(vhost, told)])
-        if component != OPERATOR_POLICIES:
+        if not has_meaning(component):
             return self._skip(what)
-        policy = bodies.read_policy(name, bodies.field(row, "value", dict), operator=True)
-        return _Object(what, key, [bodies.put_policy(vhost, policy)])
+        return _Object(what, key, [read_parameter(vhost, component, name, row.get("value"))])
 
     def _exchange_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str, ""))

@@ -3,8 +3,9 @@
 Lives here: basic authentication against the cluster's users, and what their tags allow. Not here: passwords
 and who may log in from where (sessions/login.py), which virtual hosts somebody sees (requests.py).
 
-Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in. And no page
-of another site can have a browser change anything with the password that the browser remembers.
+Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in, but for the
+checks that RabbitMQ's load balancers make without a login. And no page of another site can have a browser change
+anything with the password that the browser remembers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
 MONITORS = frozenset({MONITORING, ADMINISTRATOR})
 """Users with one of these tags see all virtual hosts and everybody's connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
+POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
+
+LOGIN_PATH = "/api/login"
+_CHECKS = (
+    "below-node-connection-limit",
+    "is-in-service",
+    "ready-to-serve-clients",
+    "reached-target-cluster-size",
+)
+OPEN_PATHS = frozenset({LOGIN_PATH, *(f"/api/health/checks/{check}" for check in _CHECKS)})
+"""What needs no login below /api, with or without a slash at its end."""
 
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 """Methods that change nothing."""
@@ -57,17 +69,23 @@ def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/" or request.path.startswith("/api"):
-            user, password = _credentials(request)
-            tags = await view.authenticate(user, password, request.remote or "")
-            if tags is None:
-                raise unauthorized("login was refused")
-            request[_LOGIN] = Operator(user, frozenset(tags))
-            require(request, READERS)
-            _check_origin(request)
+        is_guarded = request.path == "/" or request.path.startswith("/api")
+        if is_guarded and request.path.removesuffix("/") not in OPEN_PATHS:
+            request[_LOGIN] = await log_in(view, request, *_credentials(request))
+            check_origin(request)
         return await handler(request)
 
     return check
+
+
+async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
+    """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
+    tags = await view.authenticate(user, password, request.remote or "")
+    if tags is None:
+        raise unauthorized("login was refused")
+    operator = Operator(user, frozenset(tags))
+    _require(operator, READERS)
+    return operator
 
 
 def has_login(request: web.Request) -> bool:
@@ -80,11 +98,15 @@ def login_of(request: web.Request) -> Operator:
 
 def require(request: web.Request, tags: Collection[str]) -> None:
     """Refuse a user who has none of these tags."""
-    if not login_of(request).has_one_of(tags):
+    _require(login_of(request), tags)
+
+
+def _require(operator: Operator, tags: Collection[str]) -> None:
+    if not operator.has_one_of(tags):
         raise unauthorized(f"the user needs one of the tags {', '.join(sorted(tags))}")
 
 
-def _check_origin(request: web.Request) -> None:
+def check_origin(request: web.Request) -> None:
     """Refuse what a browser sends from a page of another site; it says so with everything that is no mere GET."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is None or request.method in SAFE_METHODS:

@@ -94,9 +94,9 @@ class _Rows(ABC):
         """Raise Refusal unless what the path names is there."""
         named, management = request.match_info, self._management
         if "vhost" in named:
-            await existing(management, lambda: management.has_vhost(named["vhost"]), "vhost_not_found")
+            await existing(management, lambda: management.has_vhost(named["vhost"]))
         if "user" in named:
-            await existing(management, lambda: named["user"] in management.users(), "user_not_found")
+            await existing(management, lambda: named["user"] in management.users())
 
     def _are_there(self, user: str, vhost: str) -> bool:
         return self._management.has_vhost(vhost) and user in self._management.users()

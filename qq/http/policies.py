@@ -1,4 +1,4 @@
-"""Policies, operator policies, and global parameters.
+"""Policies and operator policies.
 
 Lives here: their paths and statuses. Not here: which policies are valid (machine/policies.py).
 
@@ -7,15 +7,13 @@ Law: what operators set binds those who make policies.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from qq.http.bodies import put_policy, read_deduplication, read_policy
-from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
-from qq.http.errors import not_found
-from qq.http.login import ADMINISTRATORS, POLICYMAKER, require
+from qq.http.bodies import put_policy, read_policy
+from qq.http.documents import policy_document
+from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
     done,
     existing,
@@ -26,13 +24,11 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.machine.commands import DeletePolicy, LimitPublishers
+from qq.machine.commands import DeletePolicy
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView
     from qq.machine.policies import Policy
-
-POLICYMAKERS = ADMINISTRATORS | {POLICYMAKER}
 
 
 class PolicyEndpoints:
@@ -83,44 +79,3 @@ class PolicyEndpoints:
 
     def _require_author(self, request: web.Request) -> None:
         require(request, ADMINISTRATORS if self._operator else POLICYMAKERS)
-
-
-class ParameterEndpoints:
-    """The handlers for global parameters. There is one: the bounds of deduplication.
-
-    Only administrators set it, as it is every tenant's; RabbitMQ lets policymakers set what it has of this kind.
-    """
-
-    def __init__(self, management: ManagementView) -> None:
-        self._management = management
-        self._one_at_a_time = asyncio.Lock()
-        """A lock for changes that keep the values which the request does not give."""
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/api/global-parameters", self.parameters),
-            web.get("/api/global-parameters/{name}", self.parameter),
-            web.put("/api/global-parameters/{name}", self.put),
-        ]
-
-    async def parameters(self, _request: web.Request) -> web.Response:
-        return web.json_response([deduplication_document(self._management.deduplication())])
-
-    async def parameter(self, request: web.Request) -> web.Response:
-        _check_name(request)
-        return web.json_response(deduplication_document(self._management.deduplication()))
-
-    async def put(self, request: web.Request) -> web.Response:
-        require(request, ADMINISTRATORS)
-        _check_name(request)
-        body = await read_body(request)
-        async with self._one_at_a_time:
-            await self._management.wait_applied()
-            bounds = read_deduplication(body, self._management.deduplication())
-            await self._management.change(LimitPublishers(*bounds))
-        return done()
-
-
-def _check_name(request: web.Request) -> None:
-    if request.match_info["name"] != DEDUPLICATION:
-        raise not_found()

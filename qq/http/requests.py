@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 
 from qq.http.bodies import read_object
 from qq.http.errors import NOT_FOUND, Refusal, bad_request, not_found
-from qq.http.login import ADMINISTRATORS, login_of
+from qq.http.login import ADMINISTRATORS, SAFE_METHODS, login_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -59,6 +59,14 @@ async def existing(management: ManagementView, look: Callable[[], T | None], rea
     return found
 
 
+def unless_made(request: web.Request, reason: str) -> str:
+    """Why something in the path is not there: RabbitMQ names it only to those who want to make something in it."""
+    return NOT_FOUND if request.method in _LOOKING_OR_REMOVING else reason
+
+
+_LOOKING_OR_REMOVING = SAFE_METHODS | {hdrs.METH_DELETE}
+
+
 # --- who sees what
 
 
@@ -85,7 +93,7 @@ async def named_vhost(
     def is_seen() -> bool:
         return management.has_vhost(vhost) and sees(request, management, all_seeing)(vhost)
 
-    await existing(management, is_seen, "vhost_not_found")
+    await existing(management, is_seen, unless_made(request, "vhost_not_found"))
     return vhost
 
 

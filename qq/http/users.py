@@ -17,7 +17,7 @@ from qq.http.bodies import check_limit, field, limits, read_limit, read_user
 from qq.http.documents import user_document, whoami_document
 from qq.http.errors import bad_request, unauthorized
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, existing, find, put_answer, read_body
+from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
 from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 from qq.machine.limits import USER_LIMITS
 
@@ -135,5 +135,6 @@ class UserEndpoints:
     async def _existing(self, request: web.Request) -> str:
         """The user that the path names. Raises Refusal."""
         user = request.match_info["user"]
-        await existing(self._management, lambda: user in self._management.users(), "user_not_found")
+        reason = unless_made(request, "user_not_found")
+        await existing(self._management, lambda: user in self._management.users(), reason)
         return user

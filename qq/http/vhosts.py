@@ -9,16 +9,28 @@ Law: only administrators change anything; who creates a virtual host may use it,
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from qq.errors import ReplyCode
 from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
-from qq.http.errors import bad_request
+from qq.http.errors import Refusal, bad_request
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, vhost_if_named
-from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
+from qq.http.requests import (
+    done,
+    existing,
+    named_vhost,
+    put_answer,
+    read_body,
+    sees,
+    unless_made,
+    vhost_if_named,
+)
+from qq.http.view import NodeState, RequestRefused
+from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 
 if TYPE_CHECKING:
@@ -27,6 +39,7 @@ if TYPE_CHECKING:
 
 ALL = ".*"
 """The pattern of a permission for everything."""
+_VHOST = "/api/vhosts/{vhost}"
 
 
 class VhostEndpoints:
@@ -40,9 +53,12 @@ class VhostEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/vhosts", self.vhosts),
-            web.get("/api/vhosts/{vhost}", self.vhost),
-            web.put("/api/vhosts/{vhost}", self.put),
-            web.delete("/api/vhosts/{vhost}", self.delete),
+            web.get(_VHOST, self.vhost),
+            web.put(_VHOST, self.put),
+            web.delete(_VHOST, self.delete),
+            web.get(f"{_VHOST}/deletion/protection", self.protection),
+            web.post(f"{_VHOST}/deletion/protection", self.protect),
+            web.delete(f"{_VHOST}/deletion/protection", self.unprotect),
             web.get("/api/vhost-limits", self.limits),
             web.get("/api/vhost-limits/{vhost}", self.limits),
             web.put("/api/vhost-limits/{vhost}/{name}", self.put_limit),
@@ -50,13 +66,13 @@ class VhostEndpoints:
         ]
 
     async def vhosts(self, request: web.Request) -> web.Response:
-        is_seen = sees(request, self._management, MONITORS)
+        is_seen, states = sees(request, self._management, MONITORS), self._states()
         return web.json_response(
-            [vhost_document(each) for each in self._management.vhosts() if is_seen(each.name)]
+            [vhost_document(each, states) for each in self._management.vhosts() if is_seen(each.name)]
         )
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return web.json_response(vhost_document(await self._existing(request)))
+        return web.json_response(vhost_document(await self._existing(request), self._states()))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -71,7 +87,28 @@ class VhostEndpoints:
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await self._existing(request)
-        await self._management.change(DeleteVhost(vhost.name))
+        try:
+            await self._management.change(DeleteVhost(vhost.name))
+        except RequestRefused as refused:
+            if refused.code != ReplyCode.PRECONDITION_FAILED:
+                raise
+            raise Refusal(HTTPStatus.PRECONDITION_FAILED, refused.explanation) from None
+        return done()
+
+    async def protection(self, request: web.Request) -> web.Response:
+        vhost = await self._existing(request)
+        return web.json_response({"protected_from_deletion": vhost.is_protected})
+
+    async def protect(self, request: web.Request) -> web.Response:
+        return await self._protect(request, is_protected=True)
+
+    async def unprotect(self, request: web.Request) -> web.Response:
+        return await self._protect(request, is_protected=False)
+
+    async def _protect(self, request: web.Request, *, is_protected: bool) -> web.Response:
+        require(request, ADMINISTRATORS)
+        vhost = await self._existing(request)
+        await self._management.change(ProtectVhost(vhost.name, is_protected))
         return done()
 
     async def limits(self, request: web.Request) -> web.Response:
@@ -102,7 +139,14 @@ class VhostEndpoints:
     async def _existing(self, request: web.Request) -> VhostStatus:
         """The virtual host that the path names. Raises Refusal."""
         name = await named_vhost(request, self._management, MONITORS)
-        return await existing(self._management, lambda: self._find(name), "vhost_not_found")
+        return await existing(
+            self._management, lambda: self._find(name), unless_made(request, "vhost_not_found")
+        )
+
+    def _states(self) -> dict[str, str]:
+        """Whether virtual hosts are there, by the names of the nodes: RabbitMQ's words. All are where a node is up."""
+        members = self._management.cluster_members().members
+        return {each.name: "nodedown" if each.state == NodeState.DOWN else "running" for each in members}
 
     def _find(self, name: str) -> VhostStatus | None:
         return next((each for each in self._management.vhosts() if each.name == name), None)

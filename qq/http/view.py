@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
@@ -229,6 +229,8 @@ class VhostStatus(NamedTuple):
     default_queue_type: str
     """The type of queues that are declared without one; "" if the virtual host has none of its own."""
     limits: Mapping[str, int]
+    is_protected: bool = False
+    """Whether it is protected from deletion."""
 
 
 class ExchangeStatus(NamedTuple):
@@ -276,6 +278,102 @@ class ConnectionStatus(NamedTuple):
     peer_port: int | None = None
     channels: int | None = None
     client_properties: Mapping[str, Any] | None = None
+
+
+class Listener(NamedTuple):
+    """One port of a node."""
+
+    protocol: str
+    """"amqp", "amqp/ssl", "http", "clustering" or "clustering/ssl", as RabbitMQ calls them."""
+    host: str
+    port: int
+    uses_tls: bool = False
+
+
+class LoginCount(NamedTuple):
+    """How many logins succeeded and failed, with one protocol ("amqp091" or "http"), since this was last reset."""
+
+    protocol: str
+    succeeded: int
+    failed: int
+
+
+class NodeReport(NamedTuple):
+    """What a node says of itself. It is plain data, so that another node can be told it."""
+
+    name: str
+    pid: int
+    uptime_ms: int
+    processors: int
+    run_queue: int
+    """How many threads of the whole machine run or wait for a processor."""
+    context_switches: int
+    collections: int
+    """How often the interpreter has looked for garbage."""
+    memory_bytes: int
+    memory_limit_bytes: int
+    memory_alarm: bool
+    files: int
+    files_max: int
+    connections: int
+    """AMQP clients that are connected; there may be `connections_max`."""
+    connections_max: int
+    connections_opened: int
+    connections_closed: int
+    channels_opened: int
+    channels_closed: int
+    disk_free_bytes: int
+    disk_free_limit_bytes: int
+    disk_alarm: bool
+    log_bytes: int
+    """The size of the log on the disk."""
+    writes: int
+    """How often the log was written and synced; it took `write_ms` altogether."""
+    write_ms: float
+    data_dir: str
+    listeners: Sequence[Listener]
+    logins: Sequence[LoginCount]
+
+
+class ResourceAlarm(NamedTuple):
+    """A node that is low on something: "memory" or "disk"."""
+
+    node: str
+    resource: str
+
+
+class CertificateFiles(NamedTuple):
+    """The certificates of a port, as paths of PEM files."""
+
+    protocol: str
+    cert: str
+    ca: str | None
+
+
+class ObjectTotals(NamedTuple):
+    """How many things there are."""
+
+    consumers: int
+    queues: int
+    exchanges: int
+    connections: int
+    channels: int
+
+
+class ParameterStatus(NamedTuple):
+    """One parameter of a virtual host."""
+
+    vhost: str
+    component: str
+    name: str
+    value: Any
+
+
+class GlobalParameter(NamedTuple):
+    """One parameter of the whole cluster."""
+
+    name: str
+    value: Any
 
 
 class Product(NamedTuple):
@@ -451,6 +549,30 @@ class ManagementView(Protocol):
 
     def deduplication(self) -> Deduplication: ...
 
+    def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
+        """How many things there are in the virtual hosts that are seen, and connections of all users, or of one."""
+        ...
+
+    def cluster_name(self) -> str:
+        """The name that operators have given the cluster; until they do, the one in this node's configuration."""
+        ...
+
+    def global_parameters(self) -> Iterator[GlobalParameter]:
+        """What operators have set for the whole cluster; `deduplication` is not among it."""
+        ...
+
+    def global_parameter(self, name: str) -> GlobalParameter | None: ...
+
+    def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
+        """What is set for components of the broker; limits and operator policies are not among it."""
+        ...
+
+    def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None: ...
+
+    def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
+        """The exclusive queues of a user's connections: virtual hosts and names."""
+        ...
+
     async def wait_applied(self) -> None:
         """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
         ...
@@ -462,6 +584,34 @@ class ManagementView(Protocol):
         ...
 
     def leader(self) -> str | None: ...
+
+    def own_report(self) -> NodeReport:
+        """What this node says of itself."""
+        ...
+
+    async def node_reports(self) -> Mapping[str, NodeReport]:
+        """What nodes say of themselves, by name: this one, and the others that answer within moments."""
+        ...
+
+    def flaw(self) -> str | None:
+        """Why this node does not take full part in its cluster; None if it does."""
+        ...
+
+    def alarms(self) -> Sequence[ResourceAlarm]:
+        """What the nodes that are heard say they are low on."""
+        ...
+
+    def settings(self) -> Mapping[str, str]:
+        """The settings of this node that are no secrets."""
+        ...
+
+    def certificates(self) -> Sequence[CertificateFiles]:
+        """The certificates of this node's ports."""
+        ...
+
+    def reset_logins(self) -> None:
+        """Count logins anew."""
+        ...
 
     async def transfer_leadership(self, to: str | None) -> str:
         """Have this node lead, or any but the one that leads; return who leads then.

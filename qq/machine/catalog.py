@@ -8,24 +8,30 @@ Law: the counts that limits are compared with are of the whole cluster, and exac
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qq.machine.access import AccessControl
 from qq.machine.commands import (
     DEFAULT_VHOST,
+    DeleteVhost,
+    PutGlobalParameter,
     PutHashedUser,
+    PutParameter,
     PutPolicy,
     PutUser,
     PutVhost,
     SetPermissions,
     SetTopicPermissions,
 )
-from qq.machine.errors import internal_error, not_allowed
+from qq.machine.errors import internal_error, not_allowed, precondition_failed
 from qq.machine.limits import (
     MAX_CHANNELS,
     MAX_CONNECTIONS,
     MAX_POLICIES,
+    PARAMETER_BYTES_MAX,
+    PARAMETERS_MAX,
     PERMISSIONS_MAX,
     TOPIC_PERMISSIONS_MAX,
     USERS_MAX,
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
     from qq.machine.vhost import VhostRef
 
+CLUSTER_NAME = "cluster_name"
+"""The global parameter that is the name of the cluster."""
 DEFAULT_DESCRIPTION = "Default virtual host"
 
 
@@ -71,6 +79,8 @@ class Catalog:
         self.vhosts: dict[str, VirtualHost] = {}
         self.connections: dict[tuple[str, int], ConnectionState] = {}
         """The open connections, by node and id."""
+        self.global_parameters: dict[str, str] = {}
+        """What is set for the whole cluster: values as JSON, by name."""
         self.queues_declared = 0
         """How many queues were ever declared, in all virtual hosts: the number of the last one."""
         self.publishers_bounds = (PUBLISHERS_MAX, PUBLISHER_AGE_MS)
@@ -87,6 +97,12 @@ class Catalog:
     def revision(self) -> int:
         """A number that rises when users, permissions or virtual hosts change; it is no part of the state."""
         return self.access.revision
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The name that operators have given the cluster; None as long as they have not."""
+        value = self.global_parameters.get(CLUSTER_NAME)
+        return None if value is None else str(json.loads(value))
 
     # Virtual hosts
 
@@ -139,11 +155,22 @@ class Catalog:
             vhost.publishers.configure(limit, age_ms)
 
     def check_room(self, change: Change) -> None:
-        """Raise Refused if a change would make something new for which there is no room."""
+        """Raise Refused if a change would make something for which there is no room, or delete what is protected."""
         access = self.access
         match change:
             case PutVhost(name) if name not in self.vhosts:
                 _check_room(f"create vhost '{name}'", "max-vhosts", VHOSTS_MAX, len(self.vhosts))
+            case DeleteVhost(name) if name in self.vhosts and self.vhosts[name].is_protected:
+                raise precondition_failed(
+                    f"Refusing to delete virtual host '{name}' because it is protected from deletion"
+                )
+            case PutParameter(vhost_name, component, name, value) if vhost_name in self.vhosts:
+                parameters = self.vhosts[vhost_name].parameters
+                count = len(parameters) - ((component, name) in parameters)
+                _check_parameter(f"vhost '{vhost_name}'", f"parameter '{name}'", count, value)
+            case PutGlobalParameter(name, value):
+                count = len(self.global_parameters) - (name in self.global_parameters)
+                _check_parameter("the cluster", f"global parameter '{name}'", count, value)
             case PutUser(name) | PutHashedUser(name) if name not in access.users:
                 _check_room(f"create user '{name}'", "max-users", USERS_MAX, len(access.users))
             case SetPermissions(user, vhost) if access.permissions(user, vhost) is None:
@@ -216,12 +243,27 @@ class Catalog:
         self.count_channel(user, 1)
         return connection
 
+    def channels_of(self, user: str | None) -> int:
+        """How many channels a user has open, at all nodes; how many all users have if that is None."""
+        return sum(self._channels_of.values()) if user is None else self._channels_of.get(user, 0)
+
     def count_channel(self, user: str, change: int) -> None:
         """Note that this user has one more channel open (`change` is 1), or one fewer (-1)."""
         _count(self._channels_of, user, change)
 
     def _user_limit(self, user: str, name: str) -> int | None:
         return limit_of(self.access.limits.get(user, {}), name)
+
+
+def _check_parameter(where: str, which: str, others: int, value: str) -> None:
+    doing = f"set {which}"
+    if others >= PARAMETERS_MAX:
+        raise reached(doing, "max-parameters", PARAMETERS_MAX, where)
+    size = len(value.encode(errors="surrogateescape"))
+    if size > PARAMETER_BYTES_MAX:
+        raise precondition_failed(
+            f"cannot {doing}: the value takes {size} bytes, the limit is {PARAMETER_BYTES_MAX}"
+        )
 
 
 def _check_room(doing: str, name: str, limit: int, count: int) -> None:

@@ -338,6 +338,13 @@ class DeleteVhost(NamedTuple):
     name: str
 
 
+class ProtectVhost(NamedTuple):
+    """Protect a virtual host from deletion, or do so no more."""
+
+    vhost: str
+    is_protected: bool
+
+
 class SetVhostLimits(NamedTuple):
     """Replace the limits of a virtual host, as limits.VHOST_LIMITS names them. A negative one is no limit."""
 
@@ -443,6 +450,34 @@ class DeletePolicy(NamedTuple):
     operator: bool
 
 
+class PutParameter(NamedTuple):
+    """Create or replace a parameter of a virtual host. Its meaning is its component's, and is checked outside."""
+
+    vhost: str
+    component: str
+    name: str
+    value: str
+    """The value, as JSON."""
+
+
+class DeleteParameter(NamedTuple):
+    vhost: str
+    component: str
+    name: str
+
+
+class PutGlobalParameter(NamedTuple):
+    """Create or replace a parameter of the whole cluster."""
+
+    name: str
+    value: str
+    """The value, as JSON."""
+
+
+class DeleteGlobalParameter(NamedTuple):
+    name: str
+
+
 class LimitPublishers(NamedTuple):
     """Set how many publishers each virtual host remembers for deduplication, and how long after their last message."""
 
@@ -467,6 +502,7 @@ Change = (
     CloseConnection
     | PutVhost
     | DeleteVhost
+    | ProtectVhost
     | SetVhostLimits
     | ChangeVhostLimits
     | PutUser
@@ -480,6 +516,10 @@ Change = (
     | ClearTopicPermissions
     | PutPolicy
     | DeletePolicy
+    | PutParameter
+    | DeleteParameter
+    | PutGlobalParameter
+    | DeleteGlobalParameter
     | LimitPublishers
 )
 """Commands of operators; none is a client's method."""
@@ -552,6 +592,13 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         PutHashedUser: 50,
         ChangeVhostLimits: 51,
         ChangeUserLimits: 52,
+    },
+    8: {
+        ProtectVhost: 53,
+        PutParameter: 54,
+        DeleteParameter: 55,
+        PutGlobalParameter: 56,
+        DeleteGlobalParameter: 57,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

@@ -70,6 +70,10 @@ USERS_MAX = 100_000  # 0.4 kB: 41 MB
 PERMISSIONS_MAX = 100_000  # 0.4 kB: 40 MB
 TOPIC_PERMISSIONS_MAX = 100_000
 """The limits of the whole cluster. They cannot be changed, nor can those below."""
+PARAMETERS_MAX = 1_000
+"""How many parameters a virtual host may have, and how many the cluster, with `PARAMETER_BYTES_MAX` each: 16 MB."""
+PARAMETER_BYTES_MAX = 16 * 1024
+"""The most bytes of a parameter's value, as JSON."""
 TAGS_MAX = 32
 """The most tags of a user (RabbitMQ's bound), and of a virtual host."""
 DESCRIPTION_BYTES_MAX = 1024

@@ -87,6 +87,7 @@ class QueueMachine:
             c.CloseConnection: connecting.close_connection,
             c.PutVhost: operating.put_vhost,
             c.DeleteVhost: operating.delete_vhost,
+            c.ProtectVhost: operating.protect_vhost,
             c.SetVhostLimits: operating.set_vhost_limits,
             c.ChangeVhostLimits: operating.change_vhost_limits,
             c.PutUser: operating.put_user,
@@ -100,6 +101,10 @@ class QueueMachine:
             c.ClearTopicPermissions: operating.clear_topic_permissions,
             c.PutPolicy: operating.put_policy,
             c.DeletePolicy: operating.delete_policy,
+            c.PutParameter: operating.put_parameter,
+            c.DeleteParameter: operating.delete_parameter,
+            c.PutGlobalParameter: operating.put_global_parameter,
+            c.DeleteGlobalParameter: operating.delete_global_parameter,
             c.LimitPublishers: operating.limit_publishers,
         }
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = {

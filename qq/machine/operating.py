@@ -1,4 +1,4 @@
-"""What operators do: virtual hosts, users, permissions, limits, policies.
+"""What operators do: virtual hosts, users, permissions, limits, policies, parameters.
 
 Lives here: their commands. Not here: what follows from limits and policies (catalog.py, policies.py), what from
 permissions (the node asks before it submits a command).
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
         ChangeVhostLimits,
         ClearPermissions,
         ClearTopicPermissions,
+        DeleteGlobalParameter,
+        DeleteParameter,
         DeletePolicy,
         DeleteUser,
         DeleteVhost,
         LimitPublishers,
+        ProtectVhost,
+        PutGlobalParameter,
         PutHashedUser,
+        PutParameter,
         PutPolicy,
         PutUser,
         PutVhost,
@@ -55,12 +60,17 @@ class Operating:
     def delete_vhost(self, command: DeleteVhost) -> None:
         core = self._core
         vhost = core.catalog.vhosts.get(command.name)
-        if vhost is None:
+        if vhost is None or vhost.is_protected:
             return
         core.remove_vhost(vhost)
         for connection in core.catalog.connections.values():
             if connection.vhost is vhost:
                 core.close(connection, deleted(vhost.name))
+
+    def protect_vhost(self, command: ProtectVhost) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None:
+            vhost.is_protected = command.is_protected
 
     def set_vhost_limits(self, command: SetVhostLimits) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
@@ -137,6 +147,25 @@ class Operating:
         if vhost is not None:
             vhost.delete_policy(command.name, operator=command.operator)
             self._core.review(vhost)
+
+    # Parameters
+
+    def put_parameter(self, command: PutParameter) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None and self._has_room(command):
+            vhost.parameters[command.component, command.name] = command.value
+
+    def delete_parameter(self, command: DeleteParameter) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None:
+            vhost.parameters.pop((command.component, command.name), None)
+
+    def put_global_parameter(self, command: PutGlobalParameter) -> None:
+        if self._has_room(command):
+            self._core.catalog.global_parameters[command.name] = command.value
+
+    def delete_global_parameter(self, command: DeleteGlobalParameter) -> None:
+        self._core.catalog.global_parameters.pop(command.name, None)
 
     # Publishers
 

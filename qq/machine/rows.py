@@ -100,6 +100,18 @@ class Change(NamedTuple):
     """Makes of a row of this version what was written in the version before."""
 
 
+def more_fields(*defaults: Any) -> Change:
+    """The change that puts fields at the end of a row; `defaults` is what they are before its version."""
+
+    def upgrade(written: Sequence[Any]) -> Sequence[Any]:
+        return [*written, *defaults]
+
+    def downgrade(row: Any) -> Sequence[Any]:
+        return row[: -len(defaults)]
+
+    return Change(upgrade, downgrade)
+
+
 CHANGES: dict[type[Any], dict[int, Change]] = {}
 """What has changed of each kind of row since the lowest version that this program can run, by version, ascending."""
 
@@ -188,6 +200,19 @@ class BindingRow(NamedTuple):
         return Binding(self.source, destination, self.routing_key, self.arguments)
 
 
+class ParameterRow(NamedTuple):
+    """A parameter of a virtual host."""
+
+    component: str
+    name: str
+    value: str
+
+    @classmethod
+    def of(cls, parameter: tuple[tuple[str, str], str]) -> ParameterRow:
+        (component, name), value = parameter
+        return cls(component, name, value)
+
+
 class VhostRow(NamedTuple):
     """A virtual host and what is in it, without its queues."""
 
@@ -203,6 +228,8 @@ class VhostRow(NamedTuple):
     unreviewed_queues: Iterable[str]
     unreviewed_exchanges: Iterable[str]
     publishers: FrozenPublishers
+    is_protected: bool
+    parameters: Iterable[ParameterRow]
 
     @classmethod
     def of(cls, vhost: VirtualHost) -> VhostRow:
@@ -223,6 +250,8 @@ class VhostRow(NamedTuple):
             Rows(vhost.unreviewed_queues.copy()),
             Rows(vhost.unreviewed_exchanges.copy()),
             vhost.publishers.freeze(),
+            vhost.is_protected,
+            Rows(list(vhost.parameters.items()), ParameterRow.of),
         )
 
     @classmethod
@@ -236,6 +265,7 @@ class VhostRow(NamedTuple):
                 ExchangePoliciesRow(exchange, AppliedRow(*applied))
                 for exchange, applied in row.exchange_policies
             ],
+            parameters=[ParameterRow(*parameter) for parameter in row.parameters],
         )
 
     def build(self, vhost: VirtualHost) -> None:
@@ -251,6 +281,11 @@ class VhostRow(NamedTuple):
             vhost.restore_exchange_policies(name, applied.build(vhost.policies))
         vhost.restore_unreviewed(self.unreviewed_queues, self.unreviewed_exchanges)
         vhost.publishers.load(self.publishers)
+        vhost.is_protected = self.is_protected
+        vhost.parameters = {(component, name): value for component, name, value in self.parameters}
+
+
+CHANGES[VhostRow] = {8: more_fields(False, ())}
 
 
 # Queues

@@ -21,6 +21,7 @@ from qq.machine.effects import GetOk, Reply
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
 from qq.machine.rows import (
+    CHANGES,
     BehindRow,
     ConnectionRow,
     ConsumerRow,
@@ -31,6 +32,7 @@ from qq.machine.rows import (
     SessionRow,
     VhostRow,
     downgraded,
+    more_fields,
     pieces_of,
     read_dying,
     rows_as_of,
@@ -70,6 +72,7 @@ class FrozenMachine(NamedTuple):
     behind: list[FrozenBehind]
     abandoned: list[Queue]
     lost: list[str]
+    global_parameters: list[tuple[str, str]]
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump` of each program that can run the version which is agreed on."""
@@ -107,6 +110,7 @@ class FrozenMachine(NamedTuple):
             behind=rows_as_of(BehindRow, version, self.behind, BehindRow.of),
             abandoned=Rows(self.abandoned, _number),
             lost=Rows(self.lost),
+            global_parameters=Rows(self.global_parameters),
         )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -181,6 +185,11 @@ class Dump(NamedTuple):
     """The numbers of queues that are still to be removed."""
     lost: Iterable[str]
     """The nodes that are gone and whose sessions are still to be ended."""
+    global_parameters: Iterable[tuple[str, str]]
+    """Names and values, as JSON."""
+
+
+CHANGES[Dump] = {8: more_fields(())}
 
 
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
@@ -271,6 +280,7 @@ def freeze(core: Core) -> FrozenMachine:
         behind=[queue.freeze_behind() for queue in core.behind],
         abandoned=list(core.abandoned),
         lost=list(core.lost),
+        global_parameters=list(catalog.global_parameters.items()),
     )
 
 
@@ -280,6 +290,7 @@ def restore(core: Core, dump: Dump) -> None:
     catalog = core.catalog
     _restore_access(core, dump)
     catalog.limit_publishers(*dump.publishers_bounds)
+    catalog.global_parameters = dict(dump.global_parameters)
     for row in dump.vhosts:
         vhost = catalog.put_vhost(row.name)
         row.build(vhost)

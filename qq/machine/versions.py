@@ -14,7 +14,8 @@ VERSIONS = (7, 8)
 """The lowest and the highest version that this program can run: that of the release before, and its own.
 
 7: release 0.1.
-8: the log tells who the members are (cluster/configuration.py). Commands, what they do, and rows are those of 7.
+8: the log tells who the members are (cluster/configuration.py). Virtual hosts may be protected from deletion; there are
+parameters, of virtual hosts and of the cluster.
 """
 
 

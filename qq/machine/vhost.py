@@ -102,6 +102,10 @@ class VirtualHost:
         self.tags: list[str] = []
         self.default_queue_type = ""
         self.limits: Table = {}
+        self.is_protected = False
+        """Whether it is protected from deletion."""
+        self.parameters: dict[tuple[str, str], str] = {}
+        """What is set for components of the broker: values as JSON, by component and name."""
         self.connections = 0
         """How many connections are open; the catalog counts them."""
         self.consumers = 0

@@ -1,10 +1,10 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py,
-figures.py), how a change
-gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
-(backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
-is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py, figures.py),
+how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py),
+what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it
+(others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
+(qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -19,6 +19,7 @@ from qq.management.changes import Changes
 from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
+from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 
@@ -26,21 +27,30 @@ if TYPE_CHECKING:
     from cluster.group import Group
     from qq.http.view import Product
     from qq.management.members import Reach
+    from qq.management.nodes import OwnNode
     from qq.sessions.broker import Broker
 
 
 class Management(
-    QueueReports, CatalogReports, ObjectFigures, Changes, LeadershipTransfers, MemberChanges, Backups
+    QueueReports,
+    CatalogReports,
+    ObjectFigures,
+    NodeReports,
+    Changes,
+    LeadershipTransfers,
+    MemberChanges,
+    Backups,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
-        """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
+    def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
+        """`reach` connects to a node (`PeerLinks.reach`)."""
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         ObjectFigures.__init__(self, broker, group)
+        NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
-        Backups.__init__(self, broker, group, data_dir)
+        Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)

@@ -1,4 +1,4 @@
-"""What operators see besides queues: virtual hosts, users, permissions, policies, exchanges, bindings, connections.
+"""What operators see besides queues: virtual hosts and what is in them, users, permissions, connections, parameters.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py), what
 changes something (changes.py, sessions.py).
@@ -8,19 +8,29 @@ Law: only looks at the machine.
 
 from __future__ import annotations
 
+import json
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote_plus
 
-from qq.http.view import BindingStatus, ConnectionStatus, Deduplication, ExchangeStatus, VhostStatus
+from qq.http.view import (
+    BindingStatus,
+    ConnectionStatus,
+    Deduplication,
+    ExchangeStatus,
+    GlobalParameter,
+    ObjectTotals,
+    ParameterStatus,
+    VhostStatus,
+)
 from qq.machine.commands import DeclareExchange, DeclareQueue
 from qq.machine.vhost import binding_arguments
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
@@ -68,6 +78,7 @@ class CatalogReports:
                 list(vhost.tags),
                 vhost.default_queue_type,
                 dict(vhost.limits),
+                vhost.is_protected,
             )
             for _, vhost in sorted(self._machine.vhosts.items())
         ]
@@ -174,6 +185,50 @@ class CatalogReports:
 
     def deduplication(self) -> Deduplication:
         return Deduplication(*self._machine.catalog.publishers_bounds)
+
+    # The whole
+
+    def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
+        catalog = self._machine.catalog
+        seen = [vhost for vhost in catalog.vhosts.values() if is_seen(vhost.name)]
+        return ObjectTotals(
+            consumers=sum(vhost.consumers for vhost in seen),
+            queues=sum(len(vhost.queues) for vhost in seen),
+            exchanges=sum(len(vhost.exchanges) for vhost in seen),
+            connections=len(catalog.connections) if user is None else catalog.connections_of(user),
+            channels=catalog.channels_of(user),
+        )
+
+    def cluster_name(self) -> str:
+        return self._machine.catalog.cluster_name or self._product.cluster
+
+    # Parameters
+
+    def global_parameters(self) -> Iterator[GlobalParameter]:
+        for name, value in sorted(self._machine.catalog.global_parameters.items()):
+            yield GlobalParameter(name, json.loads(value))
+
+    def global_parameter(self, name: str) -> GlobalParameter | None:
+        value = self._machine.catalog.global_parameters.get(name)
+        return None if value is None else GlobalParameter(name, json.loads(value))
+
+    def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
+        for known in self._vhosts(vhost):
+            for (component, name), value in sorted(known.parameters.items()):
+                yield ParameterStatus(known.name, component, name, json.loads(value))
+
+    def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None:
+        known = self._machine.vhosts.get(vhost)
+        value = None if known is None else known.parameters.get((component, name))
+        return None if value is None else ParameterStatus(vhost, component, name, json.loads(value))
+
+    def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
+        return [
+            (queue.vhost, queue.name)
+            for key, connection in list(self._machine.catalog.connections.items())
+            if connection.user == user
+            for queue in connection.vhost.owned_queues(key)
+        ]
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:

@@ -133,6 +133,8 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             )
         case c.DeleteVhost(name):
             return name not in vhosts
+        case c.ProtectVhost(name, is_protected):
+            return name in vhosts and vhosts[name].is_protected == is_protected
         case c.SetVhostLimits(name, limits):
             return name in vhosts and vhosts[name].limits == limits
         case c.ChangeVhostLimits(name, limits):
@@ -158,6 +160,14 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             )
         case c.PutPolicy() | c.DeletePolicy():
             return _is_policy_made(catalog, change)
+        case c.PutParameter(name, component, parameter, value):
+            return name in vhosts and vhosts[name].parameters.get((component, parameter)) == value
+        case c.DeleteParameter(name, component, parameter):
+            return name not in vhosts or (component, parameter) not in vhosts[name].parameters
+        case c.PutGlobalParameter(name, value):
+            return catalog.global_parameters.get(name) == value
+        case c.DeleteGlobalParameter(name):
+            return name not in catalog.global_parameters
         case c.LimitPublishers():
             return catalog.publishers_bounds == tuple(change)
         case c.CloseConnection(node, number):

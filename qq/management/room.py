@@ -57,6 +57,13 @@ class Room:
                 self._claim("max-vhosts", _CLUSTER, lim.VHOSTS_MAX, len(catalog.vhosts))
             case c.PutUser(name) | c.PutHashedUser(name) if name not in access.users:
                 self._claim("max-users", _CLUSTER, lim.USERS_MAX, len(access.users))
+            case c.PutParameter(vhost, component, name):
+                parameters = self._vhost(vhost).parameters
+                if (component, name) not in parameters:
+                    self._claim("max-parameters", f"vhost '{vhost}'", lim.PARAMETERS_MAX, len(parameters))
+            case c.PutGlobalParameter(name) if name not in catalog.global_parameters:
+                there = len(catalog.global_parameters)
+                self._claim("max-parameters", _CLUSTER, lim.PARAMETERS_MAX, there)
             case c.SetPermissions(user, vhost) if access.permissions(user, vhost) is None:
                 there = len(access.all_permissions)
                 self._claim("max-permissions", _CLUSTER, lim.PERMISSIONS_MAX, there)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,6 +68,8 @@ class Login(NamedTuple):
     peer_host: str
     proxy_host: str = ""
     """The address of the proxy that has told `peer_host`; empty if there was none."""
+    protocol: str = "amqp091"
+    """The protocol of the client, in RabbitMQ's words."""
 
     @property
     def is_local(self) -> bool:
@@ -137,6 +140,8 @@ class Logins:
         self._runtime = runtime
         self._loopback_users = frozenset(loopback_users)
         self._counters = counters
+        self.outcomes: Counter[tuple[str, bool]] = Counter()
+        """How many logins there were of each protocol that succeeded (True) and that failed. It may be cleared."""
         self._records: dict[_Key, _Record] = {}
         """The records of failed logins; those used latest are last."""
         self._waiting: dict[Attempt, None] = {}
@@ -234,6 +239,7 @@ class Logins:
         self._give_back(attempt)
         self._record(_key_of(attempt.login)).is_known = True
         self._counters.logins_succeeded += 1
+        self.outcomes[attempt.login.protocol, True] += 1
         answer, attempt.answer = attempt.answer, None
         if answer is not None:
             answer(True)
@@ -261,6 +267,7 @@ class Logins:
         record.failures = min(record.failures + 1, FAILURES_COUNTED_MAX)
         record.last_failure_s = now_s
         self._counters.logins_failed += 1
+        self.outcomes[attempt.login.protocol, False] += 1
         if attempt.answer is not None:
             attempt.timer = self._runtime.call_later(attempt.wait_s, partial(attempt.answer, False))
 

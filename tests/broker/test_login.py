@@ -126,6 +126,7 @@ def test_the_right_password_is_answered_at_once(world: World) -> None:
     assert world.answers == [("anna", True, 0)]
     assert world.clock.barriers == []
     assert (world.counters.logins_succeeded, world.counters.logins_failed) == (1, 0)
+    assert world.logins.outcomes == {("amqp091", True): 1}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def test_others_are_refused(world: World, user: str, password: str | None) -> No
     world.clock.go_on(FIRST_DELAY_S)
     assert world.answers == [(user, False, FIRST_DELAY_S)]
     assert (world.counters.logins_succeeded, world.counters.logins_failed) == (0, 1)
+    assert world.logins.outcomes == {("amqp091", False): 1}
 
 
 def test_a_certificate_is_enough_for_a_user_who_is_known(world: World) -> None:

@@ -19,16 +19,20 @@ from cluster.configuration import (
     Versions,
 )
 from cluster.entry import batches_of, make_batch, make_entry
+from cluster.envelope import Alarm
 from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
+from cluster.histogram import Histogram
 from cluster.inquiries import Inquiries
 from cluster.log.segment import EntryGone
 from cluster.member_changes import MemberChange, Verb
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
 from qq.http.view import (
+    CertificateFiles,
     ClusterStatus,
     ConsumerStatus,
+    Listener,
     Message,
     NodeState,
     NodeStatus,
@@ -39,7 +43,9 @@ from qq.http.view import (
 from qq.machine.codec import encode_batch
 from qq.machine.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.machine.versions import VERSIONS
 from qq.management import Management
+from qq.management.nodes import OwnNode
 from qq.sessions.broker import Broker
 from qq.sessions.login import is_loopback
 
@@ -126,7 +132,19 @@ class _Group:
         """One that the cluster has committed, and that this node applies before what is submitted now."""
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
+        self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
+        self.journal = SimpleNamespace(disk_bytes=1234)
+        self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
+        self.flaw: str | None = None
+        """Why this node does not take full part."""
+        self.known: dict[str, Any] = {
+            "n1": SimpleNamespace(alarm=Alarm(0)),
+            "n2": SimpleNamespace(alarm=Alarm(0)),
+            "n3": None,
+        }
+        """What the nodes that are heard say of themselves."""
         self.statuses = SimpleNamespace(
+            known=lambda: self.known,
             all=_statuses,
             why_not_lead=self.flaws.get,
             may_stop=self._judge,
@@ -240,8 +258,21 @@ class MachineManagement(Management):
         broker, group = _broker()
         settings = Settings()
         product = Product(settings.product, settings.version, settings.cluster_name)
-        super().__init__(broker, cast("Any", group), product, "/nowhere", group.reach)
+        self.listeners: list[Listener] = []
+        self.certificate_files: list[CertificateFiles] = []
+        own = OwnNode(
+            data_dir="/nowhere",
+            connections_max=3,
+            memory_limit_bytes=2**30,
+            disk_free_limit_bytes=5 * 10**7,
+            write_times=Histogram(),
+            listeners=lambda: self.listeners,
+            certificates=self.certificate_files,
+            settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
+        )
+        super().__init__(broker, cast("Any", group), product, own, group.reach)
         self.machine = broker.machine
+        self.machine.raise_to(VERSIONS[1])
         self.group = group
         self.entries = group.entries
         self.asked: list[Any] = []

@@ -46,6 +46,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
         **metadata,
         "metadata": metadata,
         "effective_limits": dict(VHOST_LIMITS),
+        "cluster_state": {"n1": "running", "n2": "running", "n3": "nodedown"},
         "tracing": False,
         "protected_from_deletion": False,
     }
@@ -233,6 +234,7 @@ def test_one_is_told_who_one_is(node: Machine) -> None:
         "name": "ann",
         "tags": ["monitoring", "x"],
         "is_internal_user": True,
+        "auth_backend": "rabbit_auth_backend_internal",
     }
     assert Operator("ann", frozenset({"a"})).has_one_of(["b", "a"])
 

@@ -81,6 +81,8 @@ def test_arguments_of_any_amqp_type_become_json(node: Node[FakeManagement]) -> N
     [
         "queues/%2F/nothing",
         "queues/other",
+        "users/nobody",
+        "vhosts/other",
         "queues/other/orders",
         "queues/%2F/nothing/browse",
         "queues/empty/orders",
@@ -96,7 +98,18 @@ def test_arguments_of_any_amqp_type_become_json(node: Node[FakeManagement]) -> N
 )
 def test_what_is_not_there_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
     answer = node.api(path)
-    assert (answer.status, answer.json["error"]) == (404, "not_found")
+    assert answer.status == 404
+    assert answer.json == {"error": "Object Not Found", "reason": "Not Found"}
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("queues/other/q", "vhost_not_found"), ("user-limits/u/max-channels", "user_not_found")],
+)
+def test_who_would_make_something_is_told_what_is_missing_for_it(
+    node: Node[FakeManagement], path: str, reason: str
+) -> None:
+    assert node.api(path, "PUT", json={}).json == {"error": "not_found", "reason": reason}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement])
 
 def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement]) -> None:
     answer = node.ask("/nothing")
-    assert (answer.status, answer.json["error"]) == (404, "not_found")
+    assert (answer.status, answer.json["error"]) == (404, "Object Not Found")
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/metrics", "/api/cluster", "/api/queues", "/"])

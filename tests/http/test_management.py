@@ -481,3 +481,41 @@ def test_browsing_a_queue_that_is_being_emptied_shows_messages_in_order(
         assert page == sorted(set(page))
     consumer.join()
     assert ask(real_node, f"queues/%2F/{name}/browse").json == []
+
+
+# --- the node itself
+
+
+def test_a_node_tells_its_own_ports_and_figures(real_node: ClusterNode, channel: Any) -> None:
+    [shown] = ask(real_node, "nodes").json
+    assert shown["os_pid"] == str(real_node.pid)
+    assert (shown["running"], shown["sockets_used"] >= 1, shown["io_sync_count"] >= 1) == (True, True, True)
+    overview = ask(real_node, "overview").json
+    ports = {each["protocol"]: each["port"] for each in overview["listeners"]}
+    assert ports.keys() == {"amqp", "clustering", "http"}
+    assert (ports["amqp"], ports["http"]) == (real_node.amqp_port, real_node.http_port)
+    assert overview["object_totals"]["channels"] >= 1
+    for check in (
+        f"port-listener/{real_node.amqp_port}",
+        "protocol-listener/amqp091",
+        "ready-to-serve-clients",
+    ):
+        assert ask(real_node, f"health/checks/{check}").status == 200
+    settings = ask(real_node, "config/effective").text
+    assert f"name = {real_node.name}\n" in settings
+    assert "secret_file" in settings
+    assert "default_password" not in settings
+    protocols = [each["protocol"] for each in ask(real_node, f"auth/attempts/{real_node.name}").json]
+    assert protocols == ["amqp091", "http"]
+
+
+def test_clients_are_told_the_name_that_the_cluster_was_given(real_node: ClusterNode) -> None:
+    def told() -> str:
+        with channel_of(real_node) as channel:
+            return channel.connection._impl.server_properties["cluster_name"]
+
+    first = told()
+    assert ask(real_node, "cluster-name", "PUT", {"name": "blue"}).status == 204
+    assert (first, told()) == (ask(real_node, "cluster").json["cluster"], "blue")
+    assert ask(real_node, "global-parameters/cluster_name", "DELETE").status == 204
+    assert told() == first

@@ -25,6 +25,7 @@ from qq.machine.costs import Costs
 from qq.machine.history import Histories
 from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
+from qq.machine.published import Published
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue
 from qq.machine.runs import Runs
@@ -68,10 +69,11 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         ),
         _ENTRY,
     )
-    | {"remains": _REMAINS},
+    | {"remains": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
     Publishing: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
     Catalog: {"remains": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE) | {"_remains": _REMAINS},
+    Published: {"_by_node": _SHOWN},
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
     AccessControl: {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."

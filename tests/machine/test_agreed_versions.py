@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 BEFORE, AFTER = VERSIONS
 GOLDEN = Path(__file__).parent / "golden"
-OPCODE = 57
+OPCODE = max(OPCODES.values()) + 1
 
 
 class Invented(NamedTuple):
@@ -178,8 +178,11 @@ ROWS = (
 def test_rows_are_written_as_the_agreed_version_wants_them_and_read_from_each(
     kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if each row of this kind had one field more before the newest version."""
-    machine, now = QueueMachine(), (GOLDEN / f"state-{BEFORE}.dump").read_bytes()
+    """As if each row of this kind had one field more before the newest version, and nothing else had changed."""
+    for known in tuple(CHANGES):
+        monkeypatch.delitem(CHANGES, known)
+    machine, (_, *sections) = QueueMachine(), unpack((GOLDEN / f"state-{AFTER}.dump").read_bytes())
+    now = pack([BEFORE, *sections])
     machine.load(now)
     dropped = Change(lambda row: row[:-1], lambda row: (*row, "dropped"))
     monkeypatch.setitem(CHANGES, kind, {AFTER: dropped})

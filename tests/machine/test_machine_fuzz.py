@@ -57,6 +57,7 @@ from qq.machine.commands import (
 )
 from qq.machine.machine import QueueMachine
 from qq.machine.requesters import REPLY_PREFIX
+from qq.machine.versions import VERSIONS
 from qq.machine.vhost import binding_arguments
 from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
@@ -288,11 +289,18 @@ def small_limits() -> Iterator[None]:
         yield
 
 
+def newest_machine() -> QueueMachine:
+    """A machine that knows all commands."""
+    machine = QueueMachine(content_of)
+    machine.raise_to(VERSIONS[1])
+    return machine
+
+
 class Pair:
     """Two machines, of which one is loaded from its dump after every entry."""
 
     def __init__(self) -> None:
-        self.one, self.other = QueueMachine(content_of), QueueMachine(content_of)
+        self.one, self.other = newest_machine(), newest_machine()
         self.log = Log()
         self.index = 0
         self.time_ms = 1
@@ -750,7 +758,7 @@ def test_a_damaged_batch_is_carried_out_or_raises_and_changes_nothing(
     payload = bytearray(batch(asked, [b"x"] * published_by(asked)))
     for place, mask in flips:
         payload[place % len(payload)] ^= mask
-    machine = QueueMachine()
+    machine = newest_machine()
     apply_damaged(machine, bytes(payload[: len(payload) - cut]))
     machine.end_entry(1)
     reloaded(machine)
@@ -758,7 +766,7 @@ def test_a_damaged_batch_is_carried_out_or_raises_and_changes_nothing(
 
 @given(st.binary(max_size=200))
 def test_noise_has_no_effect(noise: bytes) -> None:
-    machine = QueueMachine()
+    machine = newest_machine()
     apply_damaged(machine, noise)
     machine.end_entry(1)
     reloaded(machine)

@@ -1,0 +1,297 @@
+"""Health checks, under RabbitMQ's paths and with its answers.
+
+Lives here: what is looked at for each of them. Not here: who may be stopped (cluster/fitness.py), why a node does not
+serve (node.py, `ready`), when certificates expire (certificates.py).
+
+Law: a check is answered with 200 if all is well, and else with 503 and the reason. It is cheap, since load balancers
+ask every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from qq.certificates import InvalidCertificate, validities
+from qq.http.errors import bad_request, not_found
+from qq.http.requests import named_vhost, write_object
+from qq.http.slices import Slices
+from qq.http.view import NodeState
+from qq.machine.arguments import QUORUM
+from qq.machine.patterns import InvalidPattern, Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.http.view import CertificateFiles, Listener, ManagementView, NodeReport, NodeView, QueueStatus
+
+_CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
+"""RabbitMQ's text for a critical node, which some tools look for."""
+_LEADERLESS = "Detected quorum queues without an elected leader"
+_OK: dict[str, Any] = {"status": "ok"}
+_FAILED: dict[str, Any] = {"status": "failed"}
+_RESOURCES = {"disk": "disk space", "memory": "memory"}
+"""RabbitMQ's words in alarms."""
+_DAYS = {"days": 1.0, "weeks": 7.0, "months": 365 / 12, "years": 365.0}
+_DAYS_MAX = 365_000
+_PROTOCOLS = {
+    **dict.fromkeys(("amqp091", "amqp0.9.1", "amqp0-9-1", "amqp0_9_1"), "amqp"),
+    **dict.fromkeys(("amqps", "amqp+ssl", "amqp+tls"), "amqp/ssl"),
+    **dict.fromkeys(("http1", "http1.1", "http_api", "management", "management_ui", "ui"), "http"),
+    **dict.fromkeys(("cli", "distribution"), "clustering"),
+    **dict.fromkeys(("cli/ssl", "cli/tls", "distribution/ssl", "distribution/tls"), "clustering/ssl"),
+}
+"""The other names that RabbitMQ knows for the protocols of listeners."""
+
+
+class HealthEndpoints:
+    """The handlers for health checks."""
+
+    def __init__(self, view: NodeView, management: ManagementView) -> None:
+        self._view = view
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        checks = "/api/health/checks"
+        leaderless = f"{checks}/quorum-queues-without-elected-leaders"
+        return [
+            web.get(f"{checks}/alarms", self.alarms),
+            web.get(f"{checks}/local-alarms", self.local_alarms),
+            web.get(f"{checks}/metadata-store/initialized", self.initialized),
+            web.get(f"{checks}/metadata-store/initialized/with-data", self.initialized_with_data),
+            web.get(f"{checks}/certificate-expiration/{{within}}/{{unit}}", self.certificates),
+            web.get(f"{checks}/port-listener/{{port}}", self.port_listener),
+            web.get(f"{checks}/protocol-listener/{{protocols}}", self.protocol_listener),
+            web.get(f"{checks}/virtual-hosts", self.virtual_hosts),
+            web.get(f"{leaderless}/all-vhosts", self.leaderless),
+            web.get(f"{leaderless}/all-vhosts/pattern/{{pattern}}", self.leaderless),
+            web.get(f"{leaderless}/vhost/{{vhost}}", self.leaderless),
+            web.get(f"{leaderless}/vhost/{{vhost}}/pattern/{{pattern}}", self.leaderless),
+            web.get(f"{checks}/node-is-quorum-critical", self.quorum_critical),
+            web.get(f"{checks}/is-in-service", self.in_service),
+            web.get(f"{checks}/below-node-connection-limit", self.below_connection_limit),
+            web.get(f"{checks}/ready-to-serve-clients", self.ready_to_serve),
+            web.get(f"{checks}/reached-target-cluster-size", self.cluster_size),
+            web.get(f"{checks}/safe-to-stop", self.safe_to_stop),
+            web.get(f"{checks}/safe-to-stop/{{name}}", self.safe_to_stop),
+            web.get("/api/aliveness-test/{vhost}", self.aliveness),
+            web.get("/api/healthchecks/node", self.node),
+            web.get("/api/healthchecks/node/{name}", self.node),
+        ]
+
+    # Alarms
+
+    async def alarms(self, _request: web.Request) -> web.Response:
+        return self._alarms(None, "There are alarms in effect in the cluster")
+
+    async def local_alarms(self, _request: web.Request) -> web.Response:
+        return self._alarms(self._own_name(), "There are alarms in effect on the node")
+
+    def _alarms(self, node: str | None, reason: str) -> web.Response:
+        alarms = [
+            {"resource": _RESOURCES[alarm.resource], "node": alarm.node}
+            for alarm in self._management.alarms()
+            if node in (None, alarm.node)
+        ]
+        return _failed(reason, alarms=alarms) if alarms else _ok()
+
+    # This node
+
+    async def initialized(self, _request: web.Request) -> web.Response:
+        flaw = self._management.flaw()
+        return _verdict(flaw and f"Metadata store has not yet reported as initialized: {flaw}")
+
+    async def initialized_with_data(self, request: web.Request) -> web.Response:
+        if self._management.flaw() is None and not self._management.vhosts():
+            return _failed("Metadata store has not yet been initialized: it reports to have no virtual hosts")
+        return await self.initialized(request)
+
+    async def virtual_hosts(self, _request: web.Request) -> web.Response:
+        flaw = self._management.flaw()
+        if flaw is None:
+            return _ok()
+        names = [vhost.name for vhost in self._management.vhosts()]
+        return _failed(f"Some virtual hosts are down: {flaw}", **{"virtual-hosts": names})
+
+    async def in_service(self, _request: web.Request) -> web.Response:
+        why = self._view.ready()
+        return _verdict(why and f"this rabbit node is not currently available to serve: {why}")
+
+    async def below_connection_limit(self, _request: web.Request) -> web.Response:
+        return _verdict(_at_limit(self._management.own_report()))
+
+    async def ready_to_serve(self, _request: web.Request) -> web.Response:
+        why, report = self._view.ready(), self._management.own_report()
+        if why is not None:
+            return _failed(f"the rabbit node is not currently available to serve: {why}")
+        if not any(each.protocol in ("amqp", "amqp/ssl") for each in report.listeners):
+            return _failed("no active listeners for AMQP/AMQPS")
+        reason = _at_limit(report)
+        return _ok() if reason is None else _failed(reason, connections=report.connections)
+
+    async def aliveness(self, request: web.Request) -> web.Response:
+        await named_vhost(request, self._management)
+        return _verdict(self._view.ready())
+
+    async def node(self, request: web.Request) -> web.Response:
+        """Check what is known here of this node or another one; RabbitMQ's clients are told to use the checks above."""
+        name = request.match_info.get("name", self._own_name())
+        if name not in self._management.members():
+            raise not_found()
+        alarms = [alarm.resource for alarm in self._management.alarms() if alarm.node == name]
+        if alarms:
+            return _failed(f"resource alarm(s) in effect: {', '.join(alarms)}")
+        if name == self._own_name():
+            return _verdict(self._view.ready())
+        state = next(each.state for each in self._view.cluster_status().nodes if each.name == name)
+        return _verdict(f"{name} is {state}" if state in (NodeState.DOWN, NodeState.UNKNOWN) else None)
+
+    # Ports and certificates
+
+    async def port_listener(self, request: web.Request) -> web.Response:
+        text = request.match_info["port"]
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise bad_request("Invalid port")
+        port, ports = int(text), sorted({each.port for each in self._listeners()})
+        if port in ports:
+            return web.json_response(_OK | {"port": port})
+        return _failed("No active listener", missing=port, ports=ports)
+
+    async def protocol_listener(self, request: web.Request) -> web.Response:
+        asked = [name.strip().lower() for name in request.match_info["protocols"].split(",")]
+        there = sorted({each.protocol for each in self._listeners()})
+        missing = sorted({_PROTOCOLS.get(name, name) for name in asked} - set(there))
+        if not missing:
+            return web.json_response(_OK | {"protocols": there})
+        return _failed("No active listener", missing=missing, protocols=there)
+
+    async def certificates(self, request: web.Request) -> web.Response:
+        before = datetime.now(UTC) + _within(request)
+        shown = self._management.certificates()
+        found = await asyncio.to_thread(lambda: [(files, _expiring(files, before)) for files in shown])
+        listeners = {each.protocol: each for each in self._listeners()}
+        expired = [
+            {
+                "node": self._own_name(),
+                "protocol": files.protocol,
+                "interface": listeners[files.protocol].host if files.protocol in listeners else "",
+                "port": listeners[files.protocol].port if files.protocol in listeners else None,
+                "certfile": files.cert,
+                "cacertfile": files.ca,
+                "certfile_expires_on": cert,
+                "cacertfile_expires_on": ca,
+            }
+            for files, (cert, ca) in found
+            if cert or ca
+        ]
+        return _failed("Certificates expiring", expired=expired) if expired else _ok()
+
+    # The cluster
+
+    async def cluster_size(self, _request: web.Request) -> web.Response:
+        nodes = self._view.cluster_status().nodes
+        online = sum(each.state not in (NodeState.DOWN, NodeState.UNKNOWN) for each in nodes)
+        if online == len(nodes):
+            return _ok()
+        reason = f"target cluster size not reached: {online} of {len(nodes)} nodes are online"
+        return _failed(reason, online=online, target=len(nodes))
+
+    async def leaderless(self, request: web.Request) -> web.StreamResponse:
+        """Check that there is a leader: it is the leader of every queue."""
+        vhost = request.match_info.get("vhost")
+        try:
+            pattern = Pattern(request.match_info.get("pattern", ".*"))
+        except InvalidPattern as error:
+            raise bad_request(f"invalid pattern: {error}") from None
+        if self._management.leader() is not None:
+            return _ok()
+        slices, found = Slices(), list[dict[str, str]]()
+        for queue in self._management.queues(vhost):
+            await slices.give_way()
+            if queue.type == QUORUM and pattern.search(queue.name):
+                found.append(_shown(queue))
+        if not found:
+            return _ok()
+        failed = _FAILED | {"reason": _LEADERLESS}
+        return await write_object(request, failed, {"queues": found}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def safe_to_stop(self, request: web.Request) -> web.Response:
+        verdict = self._management.may_stop(request.match_info.get("name"))
+        if verdict.is_safe:
+            return web.json_response(_OK | {"reason": verdict.text})
+        return _failed(verdict.text)
+
+    async def quorum_critical(self, request: web.Request) -> web.StreamResponse:
+        if len(self._management.members()) == 1:
+            return web.json_response(_OK | {"reason": "single node cluster"})
+        if self._management.may_stop(None).is_safe:
+            return _ok()
+        # All queues are told, as RabbitMQ tells those that would lose their majority: all are in the same log.
+        queues = map(_shown, self._management.queues(None))
+        failed = _FAILED | {"reason": _CRITICAL}
+        return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    # What is looked at
+
+    def _own_name(self) -> str:
+        return self._view.cluster_status().node
+
+    def _listeners(self) -> Sequence[Listener]:
+        return self._management.own_report().listeners
+
+
+def _ok() -> web.Response:
+    return web.json_response(_OK)
+
+
+def _failed(reason: str, **more: Any) -> web.Response:
+    return web.json_response(_FAILED | {"reason": reason} | more, status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _verdict(why: str | None) -> web.Response:
+    return _ok() if why is None else _failed(why)
+
+
+def _at_limit(report: NodeReport) -> str | None:
+    return "node connection limit is reached" if report.connections >= report.connections_max else None
+
+
+def _shown(queue: QueueStatus) -> dict[str, str]:
+    return {
+        "readable_name": f"queue '{queue.name}' in vhost '{queue.vhost}'",
+        "name": queue.name,
+        "virtual_host": queue.vhost,
+        "type": "rabbit_quorum_queue",
+    }
+
+
+def _within(request: web.Request) -> timedelta:
+    """The time within which a certificate must not expire. Raises Refusal."""
+    text, unit = request.match_info["within"], request.match_info["unit"].lower()
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise bad_request("Invalid expiration value.")
+    if unit not in _DAYS:
+        raise bad_request("Time unit not recognised. Supported units: days, weeks, months, years.")
+    return timedelta(days=min(int(text) * _DAYS[unit], _DAYS_MAX))
+
+
+def _expiring(files: CertificateFiles, before: datetime) -> tuple[list[str], list[str]]:
+    """When the certificates of a port that expire by then do so, or what is wrong; and those of its authority."""
+    return _expiring_in(files.cert, before), [] if files.ca is None else _expiring_in(files.ca, before)
+
+
+def _expiring_in(path: str, before: datetime) -> list[str]:
+    try:
+        found = validities(Path(path).read_bytes())
+    except OSError as error:
+        return [f"it cannot be read: {error.strerror}"]
+    except InvalidCertificate as error:
+        return [str(error)]
+    now = datetime.now(UTC)
+    early = ["Certificate is not yet valid" for each in found if each.begins > now]
+    return early + [f"{each.ends:%Y-%m-%d %H:%M:%S}" for each in found if each.ends < before]

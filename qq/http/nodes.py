@@ -1,0 +1,229 @@
+"""Nodes: what each has and has used up, and the logins that it has seen.
+
+Lives here: paths, and RabbitMQ's names for the figures. Not here: where the figures come from (management/nodes.py),
+who the members are (members.py).
+
+Law: of a node that has not said it here there are no figures; what the cluster knows of it is told.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+import qq
+from qq.http.errors import Refusal, bad_request, not_found
+from qq.http.login import ADMINISTRATORS, MONITORS, require
+from qq.http.requests import done, named_vhost
+from qq.http.view import NodeState
+from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
+
+if TYPE_CHECKING:
+    from qq.http.view import ClusterStatus, Listener, ManagementView, NodeReport, NodeStatus, NodeView
+
+RATES_MODE = "basic"
+"""RabbitMQ's word for rates of queues, exchanges and connections that are counted, and not for each pair of them."""
+NOT_AVAILABLE = "not_available"
+"""RabbitMQ's word for figures of a node that does not tell them."""
+_MECHANISMS = {
+    "PLAIN": "SASL PLAIN",
+    "AMQPLAIN": "QPid AMQPLAIN",
+    "EXTERNAL": "SASL EXTERNAL with a certificate",
+}
+
+
+def exchange_types() -> list[dict[str, Any]]:
+    return [{"name": name, "description": "", "enabled": True} for name in sorted([*EXCHANGE_TYPES, DELAYED])]
+
+
+def listener_document(node: str, listener: Listener) -> dict[str, Any]:
+    return {
+        "node": node,
+        "protocol": listener.protocol,
+        "ip_address": listener.host,
+        "port": listener.port,
+        "socket_opts": {},
+        "tls": listener.uses_tls,
+    }
+
+
+def context_documents(report: NodeReport) -> list[dict[str, Any]]:
+    """What a node serves over HTTP."""
+    return [
+        {
+            "node": report.name,
+            "description": "Management",
+            "path": "/",
+            "ip": each.host,
+            "port": str(each.port),
+        }
+        for each in report.listeners
+        if each.protocol == "http"
+    ]
+
+
+def node_document(status: NodeStatus, report: NodeReport | None) -> dict[str, Any]:
+    """Describe a node. What is not known is left out."""
+    document: dict[str, Any] = {
+        "name": status.name,
+        "type": "disc",
+        "running": status.state not in (NodeState.DOWN, NodeState.UNKNOWN),
+        "being_drained": status.drained,
+        "partitions": [],
+        "cluster_links": [],
+    }
+    if report is not None:
+        return document | _figures(report)
+    if document["running"] and status.disk_free_bytes is not None:
+        document |= {"disk_free": status.disk_free_bytes, "disk_free_alarm": bool(status.alarm)}
+    return document
+
+
+def _figures(report: NodeReport) -> dict[str, Any]:
+    each_write_ms = round(report.write_ms / report.writes, 3) if report.writes else 0.0
+    return {
+        "os_pid": str(report.pid),
+        "uptime": report.uptime_ms,
+        "processors": report.processors,
+        "run_queue": report.run_queue,
+        "context_switches": report.context_switches,
+        "gc_num": report.collections,
+        "mem_used": report.memory_bytes,
+        "mem_limit": report.memory_limit_bytes,
+        "mem_alarm": report.memory_alarm,
+        "mem_calculation_strategy": "rss",
+        "fd_used": report.files,
+        "fd_total": report.files_max,
+        "sockets_used": report.connections,
+        "sockets_total": report.connections_max,
+        "connection_created": report.connections_opened,
+        "connection_closed": report.connections_closed,
+        "channel_created": report.channels_opened,
+        "channel_closed": report.channels_closed,
+        "disk_free": report.disk_free_bytes,
+        "disk_free_limit": report.disk_free_limit_bytes,
+        "disk_free_alarm": report.disk_alarm,
+        "io_write_count": report.writes,
+        "io_write_avg_time": each_write_ms,
+        "io_sync_count": report.writes,
+        "io_sync_avg_time": each_write_ms,
+        "db_dir": report.data_dir,
+        "config_files": [],
+        "log_files": [],
+        "rates_mode": RATES_MODE,
+        "enabled_plugins": [],
+        "exchange_types": exchange_types(),
+        "auth_mechanisms": [
+            {"name": name, "description": description, "enabled": True}
+            for name, description in _MECHANISMS.items()
+        ],
+        "applications": [{"name": "qq", "description": "qq", "version": qq.__version__}],
+        "contexts": context_documents(report),
+    }
+
+
+class NodeEndpoints:
+    """The handlers for nodes."""
+
+    def __init__(self, view: NodeView, management: ManagementView) -> None:
+        self._view = view
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        attempts = "/api/auth/attempts/{node}"
+        return [
+            web.get("/api/nodes", self.nodes),
+            web.get("/api/nodes/{node}", self.node),
+            web.get("/api/nodes/{node}/memory", self.memory),
+            web.get("/api/nodes/{node}/memory/relative", self.memory_shares),
+            web.get(attempts, self.attempts),
+            web.get(f"{attempts}/source", self.attempts_by_source),
+            web.delete(attempts, self.reset_attempts),
+            web.delete(f"{attempts}/source", self.reset_attempts),
+            web.post("/api/vhosts/{vhost}/start/{node}", self.start_vhost),
+        ]
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        require(request, MONITORS)
+        reports = await self._management.node_reports()
+        status = self._status()
+        return web.json_response([node_document(each, reports.get(each.name)) for each in status.nodes])
+
+    async def node(self, request: web.Request) -> web.Response:
+        status, report = await self._named(request)
+        document = node_document(status, report)
+        if request.query.get("memory") == "true":
+            document["memory"] = _memory(report)
+        return web.json_response(document)
+
+    async def memory(self, request: web.Request) -> web.Response:
+        _, report = await self._named(request)
+        return web.json_response({"memory": _memory(report)})
+
+    async def memory_shares(self, request: web.Request) -> web.Response:
+        _, report = await self._named(request)
+        return web.json_response({"memory": NOT_AVAILABLE if report is None else {"total": 100}})
+
+    async def attempts(self, request: web.Request) -> web.Response:
+        _, report = await self._named(request)
+        return web.json_response(
+            NOT_AVAILABLE
+            if report is None
+            else [
+                {
+                    "protocol": each.protocol,
+                    "auth_attempts": each.succeeded + each.failed,
+                    "auth_attempts_failed": each.failed,
+                    "auth_attempts_succeeded": each.succeeded,
+                }
+                for each in report.logins
+            ]
+        )
+
+    async def attempts_by_source(self, request: web.Request) -> web.Response:
+        """Answer as RabbitMQ does unless it is told to count each source: anybody could make these ever more."""
+        await self._named(request)
+        return web.json_response([])
+
+    async def reset_attempts(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        _, report = await self._named(request)
+        self._check_own(request, report)
+        self._management.reset_logins()
+        return done()
+
+    async def start_vhost(self, request: web.Request) -> web.Response:
+        """Answer that the virtual host is started at the node: each one is, wherever its node is up."""
+        require(request, ADMINISTRATORS)
+        await named_vhost(request, self._management)
+        name = request.match_info["node"]
+        if name not in self._management.members():
+            raise bad_request(f"Unknown node: {name}")
+        return done()
+
+    def _check_own(self, request: web.Request, report: NodeReport | None) -> None:
+        name = request.match_info["node"]
+        if report is None or name != self._status().node:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{name} has to be asked for it itself")
+
+    async def _named(self, request: web.Request) -> tuple[NodeStatus, NodeReport | None]:
+        """The node that the path names, and what it says of itself, if that is known here. Raises Refusal."""
+        require(request, MONITORS)
+        name = request.match_info["node"]
+        status = next((each for each in self._status().nodes if each.name == name), None)
+        if status is None:
+            raise not_found()
+        return status, (await self._management.node_reports()).get(name)
+
+    def _status(self) -> ClusterStatus:
+        return self._view.cluster_status()
+
+
+def _memory(report: NodeReport | None) -> Any:
+    """The memory of a node: there is one kind, and it is all that the process holds."""
+    if report is None:
+        return NOT_AVAILABLE
+    total = report.memory_bytes
+    return {"strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}

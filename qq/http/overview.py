@@ -1,0 +1,212 @@
+"""The broker as a whole: what it is, what there is, which of RabbitMQ's features it has.
+
+Lives here: these paths. Not here: single things (the other modules), health checks (health.py).
+
+Law: what RabbitMQ's plugins would add is not there, as in a RabbitMQ without them.
+"""
+
+from __future__ import annotations
+
+import platform
+import ssl
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from cluster.member_changes import MemberChange, Verb
+from qq.http.documents import queue_document
+from qq.http.errors import bad_request, not_found
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
+from qq.http.requests import done, is_asked, sees, write_list
+from qq.http.slices import Slices
+from qq.machine.versions import VERSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from qq.http.view import ManagementView, QueueStatus
+
+FEATURES = {
+    "drop_unroutable_metric": "Count unroutable publishes to be dropped in stats",
+    "empty_basic_get_metric": "Count AMQP `basic.get` on empty queues in stats",
+    "implicit_default_bindings": "Default bindings are now implicit, instead of being stored in the database",
+    "maintenance_mode_status": "Maintenance mode status",
+    "quorum_queue": "Support queues of type `quorum`",
+    "user_limits": "Configure connection and channel limits for a user",
+    "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
+    "rabbitmq_4.0.0": "Allows rolling upgrades from 3.13.x to 4.0.x",
+}
+"""RabbitMQ's feature flags for what is there in every version, with its descriptions."""
+_STATE = "qq_state_version_"
+"""Before the number of a version of the state: the flag is enabled when all members have agreed on that version."""
+
+TRANSIENT = {
+    "name": "transient_nonexcl_queues",
+    "desc": "Queues that are neither durable nor exclusive",
+    "deprecation_phase": "permitted_by_default",
+    "doc_url": "",
+    "provided_by": "rabbit",
+}
+"""The one of RabbitMQ's deprecated features that can be told to be in use. It stays."""
+
+
+class OverviewEndpoints:
+    """The handlers for what is told of the broker as a whole."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/overview", self.overview),
+            web.get("/api/version", self.version),
+            web.get("/api/extensions", self.extensions),
+            web.get("/api/feature-flags", self.feature_flags),
+            web.put("/api/feature-flags/{name}/enable", self.enable),
+            web.get("/api/deprecated-features", self.deprecated),
+            web.get("/api/deprecated-features/used", self.deprecated_in_use),
+            web.get("/api/config/effective", self.settings),
+            web.get("/api/auth/hash_password/{password}", self.hash_password),
+            web.get("/api/users/{user}/queues", self.queues_of_user),
+            web.delete("/api/reset", self.reset),
+            web.delete("/api/reset/{node}", self.reset),
+        ]
+
+    async def overview(self, request: web.Request) -> web.Response:
+        is_seen, login = sees(request, self._management, MONITORS), login_of(request)
+        is_monitor = login.has_one_of(MONITORS)
+        document = self._product() | {
+            "disable_stats": is_asked(request, "disable_stats"),
+            "enable_queue_totals": is_asked(request, "enable_queue_totals"),
+            "object_totals": self._management.object_totals(
+                is_seen, None if is_monitor else login.user
+            )._asdict(),
+            **self._statistics(is_seen),
+        }
+        if is_monitor:
+            document |= await self._of_nodes()
+        return web.json_response(document)
+
+    def _product(self) -> dict[str, Any]:
+        product, tags = self._management.product(), self._management.global_parameter("cluster_tags")
+        return {
+            "management_version": product.version,
+            "rates_mode": RATES_MODE,
+            "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+            "exchange_types": exchange_types(),
+            "product_version": product.version,
+            "product_name": product.name,
+            "rabbitmq_version": product.version,
+            "cluster_name": self._management.cluster_name(),
+            "cluster_tags": {} if tags is None else tags.value,
+            "node_tags": {},
+            "erlang_version": platform.python_version(),
+            "erlang_full_version": f"{platform.python_implementation()} {platform.python_version()}",
+            "crypto_lib_version": ssl.OPENSSL_VERSION,
+            "default_queue_type": "classic",
+            "is_op_policy_updating_enabled": True,
+            "require_definition_json_extension": False,
+        }
+
+    def _statistics(self, _is_seen: Callable[[str], bool]) -> dict[str, Any]:
+        """What is counted, in the virtual hosts that are seen."""
+        return {"message_stats": {}, "churn_rates": {}, "queue_totals": {}, "statistics_db_event_queue": 0}
+
+    async def _of_nodes(self) -> dict[str, Any]:
+        reports = await self._management.node_reports()
+        listeners = [
+            listener_document(report.name, each) for report in reports.values() for each in report.listeners
+        ]
+        return {
+            "node": self._management.cluster_members().node,
+            "listeners": sorted(listeners, key=lambda each: (each["protocol"], each["port"], each["node"])),
+            "contexts": [each for report in reports.values() for each in context_documents(report)],
+        }
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._management.product().version)
+
+    async def extensions(self, _request: web.Request) -> web.Response:
+        return web.json_response([])
+
+    # Features
+
+    async def feature_flags(self, _request: web.Request) -> web.Response:
+        agreed = self._management.cluster_members().version
+        flags = [_flag(name, text, is_enabled=True) for name, text in FEATURES.items()]
+        for version in range(VERSIONS[0], VERSIONS[1] + 1):
+            text = f"Version {version} of the state"
+            flags.append(_flag(f"{_STATE}{version}", text, is_enabled=agreed >= version))
+        return web.json_response(flags)
+
+    async def enable(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        name = request.match_info["name"]
+        agreed = self._management.cluster_members().version
+        versions = {f"{_STATE}{version}": version for version in range(VERSIONS[0], VERSIONS[1] + 1)}
+        if name not in FEATURES and name not in versions:
+            raise bad_request("unsupported")
+        if versions.get(name, 0) > agreed:
+            await self._management.change_members(MemberChange(Verb.FINISH_UPGRADE))
+        return done()
+
+    async def deprecated(self, _request: web.Request) -> web.Response:
+        return web.json_response([TRANSIENT])
+
+    async def deprecated_in_use(self, _request: web.Request) -> web.Response:
+        slices = Slices()
+        for queue in self._management.queues(None):
+            await slices.give_way()
+            if not (queue.durable or queue.exclusive):
+                return web.json_response([TRANSIENT])
+        return web.json_response([])
+
+    # For operators
+
+    async def settings(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        settings = self._management.settings()
+        return web.Response(text="".join(f"{name} = {value}\n" for name, value in sorted(settings.items())))
+
+    async def hash_password(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        salt, hashed = self._management.hash(request.match_info["password"])
+        return web.json_response({"ok": b64encode(salt + hashed).decode()})
+
+    async def queues_of_user(self, request: web.Request) -> web.StreamResponse:
+        is_seen, user = sees(request, self._management), request.match_info["user"]
+
+        def queues() -> Iterator[QueueStatus]:
+            for vhost, name in self._management.queues_owned_by(user):
+                queue = self._management.queue(vhost, name)
+                if queue is not None and is_seen(vhost):
+                    yield queue
+
+        return await write_list(request, map(queue_document, queues()))
+
+    async def reset(self, request: web.Request) -> web.Response:
+        """Forget what was counted for this interface at this node; nothing else has a memory of its own."""
+        require(request, ADMINISTRATORS)
+        if request.match_info.get("node", self._own_name()) != self._own_name():
+            raise not_found()
+        self._management.reset_logins()
+        return done()
+
+    def _own_name(self) -> str:
+        return self._management.cluster_members().node
+
+
+def _flag(name: str, text: str, *, is_enabled: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "desc": text,
+        "doc_url": "",
+        "state": "enabled" if is_enabled else "disabled",
+        "stability": "stable",
+        "require_level": "soft",
+        "experiment_level": "unsupported",
+        "callbacks": [],
+        "provided_by": "rabbit",
+    }

@@ -1,0 +1,293 @@
+"""Parameters: of virtual hosts, for components of the broker, and of the whole cluster, with the cluster's name.
+
+Lives here: their paths and statuses, and which components there are. Not here: policies (policies.py), what a component
+makes of its parameters.
+
+Law: a parameter that nothing here gives a meaning is refused, as RabbitMQ refuses those of a plugin that it has not. A
+global parameter may be anything: it is for whoever reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from qq.http import bodies
+from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
+from qq.http.errors import bad_request, unauthorized
+from qq.http.login import ADMINISTRATORS, POLICYMAKERS, login_of, require
+from qq.http.requests import (
+    done,
+    existing,
+    find,
+    named_vhost,
+    put_answer,
+    read_body,
+    sees,
+    vhost_if_named,
+    write_list,
+)
+from qq.http.view import GlobalParameter, ParameterStatus
+from qq.machine.catalog import CLUSTER_NAME
+from qq.machine.commands import (
+    ChangeVhostLimits,
+    DeleteGlobalParameter,
+    DeleteParameter,
+    DeletePolicy,
+    LimitPublishers,
+    PutGlobalParameter,
+    PutParameter,
+    SetVhostLimits,
+)
+from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from qq.http.view import ManagementView
+    from qq.machine.commands import Change
+
+CLUSTER_ID = "internal_cluster_id"
+"""A global parameter that is shown, and that nobody sets: no other cluster takes it over."""
+LIMITS, LIMITS_NAME = "vhost-limits", "limits"
+OPERATOR_POLICIES = "operator_policy"
+POLICIES = "policy"
+"""Policies are none of the parameters that are shown, though RabbitMQ keeps them with these."""
+
+COMPONENTS: dict[str, Callable[[str, Any], None]] = {}
+"""What checks the name and the value of a parameter, by component: it raises Refusal. None is there yet."""
+
+
+# --- what is shown
+
+
+def parameter_documents(management: ManagementView, vhost: str | None) -> Iterator[dict[str, Any]]:
+    """All parameters of a virtual host, or of all; as in RabbitMQ, limits and operator policies are among them."""
+    for parameter in _own_parameters(management, vhost):
+        yield parameter._asdict()
+    for parameter in management.parameters(vhost):
+        yield parameter._asdict()
+
+
+def _own_parameters(management: ManagementView, vhost: str | None) -> Iterator[ParameterStatus]:
+    """Those that have paths of their own, too."""
+    for known in management.vhosts():
+        if known.limits and vhost in (None, known.name):
+            yield ParameterStatus(known.name, LIMITS, LIMITS_NAME, dict(known.limits))
+    for where, policy in management.policies(vhost, operator=True):
+        document = policy_document(where, policy)
+        value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
+        yield ParameterStatus(where, OPERATOR_POLICIES, policy.name, value)
+
+
+def global_parameter_documents(management: ManagementView) -> Iterator[dict[str, Any]]:
+    """The global parameters as other clusters may take them over."""
+    yield deduplication_document(management.deduplication())
+    for parameter in management.global_parameters():
+        yield parameter._asdict()
+
+
+# --- what is understood
+
+
+def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
+    """The change that sets a parameter of a virtual host. Raises Refusal, with RabbitMQ's texts where it has one."""
+    if component == POLICIES:
+        raise bad_request("policies may not be set using this method")
+    if component == LIMITS:
+        if name != LIMITS_NAME:
+            raise bad_request(f"Validation failed\n\nthe parameter of {LIMITS} is '{LIMITS_NAME}'\n")
+        return SetVhostLimits(vhost, bodies.limits(value, VHOST_LIMITS))
+    if component == OPERATOR_POLICIES:
+        if not isinstance(value, dict):
+            raise bad_request("value should be a map")
+        return bodies.put_policy(vhost, bodies.read_policy(name, value, operator=True))
+    if not has_meaning(component):
+        raise bad_request(f"Validation failed\n\ncomponent {component} not found\n")
+    COMPONENTS[component](bodies.name_of(name), value)
+    return PutParameter(vhost, component, name, _json(value))
+
+
+def has_meaning(component: str) -> bool:
+    """Whether there is a meaning here for parameters of this component."""
+    return component in (LIMITS, OPERATOR_POLICIES) or component in COMPONENTS
+
+
+def read_global_parameter(name: str, value: Any) -> PutGlobalParameter:
+    """The change that sets a global parameter. Raises Refusal."""
+    if name == CLUSTER_NAME and not (isinstance(value, str) and value):
+        raise bad_request("the name of a cluster should be a string, and not empty")
+    if name == CLUSTER_ID:
+        raise bad_request(f"{CLUSTER_ID} is given by the cluster itself")
+    return PutGlobalParameter(bodies.name_of(name), _json(value))
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    size = len(text.encode())
+    if size > PARAMETER_BYTES_MAX:
+        raise bad_request(f"the value takes {size} bytes, the limit is {PARAMETER_BYTES_MAX}")
+    return text
+
+
+def _value_in(body: bodies.Body) -> Any:
+    if "value" not in body:
+        raise bad_request("key_missing: value")
+    return body["value"]
+
+
+class ParameterEndpoints:
+    """The handlers for parameters of virtual hosts."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        one = "/api/parameters/{component}/{vhost}/{name}"
+        return [
+            web.get("/api/parameters", self.parameters),
+            web.get("/api/parameters/{component}", self.parameters),
+            web.get("/api/parameters/{component}/{vhost}", self.parameters),
+            web.get(one, self.parameter),
+            web.put(one, self.put),
+            web.delete(one, self.delete),
+        ]
+
+    async def parameters(self, request: web.Request) -> web.StreamResponse:
+        require(request, POLICYMAKERS)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
+        component = request.match_info.get("component")
+        return await write_list(
+            request,
+            (
+                each
+                for each in parameter_documents(self._management, vhost)
+                if component in (None, each["component"]) and is_seen(each["vhost"])
+            ),
+        )
+
+    async def parameter(self, request: web.Request) -> web.Response:
+        require(request, POLICYMAKERS)
+        vhost = await named_vhost(request, self._management)
+        parameter = await existing(self._management, lambda: self._find(request, vhost))
+        return web.json_response(parameter._asdict())
+
+    async def put(self, request: web.Request) -> web.Response:
+        vhost = await self._vhost_to_change(request)
+        named = request.match_info
+        body = await read_body(request)
+        change = read_parameter(vhost, named["component"], named["name"], _value_in(body))
+        is_new = await find(self._management, lambda: self._find(request, vhost)) is None
+        await self._management.change(change)
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        vhost = await self._vhost_to_change(request)
+        component, name = request.match_info["component"], request.match_info["name"]
+        parameter = await existing(self._management, lambda: self._find(request, vhost))
+        if component == LIMITS:
+            change = ChangeVhostLimits(vhost, dict.fromkeys(parameter.value))
+        elif component == OPERATOR_POLICIES:
+            change = DeletePolicy(vhost, name, operator=True)
+        else:
+            change = DeleteParameter(vhost, component, name)
+        await self._management.change(change)
+        return done()
+
+    async def _vhost_to_change(self, request: web.Request) -> str:
+        """The virtual host in the path, of which the one who asks may change this parameter. Raises Refusal."""
+        is_operators = request.match_info["component"] in (LIMITS, OPERATOR_POLICIES)
+        require(request, ADMINISTRATORS if is_operators else POLICYMAKERS)
+        return await named_vhost(request, self._management)
+
+    def _find(self, request: web.Request, vhost: str) -> ParameterStatus | None:
+        component, name = request.match_info["component"], request.match_info["name"]
+        if component not in (LIMITS, OPERATOR_POLICIES):
+            return self._management.parameter(vhost, component, name)
+        own = _own_parameters(self._management, vhost)
+        return next((each for each in own if (each.component, each.name) == (component, name)), None)
+
+
+class GlobalParameterEndpoints:
+    """The handlers for global parameters and for the cluster's name.
+
+    The bounds of deduplication are one of them. Only administrators set those and the cluster's name, as they are every
+    tenant's; policymakers may set the others, as in RabbitMQ.
+    """
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+        self._one_at_a_time = asyncio.Lock()
+        """A lock for changes that keep the values which the request does not give."""
+
+    def routes(self) -> list[web.RouteDef]:
+        one = "/api/global-parameters/{name}"
+        return [
+            web.get("/api/global-parameters", self.parameters),
+            web.get(one, self.parameter),
+            web.put(one, self.put),
+            web.delete(one, self.delete),
+            web.get("/api/cluster-name", self.cluster_name),
+            web.put("/api/cluster-name", self.put_cluster_name),
+        ]
+
+    async def parameters(self, request: web.Request) -> web.StreamResponse:
+        shown = filter(None, [self._find(CLUSTER_ID)])
+        return await write_list(request, chain(global_parameter_documents(self._management), shown))
+
+    async def parameter(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return web.json_response(await existing(self._management, lambda: self._find(name)))
+
+    async def put(self, request: web.Request) -> web.Response:
+        name = self._name_to_change(request)
+        value = _value_in(await read_body(request))
+        is_new = await find(self._management, lambda: self._find(name)) is None
+        async with self._one_at_a_time:
+            await self._management.wait_applied()
+            await self._management.change(self._change(name, value))
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        name = self._name_to_change(request)
+        await existing(self._management, lambda: self._find(name))
+        if name in (DEDUPLICATION, CLUSTER_ID):
+            raise bad_request(f"{name} always has a value")
+        await self._management.change(DeleteGlobalParameter(name))
+        return done()
+
+    async def cluster_name(self, _request: web.Request) -> web.Response:
+        return web.json_response({"name": self._management.cluster_name()})
+
+    async def put_cluster_name(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        name = bodies.field(await read_body(request), "name", str)
+        await self._management.change(read_global_parameter(CLUSTER_NAME, name))
+        return done()
+
+    def _find(self, name: str) -> dict[str, Any] | None:
+        if name == DEDUPLICATION:
+            return deduplication_document(self._management.deduplication())
+        if name == CLUSTER_ID:
+            cluster_id = self._management.cluster_members().cluster_id
+            return None if cluster_id is None else GlobalParameter(name, cluster_id)._asdict()
+        parameter = self._management.global_parameter(name)
+        return None if parameter is None else parameter._asdict()
+
+    def _change(self, name: str, value: Any) -> Change:
+        if name == DEDUPLICATION:
+            bounds = bodies.read_deduplication({"value": value}, self._management.deduplication())
+            return LimitPublishers(*bounds)
+        return read_global_parameter(name, value)
+
+    def _name_to_change(self, request: web.Request) -> str:
+        """The name of the global parameter in the path, if the one who asks may change it. Raises Refusal."""
+        name = request.match_info["name"]
+        is_every_tenants = name in (DEDUPLICATION, CLUSTER_NAME)
+        if not login_of(request).has_one_of(ADMINISTRATORS if is_every_tenants else POLICYMAKERS):
+            raise unauthorized("User not authorised to access object")
+        return name

@@ -1,0 +1,147 @@
+"""What operators see of nodes: what each says of itself, and what it is low on.
+
+Lives here: where the figures come from. Not here: who the members are (members.py), how a figure is called in RabbitMQ
+(qq/http/nodes.py).
+
+Law: only looks. What a node says of itself is made by the node itself, as plain data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cluster.alarms import RESOURCES
+from cluster.envelope import Alarm
+from qq import descriptors, memory
+from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.group import Group
+    from cluster.histogram import Histogram
+    from qq.http.view import CertificateFiles
+    from qq.management.others import OtherNodes
+    from qq.sessions.broker import Broker
+
+TOPIC = "node"
+"""What nodes are asked for their reports by."""
+_LOAD = Path("/proc/loadavg")
+"""The fourth word is how many threads of the machine run or wait for a processor, behind it how many there are."""
+
+
+class OwnNode(NamedTuple):
+    """What is there of a node besides its broker and its group."""
+
+    data_dir: str
+    connections_max: int
+    memory_limit_bytes: int
+    disk_free_limit_bytes: int
+    write_times: Histogram
+    """How long each write to the log has taken, with its sync."""
+    listeners: Callable[[], Sequence[Listener]]
+    """Returns the ports that are open."""
+    certificates: Sequence[CertificateFiles]
+    settings: Mapping[str, str]
+
+
+class NodeReports:
+    """The part of `qq.http.view.ManagementView` that is about nodes and what they say of themselves."""
+
+    def __init__(self, broker: Broker, group: Group, own: OwnNode, others: OtherNodes) -> None:
+        self._broker = broker
+        self._asking = others
+        self._reporting = group
+        self._own = own
+        self._began_s = broker.runtime.monotonic()
+        others.tell(TOPIC, self.own_report)
+
+    async def node_reports(self) -> Mapping[str, NodeReport]:
+        names = [name for name in self._reporting.members.names if name != self._broker.name]
+        told = await asyncio.gather(*(self._asking.told(name, TOPIC) for name in names))
+        found = [self.own_report(), *map(report_in, told)]
+        return {report.name: report for report in found if report is not None}
+
+    def own_report(self) -> NodeReport:
+        broker, alarms, own = self._broker, self._reporting.alarms, self._own
+        counters, now_s = broker.counters, broker.runtime.monotonic()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        short_of = alarms.own(now_s)
+        return NodeReport(
+            name=broker.name,
+            pid=os.getpid(),
+            uptime_ms=int((now_s - self._began_s) * 1000),
+            processors=len(os.sched_getaffinity(0)),
+            run_queue=int(_LOAD.read_text().split()[3].partition("/")[0]),
+            context_switches=usage.ru_nvcsw + usage.ru_nivcsw,
+            collections=sum(generation["collections"] for generation in gc.get_stats()),
+            memory_bytes=memory.resident_bytes(),
+            memory_limit_bytes=own.memory_limit_bytes,
+            memory_alarm=Alarm.MEMORY in short_of,
+            files=descriptors.in_use(),
+            files_max=descriptors.allowed(),
+            connections=len(broker.connections),
+            connections_max=own.connections_max,
+            connections_opened=counters.connections_opened,
+            connections_closed=counters.connections_closed,
+            channels_opened=counters.channels_opened,
+            channels_closed=counters.channels_closed,
+            disk_free_bytes=alarms.free_bytes,
+            disk_free_limit_bytes=own.disk_free_limit_bytes,
+            disk_alarm=Alarm.DISK in short_of,
+            log_bytes=self._reporting.journal.disk_bytes,
+            writes=sum(own.write_times.counts),
+            write_ms=own.write_times.total_s * 1000,
+            data_dir=own.data_dir,
+            listeners=own.listeners(),
+            logins=self._logins(),
+        )
+
+    def _logins(self) -> list[LoginCount]:
+        outcomes = self._broker.logins.outcomes
+        protocols = sorted({protocol for protocol, _ in outcomes})
+        return [
+            LoginCount(protocol, outcomes[protocol, True], outcomes[protocol, False])
+            for protocol in protocols
+        ]
+
+    def reset_logins(self) -> None:
+        self._broker.logins.outcomes.clear()
+
+    def flaw(self) -> str | None:
+        return self._reporting.own_status.flaw()
+
+    def alarms(self) -> Sequence[ResourceAlarm]:
+        known = self._reporting.statuses.known()
+        return [
+            ResourceAlarm(name, resource)
+            for name, status in sorted(known.items())
+            if status is not None
+            for alarm, resource in RESOURCES.items()
+            if status.alarm & alarm
+        ]
+
+    def settings(self) -> Mapping[str, str]:
+        return self._own.settings
+
+    def certificates(self) -> Sequence[CertificateFiles]:
+        return self._own.certificates
+
+
+def report_in(told: Any) -> NodeReport | None:
+    """The report that another node has told; None if it told none, or one that lacks something.
+
+    A later program may tell more, at the end.
+    """
+    if not isinstance(told, list) or len(told) < len(NodeReport._fields):
+        return None
+    report = NodeReport(*told[: len(NodeReport._fields)])
+    return report._replace(
+        listeners=[Listener(*each) for each in report.listeners],
+        logins=[LoginCount(*each) for each in report.logins],
+    )
