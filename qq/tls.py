@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.links import PeerTls
 from qq.config import read_hidden
+from qq.distinguished_names import distinguished_name
 from qq.errors import StartError
 from qq.reloadable import Reloadable
 
@@ -25,27 +26,6 @@ if TYPE_CHECKING:
     from qq.config import ClientTls, TlsFiles
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-
-_SHORT_NAMES = {
-    "surname": "SN",
-    "givenName": "GIVENNAME",
-    "initials": "INITIALS",
-    "generationQualifier": "GENERATIONQUALIFIER",
-    "commonName": "CN",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "title": "TITLE",
-    "countryName": "C",
-    "serialNumber": "SERIALNUMBER",
-    "pseudonym": "PSEUDONYM",
-    "domainComponent": "DC",
-    "emailAddress": "EMAILADDRESS",
-    "streetAddress": "STREET",
-    "userId": "UID",
-}
-"""RabbitMQ's names of the attributes of a certificate, by OpenSSL's."""
 
 
 def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
@@ -125,24 +105,4 @@ def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:
     if login_from == "common_name":
         names = [value for relative in subject for kind, value in relative if kind == "commonName"]
         return ",".join(names) or None
-    relatives = [
-        "+".join(f"{_SHORT_NAMES.get(kind, kind)}={_escaped(value)}" for kind, value in relative)
-        for relative in subject
-    ]
-    return ",".join(reversed(relatives)) or None
-
-
-def _escaped(value: str) -> str:
-    """Escape a value as RFC 4514 (2.4) says, and what is not printable ASCII as octets, as RabbitMQ does."""
-    octets = value.encode()
-    last = len(octets) - 1
-    return "".join(_escaped_octet(octet, at == 0, at == last) for at, octet in enumerate(octets))
-
-
-def _escaped_octet(octet: int, is_first: bool, is_last: bool) -> str:
-    character = chr(octet)
-    if (is_first and character in " #") or (is_last and character == " ") or character in '"+,;<>\\':
-        return "\\" + character
-    if octet < 32 or octet >= 126:
-        return f"\\{octet:02X}"
-    return character
+    return distinguished_name(subject) or None

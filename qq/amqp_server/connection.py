@@ -31,7 +31,9 @@ from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
+from qq.amqp_server.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
+from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
 
@@ -104,6 +106,7 @@ class ClientConnection(asyncio.Protocol):
         "_blocked",
         "_broker",
         "_channels",
+        "_connected_ms",
         "_deadline",
         "_flush_asked",
         "_has_read",
@@ -121,13 +124,17 @@ class ClientConnection(asyncio.Protocol):
         "_publish_fields",
         "_publishes",
         "_pumping",
+        "_read_bytes",
+        "_reads",
         "_reasons_to_pause",
         "_refused",
         "_server",
         "_silent_beats",
         "_transport",
         "_uncommitted_bytes",
+        "_writes",
         "_writing_paused",
+        "_written_bytes",
         "_written_s",
         "id",
         "in_log",
@@ -168,6 +175,8 @@ class ClientConnection(asyncio.Protocol):
         """The login under way."""
         self._channels: dict[int, Channel] = {}
         self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
+        self._connected_ms = broker.runtime.wall_ms()
+        self._read_bytes = self._reads = self._written_bytes = self._writes = 0
         self._out_bytes = 0
         self._flush_asked = False
         self._writing_paused = False
@@ -218,11 +227,34 @@ class ClientConnection(asyncio.Protocol):
     @property
     def name(self) -> str:
         """RabbitMQ's name of a connection."""
-        host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
+        host, port = self._address
         return f"{self.peer_host}:{self.peer_port} -> {host}:{port}"
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        """Where the client has connected to."""
+        host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
+        return host, port
+
+    def facts(self) -> ConnectionFacts:
+        amqp, transport = self._amqp, self._transport
+        waiting = 0 if transport.is_closing() else transport.get_write_buffer_size()
+        return ConnectionFacts(
+            *self._address,
+            self._connected_ms,
+            amqp.mechanism,
+            amqp.frame_max,
+            amqp.channel_max,
+            amqp.heartbeat_s,
+            self._blocked,
+            Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting),
+            tls_facts(transport.get_extra_info("ssl_object")),
+        )
 
     def data_received(self, data: bytes) -> None:
         self._has_read = True
+        self._read_bytes += len(data)
+        self._reads += 1
         if self._holding:
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES_MAX:
@@ -555,6 +587,8 @@ class ClientConnection(asyncio.Protocol):
         if not data or self._transport.is_closing():
             return
         self._written_s = self._broker.runtime.monotonic()
+        self._written_bytes += len(data)
+        self._writes += 1
         self._transport.write(data)
         if self._writing_paused:
             if self._transport.get_write_buffer_size() > 4 * self._broker.limits.write_buffer_bytes:

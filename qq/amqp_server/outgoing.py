@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
+    from qq.sessions.facts import SessionCounts
 
 ANSWERS_WAITING_MAX = 1000
 """Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
@@ -111,8 +112,9 @@ _Item = _Answer | _Delivery | _Confirm | _DirectReply
 class Outgoing:
     """The deliveries and other frames on their way out of one channel, in their order."""
 
-    def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
+    def __init__(self, broker: Broker, connection: Carrier, number: int, counts: SessionCounts) -> None:
         self._broker = broker
+        self._counts = counts
         self._connection = connection
         self._number = number
         self._waiting: deque[_Item] = deque()
@@ -341,18 +343,21 @@ class Outgoing:
     def _count_written(
         self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
     ) -> None:
-        submissions, counters = self._broker.submissions, self._broker.counters
+        submissions, counters, counts = self._broker.submissions, self._broker.counters, self._counts
         lane = self._connection.lane
         self._written = count if not lane.is_waiting else self._written + count
         is_urgent = self._written > WRITTEN_AT_EASE
         if redelivered:
             counters.messages_redelivered += count
+            counts.redelivered += count
         if consumer.no_ack:
             counters.messages_delivered_auto_ack += count
+            counts.delivered_no_ack += count
             last_id = first_id + count - 1
             submissions.settle(Settle, consumer.id, first_id, last_id, lane, is_urgent=is_urgent)
         else:
             counters.messages_delivered_manual_ack += count
+            counts.delivered += count
             self._unacked.append(self._next_tag, count, Tagged(consumer.id, first_id))
             if consumer.paced:
                 submissions.credit(consumer.id, count, lane, is_urgent=is_urgent)
@@ -378,12 +383,15 @@ class Outgoing:
             message,
         )
         self._connection.write((frame,))
-        counters = self._broker.counters
+        counters, counts = self._broker.counters, self._counts
         counters.messages_redelivered += redelivered
+        counts.redelivered += redelivered
         if item.no_ack:
             counters.messages_got_auto_ack += 1
+            counts.got_no_ack += 1
         else:
             counters.messages_got_manual_ack += 1
+            counts.got += 1
             self._unacked.append(self._next_tag, 1, Tagged(consumer, 0))
         self._next_tag += 1
         return True
@@ -391,6 +399,7 @@ class Outgoing:
     def _write_get_empty(self) -> bool:
         """Answer basic.get with get-empty: the queue was deleted, and the message with it."""
         self._broker.counters.get_empty += 1
+        self._counts.get_empty += 1
         self._connection.write((encode(self._number, Basic.GetEmpty()),))
         return True
 
@@ -409,6 +418,7 @@ class Outgoing:
         if stored is None:
             return False
         self._broker.counters.messages_unroutable_returned += effect.count
+        self._counts.returned += effect.count
         names = (ReplyCode.NO_ROUTE, ReplyCode.NO_ROUTE.name, effect.exchange, effect.routing_key)
         framed = [
             message

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+from pamqp.commands import Basic
 
 from qq.http.documents import HASHING
 from qq.http.errors import bad_request
-from qq.http.view import AckMode, Deduplication
+from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.access import HASH_BYTES, SHA256
 from qq.machine.arguments import MODULES
 from qq.machine.commands import (
@@ -397,6 +400,73 @@ def read_get(body: Body) -> GetBody:
     if truncate is not None:
         truncate = _whole_number(truncate, "truncate", INTEGERS.stop - 1)
     return GetBody(count, AckMode(mode), body["encoding"] == "base64", truncate)
+
+
+def read_publication(exchange: str, body: Body) -> NewMessage:
+    """Read a message that is to be published."""
+    for name in ("routing_key", "properties", "payload", "payload_encoding"):
+        if name not in body:
+            raise bad_request(f"key_missing: {name}")
+    payload, encoding = body["payload"], body["payload_encoding"]
+    if not isinstance(payload, str):
+        raise bad_request("payload_not_string")
+    if encoding == "base64":
+        try:
+            octets = base64.b64decode(payload, validate=True)
+        except ValueError:
+            raise bad_request("not_base64") from None
+    elif encoding == "string":
+        octets = payload.encode()
+    else:
+        raise bad_request(f"unsupported_encoding: {encoding}")
+    routing_key = name_of(field(body, "routing_key", str), "routing_key")
+    properties = _properties(field(body, "properties", dict))
+    return NewMessage(exchange, routing_key, properties, octets)
+
+
+def _properties(body: Body) -> Basic.Properties:
+    """Read the properties of a message: those that AMQP knows; others are passed over, as in RabbitMQ."""
+    found: dict[str, Any] = {}
+    for name, highest in (("delivery_mode", 255), ("priority", 255), ("timestamp", TIMESTAMP_MAX)):
+        if name in body:
+            if type(body[name]) is not int:
+                raise bad_request(f"not_int: {name}")
+            if not 0 <= body[name] <= highest:
+                raise bad_request(f"{name} must be a whole number from 0 to {highest}")
+            found[name] = body[name]
+    for name in _TEXTS:
+        if name in body:
+            if not isinstance(body[name], str):
+                raise bad_request(f"not_string: {name}")
+            found[name] = name_of(body[name], name)
+    if "headers" in body:
+        found["headers"] = field(body, "headers", dict)
+        _check_headers(found["headers"])
+    if "timestamp" in found:
+        found["timestamp"] = datetime.fromtimestamp(found["timestamp"], UTC)
+    if "type" in found:
+        found["message_type"] = found.pop("type")
+    try:
+        return Basic.Properties(**found)
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+
+
+_TEXTS = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
+    *("type", "user_id", "app_id", "cluster_id"),
+)
+TIMESTAMP_MAX = 253_402_300_799
+"""The end of the year 9999, in seconds since 1970."""
+
+
+def _check_headers(headers: Table) -> None:
+    try:
+        check_table(headers)
+    except InvalidTable as error:
+        raise bad_request(f"headers: {error}") from None
+    if table_bytes(headers) > ARGUMENTS_BYTES_MAX:
+        raise bad_request(f"headers are larger than {ARGUMENTS_BYTES_MAX} bytes")
 
 
 def _whole_number(value: Any, name: str, highest: int) -> int:

@@ -1,4 +1,4 @@
-"""Connections of all nodes.
+"""Connections and channels of all nodes.
 
 Lives here: their paths and statuses. Not here: how one is closed (machine/connecting.py).
 
@@ -7,18 +7,21 @@ Law: monitors see everybody's connections and administrators close them; others 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.documents import connection_document
-from qq.http.errors import unauthorized
+from qq.http.documents import client_document, consumer_document
+from qq.http.errors import bad_request, not_found, unauthorized
+from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of
-from qq.http.requests import done, existing, vhost_if_named
+from qq.http.requests import done, is_asked, vhost_if_named
 from qq.machine.commands import CloseConnection
 
 if TYPE_CHECKING:
-    from qq.http.view import ConnectionStatus, ManagementView
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from qq.http.view import Client, ManagementView
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
@@ -27,8 +30,31 @@ REASON_BYTES_MAX = 200
 """The longest reason: it has to fit in the text that a client is told, behind what comes first."""
 
 
+CONNECTION_BASICS = (
+    *("name", "node", "vhost", "user", "user_who_performed_action", "user_provided_name", "state"),
+    *(
+        "protocol",
+        "type",
+        "host",
+        "port",
+        "peer_host",
+        "peer_port",
+        "ssl",
+        "ssl_protocol",
+        "ssl_key_exchange",
+    ),
+    *("ssl_cipher", "ssl_hash", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"),
+    *("auth_mechanism", "timeout", "frame_max", "channel_max", "client_properties", "connected_at"),
+)
+"""What is told of a connection without statistics; CHANNEL_BASICS of a channel."""
+CHANNEL_BASICS = (
+    *("name", "node", "number", "user", "user_who_performed_action", "vhost", "connection_details"),
+)
+_NOT_YOURS = "User not authorised to access object"
+
+
 class ConnectionEndpoints:
-    """The handlers for connections."""
+    """The handlers for connections and channels."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -41,61 +67,108 @@ class ConnectionEndpoints:
             web.delete("/api/connections/username/{user}", self.close_all),
             web.get("/api/connections/{name}", self.connection),
             web.delete("/api/connections/{name}", self.close),
+            web.get("/api/connections/{name}/channels", self.channels_of),
+            web.get("/api/channels", self.channels),
+            web.get("/api/vhosts/{vhost}/channels", self.channels_in),
+            web.get("/api/channels/{name}", self.channel),
         ]
 
-    async def connections(self, request: web.Request) -> web.Response:
-        return web.json_response([connection_document(each) for each in await self._matching(request)])
+    # Connections
+
+    async def connections(self, request: web.Request) -> web.StreamResponse:
+        found = await self._matching(request, self._management.connections)
+        return await write_listing(request, Listing(map(client_document, found), basic=CONNECTION_BASICS))
 
     async def connection(self, request: web.Request) -> web.Response:
-        connection = await self._existing(request)
-        login = login_of(request)
-        if not login.has_one_of(MONITORS) and login.user != connection.user:
-            raise unauthorized("User not authorised to access object")
-        return web.json_response(connection_document(connection))
+        connection = await self._existing(request, self._management.connections)
+        return narrowed(request, client_document(connection))
 
     async def close(self, request: web.Request) -> web.Response:
-        connection = await self._existing(request)
-        _check_closer(request, connection.user)
+        connection = await self._existing(request, self._management.connections, all_seeing=ADMINISTRATORS)
         await self._management.change(_closing(request, connection))
         return done()
 
     async def close_all(self, request: web.Request) -> web.Response:
-        _check_closer(request, request.match_info["user"])
+        _check_owner(request, request.match_info["user"], ADMINISTRATORS)
         await self._management.wait_applied()
-        connections = await self._matching(request)
+        connections = await self._matching(request, self._management.connections)
         await self._management.change(*(_closing(request, connection) for connection in connections))
         return done()
 
-    async def _matching(self, request: web.Request) -> list[ConnectionStatus]:
-        """The connections of the user or virtual host in the path, as far as the one who asks may see them."""
+    # Channels
+
+    async def channels(self, request: web.Request) -> web.StreamResponse:
+        return await self._write_channels(request)
+
+    async def channels_in(self, request: web.Request) -> web.StreamResponse:
+        """The channels of a virtual host: RabbitMQ tells of them with statistics only."""
+        if is_asked(request, "disable_stats"):
+            raise bad_request(STATS_DISABLED)
+        return await self._write_channels(request)
+
+    async def channels_of(self, request: web.Request) -> web.StreamResponse:
+        connection = await self._existing(request, self._management.connections)
+        return await self._write_channels(request, connection["name"])
+
+    async def _write_channels(
+        self, request: web.Request, connection: str | None = None
+    ) -> web.StreamResponse:
+        found = await self._matching(request, self._management.channels)
+        shown = (
+            client_document(channel)
+            for channel in found
+            if connection in (None, channel["connection_details"]["name"])
+        )
+        return await write_listing(request, Listing(shown, basic=CHANNEL_BASICS))
+
+    async def channel(self, request: web.Request) -> web.Response:
+        channel = await self._existing(request, self._management.channels)
+        consumers = [consumer_document(each) for each in self._management.consumers_of_channel(channel)]
+        # What goes between a channel and each queue or exchange is told in RabbitMQ's rates mode "detailed" only.
+        details: dict[str, Any] = {"consumer_details": consumers, "publishes": [], "deliveries": []}
+        return narrowed(request, client_document(channel) | details)
+
+    # Both
+
+    async def _matching(
+        self, request: web.Request, all_clients: Callable[[], Awaitable[Sequence[Client]]]
+    ) -> list[Client]:
+        """Those of the user or virtual host in the path, as far as the one who asks may see them."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         user = request.match_info.get("user")
         login = login_of(request)
         own = None if login.has_one_of(MONITORS) else login.user
         return [
             each
-            for each in self._management.connections()
-            if vhost in (None, each.vhost) and user in (None, each.user) and own in (None, each.user)
+            for each in await all_clients()
+            if vhost in (None, each["vhost"]) and user in (None, each["user"]) and own in (None, each["user"])
         ]
 
-    async def _existing(self, request: web.Request) -> ConnectionStatus:
-        """The connection that the path names. Raises Refusal."""
-        name = request.match_info["name"]
+    async def _existing(
+        self,
+        request: web.Request,
+        all_clients: Callable[[], Awaitable[Sequence[Client]]],
+        all_seeing: Collection[str] = MONITORS,
+    ) -> Client:
+        """The one that the path names. Raises Refusal, also if it is somebody else's."""
+        for is_known in (False, True):
+            if is_known:
+                await self._management.wait_applied()
+            for each in await all_clients():
+                if each["name"] == request.match_info["name"]:
+                    _check_owner(request, each["user"], all_seeing)
+                    return each
+        raise not_found()
 
-        def look() -> ConnectionStatus | None:
-            return next((each for each in self._management.connections() if each.name == name), None)
 
-        return await existing(self._management, look)
-
-
-def _check_closer(request: web.Request, user: str) -> None:
+def _check_owner(request: web.Request, user: str, all_seeing: Collection[str]) -> None:
     login = login_of(request)
-    if not login.has_one_of(ADMINISTRATORS) and login.user != user:
-        raise unauthorized("User not authorised to access object")
+    if not login.has_one_of(all_seeing) and login.user != user:
+        raise unauthorized(_NOT_YOURS)
 
 
-def _closing(request: web.Request, connection: ConnectionStatus) -> CloseConnection:
+def _closing(request: web.Request, connection: Client) -> CloseConnection:
     reason = request.headers.get(REASON_HEADER) or REASON
     # Octets of a header that are no UTF-8 arrive as halves of surrogate pairs.
     octets = reason.encode(errors="replace")[:REASON_BYTES_MAX]
-    return CloseConnection(connection.node, connection.id, octets.decode(errors="ignore"))
+    return CloseConnection(connection["node"], connection["id"], octets.decode(errors="ignore"))

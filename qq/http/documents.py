@@ -12,19 +12,23 @@ from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from qq.http.login import Operator
     from qq.http.view import (
         BindingStatus,
-        ConnectionStatus,
+        Client,
         ConsumerStatus,
         Deduplication,
         ExchangeStatus,
         Message,
+        QueueRows,
         QueueStatus,
         VhostStatus,
     )
@@ -59,6 +63,36 @@ def queue_document(queue: QueueStatus) -> dict[str, Any]:
     return queue._asdict() | {"arguments": plain(queue.arguments)}
 
 
+def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a thing with `arguments`, by name."""
+    fields = {name: attrgetter(name) for name in kind._fields}
+    return {**fields, "arguments": lambda thing: plain(thing.arguments)}
+
+
+def queue_fields(rows: QueueRows) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a queue, by name."""
+    arguments = rows.fields["arguments"]
+    return {**rows.fields, "arguments": lambda queue: plain(arguments(queue))}
+
+
+QUEUE_BASICS = (
+    *(
+        "name",
+        "vhost",
+        "type",
+        "durable",
+        "exclusive",
+        "auto_delete",
+        "arguments",
+        "policy",
+        "operator_policy",
+    ),
+    *("effective_policy_definition", "state", "node", "leader", "members", "online"),
+)
+"""What is told of a queue without statistics."""
+QUEUE_TOTALS = ("messages", "messages_ready", "messages_unacknowledged")
+
+
 def consumer_document(consumer: ConsumerStatus) -> dict[str, Any]:
     return consumer._asdict() | {"arguments": plain(consumer.arguments)}
 
@@ -82,11 +116,9 @@ def binding_document(binding: BindingStatus) -> dict[str, Any]:
     return binding._asdict() | {"arguments": plain(binding.arguments)}
 
 
-def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
-    """Describe a connection. What is not known is left out."""
-    shown = {name: plain(value) for name, value in connection._asdict().items() if value is not None}
-    del shown["id"]
-    return shown
+def client_document(client: Client) -> dict[str, Any]:
+    """Describe a connection or a channel: its number is nobody's business."""
+    return {name: value for name, value in client.items() if name != "id"}
 
 
 def vhost_document(vhost: VhostStatus, states: Mapping[str, str]) -> dict[str, Any]:

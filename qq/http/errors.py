@@ -31,15 +31,19 @@ _NO_OBJECT = "Object Not Found"
 class Refusal(Exception):
     """The request is not carried out."""
 
-    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None, error: str = ""
+    ) -> None:
+        """`error` is RabbitMQ's word for what is wrong, if it has one besides the status."""
         self.status = status
         self.reason = reason
         self.headers = headers or {}
+        self.error = error
         super().__init__(reason)
 
 
-def bad_request(reason: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, reason)
+def bad_request(reason: str, error: str = "") -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, reason, error=error)
 
 
 def not_found(reason: str = NOT_FOUND) -> Refusal:
@@ -68,7 +72,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except Refusal as refusal:
-        return _error(refusal.status, refusal.reason, refusal.headers)
+        return _error(refusal.status, refusal.reason, refusal.headers, refusal.error)
     except RequestRefused as refused:
         return _error(*_refusal_of(refused), {})
     except LoginThrottled as held_back:
@@ -99,7 +103,9 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:
             return HTTPStatus.BAD_REQUEST, refused.explanation
 
 
-def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response:
-    is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
-    body = {"error": _NO_OBJECT if is_bare else HTTPStatus(status).name.lower(), "reason": reason}
+def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:
+    if not error:
+        is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
+        error = _NO_OBJECT if is_bare else HTTPStatus(status).name.lower()
+    body = {"error": error, "reason": reason}
     return web.json_response(body, status=status, headers=headers)

@@ -8,18 +8,19 @@ Law: only administrators see or change them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from qq.http.bodies import read_permissions, read_topic_permissions
 from qq.http.errors import bad_request
+from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import done, existing, find, put_answer, read_body
 from qq.machine.commands import ClearPermissions, ClearTopicPermissions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from qq.http.bodies import Body
     from qq.http.view import ManagementView
@@ -48,13 +49,13 @@ class _Rows(ABC):
     @abstractmethod
     def _all(self) -> Sequence[access.Permissions | access.TopicPermissions]: ...
 
-    async def rows(self, request: web.Request) -> web.Response:
+    async def rows(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
         await self._check(request)
-        return web.json_response([row._asdict() for row in self._matching(request)])
+        return await write_listing(request, _listing(self._matching(request)))
 
     @abstractmethod
-    async def one(self, request: web.Request) -> web.Response: ...
+    async def one(self, request: web.Request) -> web.StreamResponse: ...
 
     @abstractmethod
     def _read(self, user: str, vhost: str, body: Body) -> Change:
@@ -135,14 +136,18 @@ class TopicPermissionEndpoints(_Rows):
     def _all(self) -> Sequence[access.TopicPermissions]:
         return self._management.topic_permissions()
 
-    async def one(self, request: web.Request) -> web.Response:
-        return web.json_response([row._asdict() for row in await self._existing(request)])
+    async def one(self, request: web.Request) -> web.StreamResponse:
+        return await write_listing(request, _listing(await self._existing(request)))
 
     def _read(self, user: str, vhost: str, body: Body) -> Change:
         return read_topic_permissions(user, vhost, body)
 
     def _clearing(self, request: web.Request) -> Change:
         return ClearTopicPermissions(*_named(request), request.match_info.get("exchange", ""))
+
+
+def _listing(rows: Iterable[access.Permissions | access.TopicPermissions]) -> Listing[dict[str, Any]]:
+    return Listing([row._asdict() for row in rows], order=("vhost", "user"))
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from qq.http.bodies import put_policy, read_policy
 from qq.http.documents import policy_document
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
     done,
@@ -48,15 +49,16 @@ class PolicyEndpoints:
             web.delete(f"{base}/{{vhost}}/{{name}}", self.delete),
         ]
 
-    async def policies(self, request: web.Request) -> web.Response:
+    async def policies(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         policies = self._management.policies(vhost, operator=self._operator)
-        return web.json_response([policy_document(*each) for each in policies if is_seen(each[0])])
+        seen = (policy_document(*each) for each in policies if is_seen(each[0]))
+        return await write_listing(request, Listing(seen))
 
     async def policy(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         policy = await existing(self._management, lambda: self._find(vhost, name))
-        return web.json_response(policy_document(vhost, policy))
+        return narrowed(request, policy_document(vhost, policy))
 
     async def put(self, request: web.Request) -> web.Response:
         self._require_author(request)

@@ -9,20 +9,23 @@ what shows messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from qq.http.bodies import read_get, read_queue
 from qq.http.documents import (
-    binding_document,
+    QUEUE_BASICS,
+    QUEUE_TOTALS,
     browsed_document,
     consumer_document,
     got_document,
     queue_document,
+    queue_fields,
 )
-from qq.http.errors import bad_request, not_found
-from qq.http.login import login_of
+from qq.http.errors import NOT_FOUND, bad_request, not_found
+from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
+from qq.http.login import ADMINISTRATORS, login_of, require
 from qq.http.requests import (
     check_permitted,
     declare,
@@ -38,6 +41,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
+from qq.http.topology import binding_listing
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ class QueueEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/queues", self.queues),
+            web.get("/api/queues/detailed", self.queues),
             web.get("/api/queues/{vhost}", self.queues),
             web.get(_QUEUE, self.queue),
             web.put(_QUEUE, self.put),
@@ -69,19 +74,33 @@ class QueueEndpoints:
             web.get(f"{_QUEUE}/browse", self.browse),
             web.delete(f"{_QUEUE}/contents", self.purge),
             web.post(f"{_QUEUE}/get", self.get),
+            web.post(f"{_QUEUE}/actions", self.act),
             web.get("/api/consumers", self.consumers),
             web.get("/api/consumers/{vhost}", self.consumers),
         ]
 
     async def queues(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        queues = self._management.queues(vhost)
-        return await write_list(request, (queue_document(each) for each in queues if is_seen(each.vhost)))
+        rows = self._management.queue_rows(vhost)
+        vhost_of = rows.fields["vhost"]
+
+        def is_seen_queue(queue: Any) -> bool:
+            return is_seen(vhost_of(queue))
+
+        listing = Listing(rows.things, queue_fields(rows), is_seen_queue, basic=_basics(request))
+        return await write_listing(request, listing)
 
     async def queue(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         queue = await existing(self._management, lambda: self._management.queue(vhost, name))
-        return web.json_response(queue_document(queue))
+        document = queue_document(queue)
+        if is_asked(request, "disable_stats"):
+            basic = _basics(request)
+            return narrowed(request, {key: value for key, value in document.items() if key in basic})
+        consumers = [consumer_document(each) for each in self._management.consumers_of_queue(vhost, name)]
+        # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
+        details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
+        return narrowed(request, document | details)
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
@@ -104,7 +123,7 @@ class QueueEndpoints:
     async def bindings(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
         found = self._management.bindings(vhost, destination=("queue", name))
-        return await write_list(request, map(binding_document, found))
+        return await write_listing(request, binding_listing(found))
 
     async def browse(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
@@ -130,18 +149,33 @@ class QueueEndpoints:
         documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
         return await write_list(request, documents)
 
+    async def act(self, request: web.Request) -> web.Response:
+        """Answer as RabbitMQ 4 does: mirrored queues, whose actions there were, are no more."""
+        require(request, ADMINISTRATORS)
+        await self._existing(request, "queue_not_found")
+        body = await read_body(request)
+        if "action" not in body:
+            raise bad_request("key_missing: action")
+        raise bad_request(f"unknown: {body['action']}")
+
     async def consumers(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
+        if is_asked(request, "disable_stats"):
+            raise bad_request(STATS_DISABLED)
         consumers = self._management.consumers(vhost)
-        return await write_list(
-            request, (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
-        )
+        seen = (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
+        return await write_listing(request, Listing(seen))
 
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
 
-    async def _existing(self, request: web.Request) -> tuple[str, str]:
+    async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> tuple[str, str]:
         """The virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
-        await existing(self._management, lambda: self._management.queue(vhost, name))
+        await existing(self._management, lambda: self._management.queue(vhost, name), reason)
         return vhost, name
+
+
+def _basics(request: web.Request) -> tuple[str, ...]:
+    """What is told of a queue if no statistics are wanted."""
+    return (*QUEUE_BASICS, *(QUEUE_TOTALS if is_asked(request, "enable_queue_totals") else ()))

@@ -24,7 +24,7 @@ from qq.http.login import ADMINISTRATORS, SAFE_METHODS, login_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from qq.http.view import Declaration, ManagementView
+    from qq.http.view import Declaration, ManagementView, NewMessage
     from qq.machine.commands import Get
 
 T = TypeVar("T")
@@ -120,9 +120,11 @@ def is_asked(request: web.Request, name: str) -> bool:
     return request.query.get(name) == "true"
 
 
-async def read_body(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
+async def read_body(
+    request: web.Request, *, optional: bool = False, bytes_max: int | None = None
+) -> dict[str, Any]:
     """Read the JSON object in a request's body; an `optional` one may be left out. Raises Refusal."""
-    raw = await read_raw(request)
+    raw = await read_raw(request, bytes_max)
     return {} if optional and not raw else read_object(raw)
 
 
@@ -181,6 +183,7 @@ async def write_object(
 
 async def _write_list(response: web.StreamResponse, documents: Iterable[Mapping[str, Any]]) -> None:
     separator, following = "[", iter(documents)
+    await asyncio.sleep(0)
     while part := _slice(following):
         await response.write((separator + json.dumps(part)[1:-1]).encode())
         separator = ","
@@ -196,7 +199,7 @@ def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def check_permitted(
-    request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get
+    request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get | NewMessage
 ) -> None:
     """Raise RequestRefused unless a client of the same user might do this."""
     await management.check_permitted(login_of(request).user, command, vhost)

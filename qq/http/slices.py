@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-SLICE_S = 0.005
+SLICE_S = 0.003
 """How long a slice is: a moment that no client notices, and far less than a heartbeat of the leader's."""
 
 

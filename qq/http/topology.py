@@ -13,9 +13,14 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from qq.http.bodies import read_binding, read_exchange
-from qq.http.documents import binding_document, exchange_document
+from qq.errors import ReplyCode
+from qq.http.bodies import read_binding, read_exchange, read_publication
+from qq.http.documents import binding_document, exchange_document, fields_of
+from qq.http.errors import NOT_FOUND, bad_request
+from qq.http.lists import Listing, narrowed, write_listing
+from qq.http.login import login_of
 from qq.http.requests import (
+    check_permitted,
     declare,
     done,
     existing,
@@ -26,18 +31,22 @@ from qq.http.requests import (
     read_body,
     sees,
     vhost_if_named,
-    write_list,
 )
-from qq.http.view import Unavailable
+from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.machine.declaring import stripped
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
-    from qq.http.view import BindingStatus, ExchangeStatus, ManagementView
+    from collections.abc import Callable, Iterable
+
+    from qq.http.view import ManagementView
 
 KINDS = {"q": "queue", "e": "exchange"}
 """What the letters of a path mean: the kind of a binding's destination."""
+
+PUBLISH_BYTES_MAX = 1024 * 1024
+"""The largest body of a request that publishes: reading it as JSON takes some milliseconds."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
@@ -56,17 +65,21 @@ class ExchangeEndpoints:
             web.get(_EXCHANGE, self.exchange),
             web.put(_EXCHANGE, self.put),
             web.delete(_EXCHANGE, self.delete),
+            web.post(f"{_EXCHANGE}/publish", self.publish),
         ]
 
     async def exchanges(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         exchanges = self._management.exchanges(vhost)
-        return await write_list(
-            request, (exchange_document(each) for each in exchanges if is_seen(each.vhost))
-        )
+
+        def is_seen_exchange(exchange: ExchangeStatus) -> bool:
+            return is_seen(exchange.vhost)
+
+        listing = Listing(exchanges, fields_of(ExchangeStatus), is_seen_exchange)
+        return await write_listing(request, listing)
 
     async def exchange(self, request: web.Request) -> web.Response:
-        return web.json_response(exchange_document(await self._existing(request)))
+        return narrowed(request, exchange_document(await self._existing(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         vhost, name = await named_vhost(request, self._management), _name(request, "name")
@@ -81,10 +94,25 @@ class ExchangeEndpoints:
         await declare(request, self._management, exchange.vhost, command)
         return done()
 
-    async def _existing(self, request: web.Request) -> ExchangeStatus:
+    async def publish(self, request: web.Request) -> web.Response:
+        exchange = await self._existing(request, "exchange_not_found")
+        vhost, user = exchange.vhost, login_of(request).user
+        publication = read_publication(exchange.name, await read_body(request, bytes_max=PUBLISH_BYTES_MAX))
+        try:
+            await check_permitted(request, self._management, vhost, publication)
+            is_routed = await self._management.publish(vhost, user, publication)
+        except RequestRefused as refused:
+            # RabbitMQ has published before it hears of that, and its answer is the error of AMQP.
+            name = ReplyCode(refused.code).name
+            raise bad_request(f"{refused.code:d} {name} - {refused.explanation}") from None
+        except PublicationRejected:
+            raise bad_request("rejected Unable to publish message. Check queue limits.") from None
+        return web.json_response({"routed": is_routed})
+
+    async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> ExchangeStatus:
         """The exchange that the path names. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), _name(request, "name")
-        return await existing(self._management, lambda: self._find(vhost, name))
+        return await existing(self._management, lambda: self._find(vhost, name), reason)
 
     def _find(self, vhost: str, name: str) -> ExchangeStatus | None:
         return next(self._management.exchanges(vhost, name), None)
@@ -129,7 +157,7 @@ class BindingEndpoints:
     ) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         bindings = self._management.bindings(vhost, source, destination)
-        return await write_list(request, (binding_document(each) for each in bindings if is_seen(each.vhost)))
+        return await write_listing(request, binding_listing(bindings, lambda each: is_seen(each.vhost)))
 
     async def post(self, request: web.Request) -> web.Response:
         vhost, (source, (kind, name)) = await named_vhost(request, self._management), _ends(request)
@@ -143,7 +171,7 @@ class BindingEndpoints:
         raise Unavailable("the binding is not there: it was removed again")
 
     async def binding(self, request: web.Request) -> web.Response:
-        return web.json_response(binding_document(await self._existing(request)))
+        return narrowed(request, binding_document(await self._existing(request)))
 
     async def delete(self, request: web.Request) -> web.Response:
         binding = await self._existing(request)
@@ -162,6 +190,16 @@ class BindingEndpoints:
             return next((each for each in bindings if each.properties_key == key), None)
 
         return await existing(self._management, look)
+
+
+def binding_listing(
+    bindings: Iterable[BindingStatus], is_seen: Callable[[BindingStatus], bool] | None = None
+) -> Listing[BindingStatus]:
+    return Listing(bindings, fields_of(BindingStatus), is_seen, _ORDER)
+
+
+_ORDER = ("vhost", "source", "type", "destination", "routing_key", "properties_key")
+"""How bindings are sorted: RabbitMQ's order, with a field that there is not."""
 
 
 def _name(request: web.Request, part: str) -> str:

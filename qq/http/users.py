@@ -16,6 +16,7 @@ from aiohttp import web
 from qq.http.bodies import check_limit, field, limits, read_limit, read_user
 from qq.http.documents import user_document, whoami_document
 from qq.http.errors import bad_request, unauthorized
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
 from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
@@ -53,26 +54,26 @@ class UserEndpoints:
 
     # Users
 
-    async def users(self, request: web.Request) -> web.Response:
+    async def users(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
-        return self._answer(list(self._management.users().values()))
+        return await self._answer(request, list(self._management.users().values()))
 
-    async def without_permissions(self, request: web.Request) -> web.Response:
+    async def without_permissions(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
         permitted = {row.user for row in self._management.permissions()}
-        return self._answer(
-            [user for user in self._management.users().values() if user.name not in permitted]
-        )
+        others = [user for user in self._management.users().values() if user.name not in permitted]
+        return await self._answer(request, others)
 
-    def _answer(self, users: list[User]) -> web.Response:
+    async def _answer(self, request: web.Request, users: list[User]) -> web.StreamResponse:
         limits = self._management.user_limits()
-        return web.json_response([user_document(user, limits.get(user.name, {})) for user in users])
+        documents = (user_document(user, limits.get(user.name, {})) for user in users)
+        return await write_listing(request, Listing(documents))
 
     async def user(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         name = await self._existing(request)
         user = self._management.users()[name]
-        return web.json_response(user_document(user, self._limits_of(user.name)))
+        return narrowed(request, user_document(user, self._limits_of(user.name)))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -101,19 +102,20 @@ class UserEndpoints:
 
     # Limits
 
-    async def all_limits(self, request: web.Request) -> web.Response:
+    async def all_limits(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
-        return web.json_response(
-            [{"user": user, "value": dict(value)} for user, value in self._management.user_limits().items()]
-        )
+        limits = self._management.user_limits().items()
+        documents = ({"user": user, "value": dict(value)} for user, value in limits)
+        return await write_listing(request, Listing(documents, order=("user",)))
 
-    async def limits(self, request: web.Request) -> web.Response:
+    async def limits(self, request: web.Request) -> web.StreamResponse:
         login = login_of(request)
         if not login.has_one_of(MONITORS) and login.user != request.match_info["user"]:
             raise unauthorized("User not authorised to access object")
         user = await self._existing(request)
         value = self._limits_of(user)
-        return web.json_response([{"user": user, "value": value}] if value else [])
+        documents = [{"user": user, "value": value}] if value else []
+        return await write_listing(request, Listing(documents, order=("user",)))
 
     async def put_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

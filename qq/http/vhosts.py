@@ -18,6 +18,7 @@ from qq.errors import ReplyCode
 from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
 from qq.http.errors import Refusal, bad_request
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import (
     done,
@@ -65,14 +66,13 @@ class VhostEndpoints:
             web.delete("/api/vhost-limits/{vhost}/{name}", self.delete_limit),
         ]
 
-    async def vhosts(self, request: web.Request) -> web.Response:
+    async def vhosts(self, request: web.Request) -> web.StreamResponse:
         is_seen, states = sees(request, self._management, MONITORS), self._states()
-        return web.json_response(
-            [vhost_document(each, states) for each in self._management.vhosts() if is_seen(each.name)]
-        )
+        seen = (vhost_document(each, states) for each in self._management.vhosts() if is_seen(each.name))
+        return await write_listing(request, Listing(seen))
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return web.json_response(vhost_document(await self._existing(request), self._states()))
+        return narrowed(request, vhost_document(await self._existing(request), self._states()))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -111,16 +111,15 @@ class VhostEndpoints:
         await self._management.change(ProtectVhost(vhost.name, is_protected))
         return done()
 
-    async def limits(self, request: web.Request) -> web.Response:
+    async def limits(self, request: web.Request) -> web.StreamResponse:
         vhost = await vhost_if_named(request, self._management, MONITORS)
         is_seen = sees(request, self._management, MONITORS)
-        return web.json_response(
-            [
-                {"vhost": each.name, "value": each.limits}
-                for each in self._management.vhosts()
-                if each.limits and vhost in (None, each.name) and is_seen(each.name)
-            ]
+        documents = (
+            {"vhost": each.name, "value": each.limits}
+            for each in self._management.vhosts()
+            if each.limits and vhost in (None, each.name) and is_seen(each.name)
         )
+        return await write_listing(request, Listing(documents))
 
     async def put_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)

@@ -7,11 +7,12 @@ Law: what a view returns is a copy of the moment. The interface reads it after i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
@@ -170,6 +171,7 @@ class QueueStatus(NamedTuple):
     """The share of the last seconds in which a message would have been delivered at once, 0 to 1."""
     consumer_utilisation: float
     """The same as `consumer_capacity`, under its older name."""
+    exclusive_consumer_tag: str | None
     single_active_consumer_tag: str | None
     delivery_limit: int | str
     """The delivery limit of the queue; "unlimited" if there is none."""
@@ -186,8 +188,32 @@ class QueueStatus(NamedTuple):
     message_bytes_unacknowledged: int
     message_bytes_delayed: int
     message_bytes_dlx: int
+    messages_persistent: int
+    """All messages: each is on disk. So `messages_ram` is 0."""
+    message_bytes_persistent: int
+    messages_ram: int
+    message_bytes_ram: int
+    messages_details: Mapping[str, float]
+    """By how many messages a second the queue has become longer, as `rate`."""
+    messages_ready_details: Mapping[str, float]
+    messages_unacknowledged_details: Mapping[str, float]
+    owner_pid_details: Mapping[str, Any]
+    """The connection that has an exclusive queue, if it is a connection of this node."""
     message_stats: Mapping[str, Any]
     """Counts since the node began, and for each NAME its rate as NAME_details."""
+
+
+Client = Mapping[str, Any]
+"""A connection or a channel, under the names that tools for RabbitMQ read. `node` and `id` say which one it is in the
+log; the id is the number of the connection, or of the channel's session."""
+
+
+class QueueRows(NamedTuple):
+    """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
+
+    things: Sequence[Any]
+    fields: Mapping[str, Callable[[Any], Any]]
+    """What is told of a thing, by its name in a status."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -218,6 +244,19 @@ class Message(NamedTuple):
     body: bytes
     message_count: int | None = None
     """How many ready messages were left, when it was got."""
+
+
+class NewMessage(NamedTuple):
+    """A message that is to be published."""
+
+    exchange: str
+    routing_key: str
+    properties: Basic.Properties
+    body: bytes
+
+
+class PublicationRejected(Exception):
+    """What was to be published has no room in a queue; nothing was published."""
 
 
 class VhostStatus(NamedTuple):
@@ -258,26 +297,6 @@ class BindingStatus(NamedTuple):
     arguments: Mapping[str, Any]
     properties_key: str
     """A text that tells bindings between the same two ends apart."""
-
-
-class ConnectionStatus(NamedTuple):
-    """One connection; the fields have the names that tools for RabbitMQ read. What only its own node knows is None."""
-
-    name: str
-    """RabbitMQ's name for a connection of this node; NODE:ID for one of another node."""
-    node: str
-    id: int
-    """The number of the connection in the log."""
-    vhost: str
-    user: str
-    state: str
-    """"running", "closing" or, if the client waits because of a limit of publishing, "flow"."""
-    protocol: str
-    type: str
-    peer_host: str | None = None
-    peer_port: int | None = None
-    channels: int | None = None
-    client_properties: Mapping[str, Any] | None = None
 
 
 class Listener(NamedTuple):
@@ -486,6 +505,14 @@ class ManagementView(Protocol):
         """The consumers that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
         ...
 
+    def consumers_of_queue(self, vhost: str, name: str) -> Iterator[ConsumerStatus]: ...
+
+    def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]: ...
+
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
+        ...
+
     async def browse(
         self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
     ) -> Sequence[Message] | None:
@@ -499,6 +526,13 @@ class ManagementView(Protocol):
         self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
     ) -> Sequence[Message]:
         """Take up to `count` ready messages as a client of that user would. Raises RequestRefused."""
+        ...
+
+    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+        """Publish a message as a client of that user would; returns whether any queue has it.
+
+        Raises RequestRefused, Unavailable; PublicationRejected if a queue has no room.
+        """
         ...
 
     # What is there
@@ -543,8 +577,12 @@ class ManagementView(Protocol):
         """
         ...
 
-    def connections(self) -> Sequence[ConnectionStatus]:
-        """The connections of all nodes."""
+    async def connections(self) -> Sequence[Client]:
+        """The connections of all nodes. Of a node that does not answer it is told what the log knows."""
+        ...
+
+    async def channels(self) -> Sequence[Client]:
+        """The channels of all nodes that answer."""
         ...
 
     def deduplication(self) -> Deduplication: ...
@@ -652,7 +690,7 @@ class ManagementView(Protocol):
         """Raise InvalidCommand for what the log cannot hold, or not at the version of the state that is agreed on."""
         ...
 
-    async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
+    async def check_permitted(self, user: str, command: Declaration | Get | NewMessage, vhost: str) -> None:
         """Raise RequestRefused unless a client of that user might do this."""
         ...
 

@@ -77,8 +77,13 @@ class Tally:
 
     published: int = 0
     delivered: int = 0
+    """Delivered to consumers that acknowledge; those of others are in `delivered_no_ack`."""
+    delivered_no_ack: int = 0
     redelivered: int = 0
     got: int = 0
+    got_no_ack: int = 0
+    got_nothing: int = 0
+    """How often somebody has asked for a message and there was none."""
     acknowledged: int = 0
     died: dict[str, int] = field(default_factory=dict)
     """Messages that expired, were rejected and so on, by reason."""
@@ -638,7 +643,7 @@ class Queue:
         pieces = consumer.unacked.take(first, last)
         count = before - len(consumer.unacked)
         self._check_in(consumer, count)
-        if fate == SETTLED:
+        if fate == SETTLED and not consumer.no_ack:
             self.tally.acknowledged += count
         is_put_off = self.returning if fate in (RETURNED, FAILED) else self.leaving
         if is_put_off or len(pieces) > RANGES_AT_ONCE:
@@ -750,8 +755,10 @@ class Queue:
         If the consumer is `no_ack` it does not hold the message, and the caller has to call `forget`.
         """
         (message,) = self._take(1, 1)
-        self.tally.got += 1
-        if not consumer.no_ack:
+        if consumer.no_ack:
+            self.tally.got_no_ack += 1
+        else:
+            self.tally.got += 1
             self.holders[consumer] = None
             consumer.hold(1)
             self._check_out(consumer, [message], now_ms)
@@ -816,7 +823,10 @@ class Queue:
         consumer.next_id = next_id
         self.unacked += next_id - first
         self.unacked_size += size
-        tally.delivered += next_id - first
+        if consumer.no_ack:
+            tally.delivered_no_ack += next_id - first
+        else:
+            tally.delivered += next_id - first
         return self.delivery(consumer, first, ranges)
 
     def delivery(self, consumer: Consumer, first: int, ranges: list[Range]) -> Deliver:

@@ -1,27 +1,30 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py, figures.py),
-how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py),
-what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it
-(others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
-(qq/http), what a change does (qq/machine, cluster).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
+figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
+(members.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show
+all of it (others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP
+and JSON (qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.clients import ClientReports
 from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
+from qq.management.rates import SAMPLE_INTERVAL_S
 
 if TYPE_CHECKING:
     from cluster.group import Group
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 class Management(
     QueueReports,
+    ClientReports,
     CatalogReports,
     ObjectFigures,
     NodeReports,
@@ -47,6 +51,7 @@ class Management(
         """`reach` connects to a node (`PeerLinks.reach`)."""
         self.others = OtherNodes(group.inquiries)
         QueueReports.__init__(self, broker, group)
+        ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
         ObjectFigures.__init__(self, broker, group)
         NodeReports.__init__(self, broker, group, own, self.others)
@@ -54,3 +59,10 @@ class Management(
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)
+
+    async def watch(self) -> None:
+        """Take samples for rates, until cancelled."""
+        while True:
+            await self._sample_queues()
+            await self._sample_clients()
+            await asyncio.sleep(SAMPLE_INTERVAL_S)

@@ -1,7 +1,7 @@
-"""What operators see besides queues: virtual hosts and what is in them, users, permissions, connections, parameters.
+"""What operators see besides queues and clients: virtual hosts and what is in them, users, permissions, parameters.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py), what
-changes something (changes.py, sessions.py).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py),
+clients (clients.py), what changes something (changes.py, sessions.py).
 
 Law: only looks at the machine.
 """
@@ -16,7 +16,6 @@ from urllib.parse import quote_plus
 
 from qq.http.view import (
     BindingStatus,
-    ConnectionStatus,
     Deduplication,
     ExchangeStatus,
     GlobalParameter,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
-    from qq.machine.catalog import ConnectionState
     from qq.machine.machine import QueueMachine
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
@@ -45,8 +43,6 @@ T = TypeVar("T")
 
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
-PROTOCOL = "AMQP 0-9-1"
-"""The protocol that is shown for clients of other nodes: those do not tell which it is."""
 HASH_BYTES = 16
 """How many octets the hash of a binding's arguments has in the binding's `properties_key`."""
 
@@ -152,36 +148,6 @@ class CatalogReports:
 
     def _vhosts(self, name: str | None) -> list[VirtualHost]:
         return [vhost for vhost in self._machine.vhosts.values() if name in (None, vhost.name)]
-
-    # Connections
-
-    def connections(self) -> Sequence[ConnectionStatus]:
-        rows = list(self._machine.catalog.connections.values())
-        return sorted(map(self._connection_status, rows), key=lambda status: (status.node, status.id))
-
-    def _connection_status(self, row: ConnectionState) -> ConnectionStatus:
-        own = self._broker.connections.get(row.id) if row.node == self._broker.name else None
-        status = ConnectionStatus(
-            name=f"{row.node}:{row.id}",
-            node=row.node,
-            id=row.id,
-            vhost=row.vhost.name,
-            user=row.user,
-            state="closing" if row.closing else "running",
-            protocol=PROTOCOL,
-            type="network",
-        )
-        if own is None:
-            return status
-        return status._replace(
-            state="flow" if self._broker.throttle.holds(row.id) and not row.closing else status.state,
-            name=own.name,
-            protocol=own.protocol,
-            peer_host=own.peer_host,
-            peer_port=own.peer_port,
-            channels=own.channel_count,
-            client_properties=own.client_properties,
-        )
 
     def deduplication(self) -> Deduplication:
         return Deduplication(*self._machine.catalog.publishers_bounds)

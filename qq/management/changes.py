@@ -28,7 +28,7 @@ from qq.sessions.login import SALT_BYTES, hash_password
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from qq.http.view import AckMode, Message
+    from qq.http.view import AckMode, Message, NewMessage
     from qq.machine.catalog import Catalog
     from qq.machine.commands import Change, Declaration, Table
     from qq.sessions.broker import Broker
@@ -53,7 +53,7 @@ class Changes:
     def check_command(self, command: Change | Declaration) -> None:
         check_command(command, self._broker.machine.version)
 
-    async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
+    async def check_permitted(self, user: str, command: Declaration | c.Get | NewMessage, vhost: str) -> None:
         """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
         access = Access(self._broker.machine, user, vhost)
         try:
@@ -97,6 +97,12 @@ class Changes:
         async with RequestSession(self._broker, vhost, user) as session:
             for start in range(0, len(declarations), DECLARATIONS_PER_BATCH):
                 await session.ask(declarations[start : start + DECLARATIONS_PER_BATCH])
+
+    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+        if self._broker.alarm is not None:
+            raise Unavailable(f"publishers must wait: {self._broker.alarm}; nothing was published")
+        async with RequestSession(self._broker, vhost, user) as session:
+            return await session.publish(publication)
 
     async def get(
         self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode

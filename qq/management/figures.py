@@ -55,7 +55,8 @@ def _sizes(queue: Queue) -> tuple[float, ...]:
 
 def _deliveries(queue: Queue) -> tuple[float, ...]:
     tally = queue.tally
-    return tally.got, tally.delivered, tally.redelivered, tally.acknowledged
+    delivered = tally.delivered + tally.delivered_no_ack
+    return tally.got + tally.got_no_ack, delivered, tally.redelivered, tally.acknowledged
 
 
 def _published(queue: Queue) -> tuple[float, ...]:

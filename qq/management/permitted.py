@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.http.view import NewMessage
 from qq.machine import commands as c
 
 if TYPE_CHECKING:
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     from qq.sessions.access import Access
 
 
-def check(access: Access, command: Declaration | c.Get) -> None:
+def check(access: Access, command: Declaration | c.Get | NewMessage) -> None:
     """Raise AccessRefused unless the session's user may do all that the command does."""
     match command:
+        case NewMessage():
+            access.check("write", "exchange", command.exchange)
+            access.publish_keys(command.exchange, [command.routing_key, *_more_keys(command)])
         case c.DeclareQueue():
             access.declare_queue(command.name, command.arguments, passive=False)
         case c.DeleteQueue():
@@ -35,3 +39,10 @@ def check(access: Access, command: Declaration | c.Get) -> None:
             access.declare_exchange(command.name, command.arguments, passive=False)
         case c.DeleteExchange():
             access.delete_exchange(command.name)
+
+
+def _more_keys(publication: NewMessage) -> list[str]:
+    """The routing keys that a message has in its headers."""
+    headers = publication.properties.headers or {}
+    lists = [keys for name in ("CC", "BCC") if isinstance(keys := headers.get(name), list)]
+    return [key for keys in lists for key in keys if isinstance(key, str)]

@@ -9,19 +9,22 @@ Law: only looks at the machine.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from qq.http.view import ConsumerStatus, Message, QueueStatus
+from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
-from qq.management.rates import SAMPLE_INTERVAL_S, Rates, counts_of
+from qq.management.rates import LENGTHS, QueueNumbers, Rates, numbers_of, with_rates
 from qq.metrics import ClusterTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cluster.group import Group
+    from qq.http.view import Client
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Consumer, Queue
     from qq.sessions.broker import Broker
@@ -31,6 +34,8 @@ QUEUES_PER_SAMPLE = 200
 CONSUMERS_PER_SAMPLE = 2000
 """How many consumers are counted at a time."""
 DOWN = "down"
+_COUNTS = [name for name in QueueNumbers._fields if name not in (*LENGTHS, "waited_ms")]
+"""What `message_stats` tells of a queue."""
 
 
 class QueueReports:
@@ -49,21 +54,17 @@ class QueueReports:
     def _machine(self) -> QueueMachine:
         return self._broker.machine
 
-    async def watch(self) -> None:
-        """Take samples for rates, until cancelled."""
-        while True:
-            await self._sample()
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
-
-    async def _sample(self) -> None:
+    async def _sample_queues(self) -> None:
+        """Take samples for rates."""
         queues = list(self._machine.queues())
-        self._rates.keep_only(queues)
+        self._rates.keep_only({queue.number for queue in queues})
         ready = unacked = 0
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
-            some = queues[start : start + QUEUES_PER_SAMPLE]
-            self._rates.sample(some, self._group.time_ms())
-            ready += sum(queue.ready for queue in some)
-            unacked += sum(queue.unacked for queue in some)
+            now_ms = self._group.time_ms()
+            for queue in queues[start : start + QUEUES_PER_SAMPLE]:
+                self._rates.sample(queue.number, numbers_of(queue, now_ms), now_ms)
+                ready += queue.ready
+                unacked += queue.unacked
             await asyncio.sleep(0)
         created = self._machine.catalog.queues_declared
         self.totals = ClusterTotals(
@@ -86,18 +87,32 @@ class QueueReports:
         return own
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        members, online = self._members()
-        for queue in list(self._machine.queues()):
-            if vhost in (None, queue.vhost):
-                yield self._queue_status(queue, members, online)
+        rows = self.queue_rows(vhost)
+        return (_status(rows, queue) for queue in rows.things)
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         queue = self._queue(vhost, name)
-        return None if queue is None else self._queue_status(queue, *self._members())
+        return None if queue is None else _status(self._rows([queue]), queue)
+
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
+        return self._rows([queue for each in known for queue in each.queues.values()])
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
             if consumer.live and vhost in (None, consumer.queue.vhost):
+                yield self._consumer_status(consumer)
+
+    def consumers_of_queue(self, vhost: str, name: str) -> Iterator[ConsumerStatus]:
+        queue = self._queue(vhost, name)
+        for consumer in () if queue is None else list(queue.holders):
+            if consumer.live:
+                yield self._consumer_status(consumer)
+
+    def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]:
+        session = self._machine.sessions.get((channel["node"], channel["id"]))
+        for consumer in () if session is None else list(session.consumers.values()):
+            if consumer.live:
                 yield self._consumer_status(consumer)
 
     async def browse(
@@ -120,51 +135,48 @@ class QueueReports:
             status.name for status in statuses if status.state != DOWN
         ]
 
-    def _queue_status(self, queue: Queue, members: list[str], online: list[str]) -> QueueStatus:
-        now_ms, backlog, leader = self._group.time_ms(), queue.backlog, self._group.leader
-        policy, operator_policy = queue.policies
-        capacity = self._rates.capacity(queue, now_ms)
-        limit = queue.settings.delivery_limit
-        return QueueStatus(
-            name=queue.name,
-            vhost=queue.vhost,
-            type=queue.kind,
-            durable=queue.durable,
-            exclusive=queue.owner is not None,
-            auto_delete=queue.auto_delete,
-            arguments=queue.arguments,
-            policy=policy.name if policy else None,
-            operator_policy=operator_policy.name if operator_policy else None,
-            effective_policy_definition=effective_definition(policy, operator_policy),
-            state="running" if leader else "minority",
-            node=leader,
-            leader=leader,
-            members=members,
-            online=online,
-            consumers=queue.consumers,
-            consumer_capacity=capacity,
-            consumer_utilisation=capacity,
-            single_active_consumer_tag=queue.active.tag if queue.active else None,
-            delivery_limit=limit if limit >= 0 else "unlimited",
-            messages=backlog.count + queue.unacked + backlog.delayed + queue.dying_count,
-            messages_ready=backlog.count,
-            messages_unacknowledged=queue.unacked,
-            messages_delayed=backlog.delayed,
-            messages_dlx=queue.dying_count,
-            message_bytes=backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size,
-            message_bytes_ready=backlog.size,
-            message_bytes_unacknowledged=queue.unacked_size,
-            message_bytes_delayed=backlog.delayed_size,
-            message_bytes_dlx=queue.dying_size,
-            message_stats=self._message_stats(queue, now_ms),
-        )
+    def _rows(self, queues: Sequence[Queue]) -> QueueRows:
+        now_ms, leader, (members, online) = self._group.time_ms(), self._group.leader, self._members()
+
+        def capacity(queue: Queue) -> float:
+            return self._rates.capacity(queue, now_ms)
+
+        fields: dict[str, Callable[[Queue], Any]] = {
+            **_FIELDS,
+            "state": lambda _: "running" if leader else "minority",
+            "node": lambda _: leader,
+            "leader": lambda _: leader,
+            "members": lambda _: members,
+            "online": lambda _: online,
+            "consumer_capacity": capacity,
+            "consumer_utilisation": capacity,
+            **{f"{name}_details": partial(self._length_rate, now_ms=now_ms, name=name) for name in LENGTHS},
+            "owner_pid_details": self._owner,
+            "message_stats": lambda queue: self._message_stats(queue, now_ms),
+        }
+        return QueueRows(queues, fields)
+
+    def _owner(self, queue: Queue) -> dict[str, Any]:
+        """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
+        node, number = queue.owner or ("", 0)
+        connection = self._broker.connections.get(number) if node == self._broker.name else None
+        if connection is None:
+            return {}
+        return {
+            "name": connection.name,
+            "peer_host": connection.peer_host,
+            "peer_port": connection.peer_port,
+        }
 
     def _message_stats(self, queue: Queue, now_ms: int) -> dict[str, Any]:
-        stats: dict[str, Any] = dict(counts_of(queue)._asdict())
-        for name, rate in self._rates.per_second(queue, now_ms).items():
-            stats[f"{name}_details"] = {"rate": rate}
-        stats["died"] = dict(queue.tally.died)
-        return stats
+        numbers = numbers_of(queue, now_ms)
+        rates = self._rates.per_second(queue.number, numbers, now_ms)
+        stats = with_rates({name: getattr(numbers, name) for name in _COUNTS}, rates)
+        return stats | {"died": dict(queue.tally.died)}
+
+    def _length_rate(self, queue: Queue, now_ms: int, name: str) -> dict[str, float]:
+        numbers = numbers_of(queue, now_ms)
+        return {"rate": self._rates.per_second(queue.number, numbers, now_ms)[name]}
 
     def _consumer_status(self, consumer: Consumer) -> ConsumerStatus:
         queue = consumer.queue
@@ -196,3 +208,73 @@ class QueueReports:
             details["peer_host"], details["peer_port"] = connection.peer_host, connection.peer_port
             details["user"] = connection.user
         return details
+
+
+def _status(rows: QueueRows, queue: Queue) -> QueueStatus:
+    return QueueStatus(**{name: field(queue) for name, field in rows.fields.items()})
+
+
+def _effective_definition(queue: Queue) -> Mapping[str, Any]:
+    return effective_definition(*queue.policies)
+
+
+def _policy(queue: Queue) -> str | None:
+    policy, _ = queue.policies
+    return policy.name if policy else None
+
+
+def _operator_policy(queue: Queue) -> str | None:
+    _, policy = queue.policies
+    return policy.name if policy else None
+
+
+def _exclusive_consumer_tag(queue: Queue) -> str | None:
+    return next((consumer.tag for consumer in queue.holders if consumer.live and consumer.exclusive), None)
+
+
+def _delivery_limit(queue: Queue) -> int | str:
+    limit = queue.settings.delivery_limit
+    return limit if limit >= 0 else "unlimited"
+
+
+def _messages(queue: Queue) -> int:
+    backlog = queue.backlog
+    return backlog.count + queue.unacked + backlog.delayed + queue.dying_count
+
+
+def _message_bytes(queue: Queue) -> int:
+    backlog = queue.backlog
+    return backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size
+
+
+_FIELDS: dict[str, Callable[[Queue], Any]] = {
+    "name": attrgetter("name"),
+    "vhost": attrgetter("vhost"),
+    "type": attrgetter("kind"),
+    "durable": attrgetter("durable"),
+    "exclusive": lambda queue: queue.owner is not None,
+    "auto_delete": attrgetter("auto_delete"),
+    "arguments": attrgetter("arguments"),
+    "policy": _policy,
+    "operator_policy": _operator_policy,
+    "effective_policy_definition": _effective_definition,
+    "consumers": attrgetter("consumers"),
+    "exclusive_consumer_tag": _exclusive_consumer_tag,
+    "single_active_consumer_tag": lambda queue: queue.active.tag if queue.active else None,
+    "delivery_limit": _delivery_limit,
+    "messages": _messages,
+    "messages_ready": attrgetter("backlog.count"),
+    "messages_unacknowledged": attrgetter("unacked"),
+    "messages_delayed": attrgetter("backlog.delayed"),
+    "messages_dlx": attrgetter("dying_count"),
+    "message_bytes": _message_bytes,
+    "message_bytes_ready": attrgetter("backlog.size"),
+    "message_bytes_unacknowledged": attrgetter("unacked_size"),
+    "message_bytes_delayed": attrgetter("backlog.delayed_size"),
+    "message_bytes_dlx": attrgetter("dying_size"),
+    "messages_persistent": _messages,
+    "message_bytes_persistent": _message_bytes,
+    "messages_ram": lambda _: 0,
+    "message_bytes_ram": lambda _: 0,
+}
+"""What is told of a queue whatever else is the case, by its name in `QueueStatus`."""

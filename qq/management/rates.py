@@ -1,113 +1,142 @@
-"""How fast things happen in queues: what their tallies say now, and what they said some seconds ago.
+"""How fast things happen: what is counted now, and what was some seconds ago.
 
-Lives here: rates, and the consumer capacity. Not here: the counts (`Tally` in machine/queue.py), when it is time for a
-sample.
+Lives here: rates, and the consumer capacity. Not here: the counts (`Tally` in machine/queue.py, sessions/facts.py),
+when it is time for a sample.
 
 Law: a sample costs the same for a queue of any length. The time is the cluster's, like all that queues note.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Hashable, Mapping
 
     from qq.machine.queue import Queue
 
 SAMPLE_INTERVAL_S = 5.0
 """How often samples are taken: rates are of this time at least, and of twice as much at most."""
+LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
+"""The numbers that may become smaller: how many there are, and not how many there have been."""
 _SHORT_MS = 1000
 """No rates are told of a time that is shorter than this."""
 
+Numbers = tuple[int, ...]
+"""A named tuple of what is counted."""
 
-class Counts(NamedTuple):
-    """What happened in a queue, under RabbitMQ's names; the last two are ours."""
+
+class QueueNumbers(NamedTuple):
+    """What happened in a queue, and what is in it, under RabbitMQ's names; the last ones are ours."""
 
     publish: int
     deliver: int
+    """Delivered to consumers that acknowledge; others get those in `deliver_no_ack`."""
+    deliver_no_ack: int
     get: int
+    get_no_ack: int
+    get_empty: int
     deliver_get: int
     """How many messages were delivered or fetched."""
     redeliver: int
     ack: int
+    messages: int
+    messages_ready: int
+    messages_unacknowledged: int
     dead_letter: int
     """How many messages were moved to a dead-letter exchange."""
     reject_publish: int
+    waited_ms: int
+    """How long messages have waited for a consumer that can take them, up to now."""
 
 
 class _Sample(NamedTuple):
     time_ms: int
-    counts: Counts
-    waited_ms: int
+    numbers: Numbers
 
 
 class Rates:
-    """The last two samples of every queue."""
+    """The last two samples of everything that is counted, each by a key of its own."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, tuple[_Sample, _Sample]] = {}
-        """The two samples of each queue, by its number, the older one first."""
+        self._samples: dict[Hashable, tuple[_Sample, _Sample]] = {}
+        """The two samples of each, the older one first."""
 
-    def sample(self, queues: Iterable[Queue], now_ms: int) -> None:
-        """Take the next sample of some queues."""
-        for queue in queues:
-            sample = _sample(queue, now_ms)
-            known = self._samples.get(queue.number)
-            self._samples[queue.number] = (known[1] if known else sample, sample)
+    def sample(self, key: Hashable, numbers: Numbers, now_ms: int) -> None:
+        """Take the next sample."""
+        sample = _Sample(now_ms, numbers)
+        known = self._samples.get(key)
+        self._samples[key] = (known[1] if known else sample, sample)
 
-    def keep_only(self, queues: Iterable[Queue]) -> None:
-        """Forget the samples of all other queues."""
-        there = {queue.number for queue in queues}
-        self._samples = {number: samples for number, samples in self._samples.items() if number in there}
+    def keep_only(self, keys: Collection[Hashable]) -> None:
+        """Forget the samples of all others."""
+        self._samples = {key: samples for key, samples in self._samples.items() if key in keys}
 
-    def per_second(self, queue: Queue, now_ms: int) -> dict[str, float]:
-        """How often a second each thing that is counted has happened of late, by its name."""
-        since = self._since(queue, now_ms)
-        now = counts_of(queue)
+    def last(self, key: Hashable) -> Numbers | None:
+        """The numbers of the last sample."""
+        samples = self._samples.get(key)
+        return None if samples is None else samples[1].numbers
+
+    def per_second(self, key: Hashable, numbers: Any, now_ms: int) -> dict[str, float]:
+        """How much more a second each number has become of late, by its name in the named tuple."""
+        since = self._since(key, now_ms)
         if since is None:
-            return dict.fromkeys(Counts._fields, 0.0)
+            return dict.fromkeys(numbers._fields, 0.0)
         elapsed_s = (now_ms - since.time_ms) / 1000
-        # Counts that are smaller than before are those of a state that was loaded: it has begun to count anew.
         return {
-            name: round(max(new - old, 0) / elapsed_s, 2)
-            for name, new, old in zip(Counts._fields, now, since.counts, strict=True)
+            name: _rate(name, new - old, elapsed_s)
+            for name, new, old in zip(numbers._fields, numbers, since.numbers, strict=True)
         }
 
     def capacity(self, queue: Queue, now_ms: int) -> float:
         """The share of the last time in which a message that came would have been delivered at once, from 0 to 1."""
         if not queue.consumers:
             return 0.0
-        since = self._since(queue, now_ms)
+        since = self._since(queue.number, now_ms)
         if since is None:
             return 0.0 if queue.waiting_since_ms else 1.0
-        waited_ms = _waited_ms(queue, now_ms) - since.waited_ms
+        waited_ms = _waited_ms(queue, now_ms) - QueueNumbers(*since.numbers).waited_ms
         return round(1 - min(max(waited_ms / (now_ms - since.time_ms), 0.0), 1.0), 3)
 
-    def _since(self, queue: Queue, now_ms: int) -> _Sample | None:
-        older, _ = self._samples.get(queue.number, (None, None))
+    def _since(self, key: Hashable, now_ms: int) -> _Sample | None:
+        older, _ = self._samples.get(key, (None, None))
         return older if older is not None and now_ms - older.time_ms >= _SHORT_MS else None
 
 
-def counts_of(queue: Queue) -> Counts:
-    tally = queue.tally
-    return Counts(
+def _rate(name: str, change: int, elapsed_s: float) -> float:
+    # Counts that are smaller than before are those of a state that was loaded: it has begun to count anew.
+    return round((change if name in LENGTHS else max(change, 0)) / elapsed_s, 2)
+
+
+def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[str, Any]:
+    """Numbers as RabbitMQ tells them: each NAME, and its rate as NAME_details."""
+    told: dict[str, Any] = dict(numbers)
+    for name in numbers:
+        told[f"{name}_details"] = {"rate": rates[name]}
+    return told
+
+
+def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
+    tally, backlog = queue.tally, queue.backlog
+    return QueueNumbers(
         publish=tally.published,
         deliver=tally.delivered,
+        deliver_no_ack=tally.delivered_no_ack,
         get=tally.got,
-        deliver_get=tally.delivered + tally.got,
+        get_no_ack=tally.got_no_ack,
+        get_empty=tally.got_nothing,
+        deliver_get=tally.delivered + tally.delivered_no_ack + tally.got + tally.got_no_ack,
         redeliver=tally.redelivered,
         ack=tally.acknowledged,
+        messages=backlog.count + queue.unacked + backlog.delayed + queue.dying_count,
+        messages_ready=backlog.count,
+        messages_unacknowledged=queue.unacked,
         dead_letter=tally.dead_lettered,
         reject_publish=tally.rejected_publishes,
+        waited_ms=_waited_ms(queue, now_ms),
     )
 
 
-def _sample(queue: Queue, now_ms: int) -> _Sample:
-    return _Sample(now_ms, counts_of(queue), _waited_ms(queue, now_ms))
-
-
 def _waited_ms(queue: Queue, now_ms: int) -> int:
-    """How long messages have waited for a consumer that can take them, up to now."""
     since_ms = queue.waiting_since_ms
     return queue.tally.waited_ms + (max(now_ms - since_ms, 0) if since_ms else 0)

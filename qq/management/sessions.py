@@ -12,21 +12,25 @@ import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import AckMode, Message, RequestRefused, Unavailable
+from qq.http.view import AckMode, Message, PublicationRejected, RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
 from qq.sessions.entries import MessagesGone
+from qq.sessions.facts import ConnectionFacts
 from qq.sessions.headers import delivered, published_to
 from qq.sessions.lanes import Lane
-from qq.stored.editing import content
+from qq.sessions.parts import OpenEnqueue
+from qq.stored.editing import content, make
+from qq.stored.layout import flags
+from qq.stored.properties import group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.http.view import Declaration
+    from qq.http.view import Declaration, NewMessage
     from qq.machine.commands import Command
-    from qq.machine.effects import ConnectionForced, Failed, Result
+    from qq.machine.effects import ConnectionForced, Failed, Result, Returned
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
@@ -38,6 +42,9 @@ CHANGE_TIMEOUT_S = 10.0
 """After how many seconds in which nothing was applied whoever asked for something is told that there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
 """The octets of message bodies after which a get stops."""
+
+FRAME_MAX = 131_072
+"""The frames of messages that are published here are of this size at most: RabbitMQ's default of frame_max."""
 
 _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
     AckMode.ACK_REQUEUE_TRUE: c.Return,
@@ -97,6 +104,9 @@ class _OperatorConnection:
         self.in_log = self.is_admitted = False
         self.failure: Failed | ConnectionForced | None = None
 
+    def facts(self) -> ConnectionFacts:
+        return ConnectionFacts()
+
     def admitted(self) -> None:
         """Do nothing: what was asked for behind it will be answered."""
 
@@ -111,7 +121,7 @@ class _OperatorConnection:
         """Do nothing: the request waits for its answers, and needs no other limit."""
 
     def alarm_changed(self) -> None:
-        """Do nothing: nothing is published here."""
+        """Do nothing: whoever has been let in publishes one message only."""
 
     def shut_down(self, text: str) -> None:
         """Do nothing: the HTTP server tells its clients."""
@@ -121,7 +131,10 @@ class _OperatorConnection:
 
 
 class _OperatorSession:
-    """A session that neither publishes nor consumes: it only collects its answers."""
+    """A session that does not consume: it only collects its answers. It is the publisher of one message at most."""
+
+    number = 1
+    """The number of the channel in the frames of its message."""
 
     consumers: Sequence[SessionConsumer] = ()
     waits_for_answer = False
@@ -132,6 +145,16 @@ class _OperatorSession:
         self.connection = connection
         self.results: list[Result] = []
         self.failure: Failed | None = None
+        self.published = 0
+        self.may_go_on = asyncio.Event()
+        """Whether it is its turn, where limits of publishing hold."""
+        self.is_returned = False
+        """Whether no queue was to get the message."""
+        self.is_safe: bool | None = None
+        """Whether the message is confirmed, or rejected; None if nobody knows."""
+
+    def facts(self) -> None:
+        """None: what operators do is no channel of a client."""
 
     @property
     def answered(self) -> int:
@@ -143,6 +166,26 @@ class _OperatorSession:
     def failed(self, failure: Failed) -> None:
         self.failure = failure
 
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None
+
+    def confirm(self, published: int) -> None:  # noqa: ARG002  # there is one
+        """Note that the message is safe, unless it was refused before."""
+        self.is_safe = self.is_safe is None or self.is_safe
+
+    def refuse(self, first: int, last: int) -> None:  # noqa: ARG002
+        self.is_safe = False
+
+    def refuse_unconfirmed(self, published: int) -> None:
+        """Do nothing: it is not known whether it is safe."""
+
+    def go_on(self) -> None:
+        self.may_go_on.set()
+
+    def unroutable(self, effect: Returned) -> None:  # noqa: ARG002
+        self.is_returned = True
+
     def needed_from(self) -> None:
         """None: this session keeps no entry, because what it gets stays in its queue until it has read that."""
 
@@ -153,9 +196,9 @@ class _OperatorSession:
         """None: this session has no consumers."""
 
     def _is_not_told(self, *_: object) -> None:
-        """Never called: only sessions that publish or consume are told the effect."""
+        """Never called: only sessions that consume are told the effect."""
 
-    refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
+    deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
 
 class RequestSession:
@@ -174,6 +217,7 @@ class RequestSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._broker.throttle.left(self._session)
         self._broker.session_ended(self._session)
         self._broker.connection_closed(self._connection)
 
@@ -194,6 +238,46 @@ class RequestSession:
             return command._replace(session=self._session.session)
         ids = {"session": self._session.session, "connection": self._connection.id}
         return command._replace(**ids)
+
+    async def publish(self, publication: NewMessage) -> bool:
+        """Publish a message; return whether a queue has it.
+
+        Raises RequestRefused, Unavailable, PublicationRejected. It waits where limits of publishing hold.
+        """
+        broker, session, connection = self._broker, self._session, self._connection
+        try:
+            message = make(publication.properties, publication.body, FRAME_MAX)
+            user = None if broker.may_impersonate(connection.user) else connection.user
+            [(attributes, messages)] = group([message], flags(message), user)
+        except ValueError as error:
+            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None
+        exchange, routing_key = publication.exchange, publication.routing_key
+        await self._wait_for_limits(messages)
+        session.published = 1
+        run = OpenEnqueue(session, 1, exchange, routing_key, True, attributes)
+        broker.submissions.publish(run, messages, is_new=True)
+        await until_applied(broker, [], lambda: None, connection.lane)
+        failure = connection.failure or session.failure
+        if failure is not None:
+            raise RequestRefused(ReplyCode(failure.code), failure.text)
+        if session.is_safe is None:
+            raise Unavailable("nobody knows whether the message is published; it may be")
+        if not session.is_safe:
+            raise PublicationRejected
+        return not session.is_returned
+
+    async def _wait_for_limits(self, messages: list[bytes]) -> None:
+        """Return when limits of publishing let a message pass, and charge it. Raises Unavailable."""
+        throttle, session = self._broker.throttle, self._session
+        while not throttle.passing(session, messages):
+            session.may_go_on.clear()
+            throttle.wait(session)
+            try:
+                async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                    await session.may_go_on.wait()
+            except TimeoutError:
+                raise Unavailable("a limit of publishing is reached; nothing was published") from None
+        throttle.charge(self._connection, messages, 1)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
         """Take up to `count` messages and settle them as `ack_mode` says. Raises RequestRefused, Unavailable."""

@@ -85,6 +85,10 @@ class Broker:
     def connections(self) -> Mapping[int, Connection]:
         return self._dispatcher.connections
 
+    @property
+    def sessions(self) -> Mapping[int, Session]:
+        return self._dispatcher.sessions
+
     def connection_opened(self, connection: Connection) -> None:
         self._dispatcher.connections[connection.id] = connection
         self.counters.connections_opened += 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Result,
         Returned,
     )
+    from qq.sessions.facts import ConnectionFacts, SessionFacts
     from qq.sessions.lanes import Lane
 
 
@@ -105,6 +106,8 @@ class Connection(Payer, Protocol):
     def client_properties(self) -> Mapping[str, object]:
         """What the client has told of itself when it connected."""
         ...
+
+    def facts(self) -> ConnectionFacts: ...
 
     # What the log says
 
@@ -196,6 +199,10 @@ class Session(Protocol):
 
     @property
     def connection(self) -> Connection: ...
+
+    def facts(self) -> SessionFacts | None:
+        """What operators see of the session; None if it is no client's."""
+        ...
 
     # Answers
 

@@ -23,6 +23,7 @@ from qq.machine import commands, effects
 from qq.ranges import Range
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
+from qq.sessions.facts import ConnectionFacts
 from qq.sessions.headers import delivered
 from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
@@ -72,6 +73,10 @@ class LineConnection(asyncio.Protocol):
         self._buffer = b""
         self._access = Access(broker.machine, "", self.vhost)
         self._ended = False
+
+    def facts(self) -> Any:
+        """What operators see of it, as a connection and as a session."""
+        return ConnectionFacts()
 
     # The socket
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +38,7 @@ from qq.http.view import (
     NodeState,
     NodeStatus,
     Product,
+    QueueRows,
     QueueStatus,
     Unavailable,
 )
@@ -290,7 +292,7 @@ class MachineManagement(Management):
         """Have a command of another node committed; this node has not heard of it."""
         self.group.unheard += commands
 
-    def publish(self, payload: Any) -> None:
+    def keep(self, payload: Any) -> None:
         """Have a batch with messages applied, and kept."""
         index = max(self.entries, default=1) + 1000
         entry = self.entries[index] = make_entry(0, [make_batch("n2", 1, 1, payload)])
@@ -330,6 +332,10 @@ class FakeManagement(MachineManagement):
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         return self._shown(name) if name in self._names(vhost) else None
 
+    def queue_rows(self, vhost: str | None) -> QueueRows:
+        fields = {name: attrgetter(name) for name in QueueStatus._fields}
+        return QueueRows(list(self.queues(vhost)), fields)
+
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []
 
@@ -353,6 +359,7 @@ class FakeManagement(MachineManagement):
             consumers=1,
             consumer_capacity=0.5,
             consumer_utilisation=0.5,
+            exclusive_consumer_tag=None,
             single_active_consumer_tag=None,
             delivery_limit=20,
             messages=10,
@@ -365,6 +372,14 @@ class FakeManagement(MachineManagement):
             message_bytes_unacknowledged=200,
             message_bytes_delayed=400,
             message_bytes_dlx=50,
+            messages_persistent=10,
+            message_bytes_persistent=1000,
+            messages_ram=0,
+            message_bytes_ram=0,
+            messages_details={"rate": 0.0},
+            messages_ready_details={"rate": 0.0},
+            messages_unacknowledged_details={"rate": 0.0},
+            owner_pid_details={},
             message_stats={"publish": 12, "publish_details": {"rate": 0.4}},
         )
 

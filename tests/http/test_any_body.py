@@ -26,6 +26,8 @@ PATHS = [
     ("global-parameters/publisher-deduplication", "PUT"),
     ("queues/%2F/q", "PUT"),
     ("queues/%2F/q/get", "POST"),
+    ("queues/%2F/q/actions", "POST"),
+    ("exchanges/%2F/amq.topic/publish", "POST"),
     ("exchanges/%2F/x", "PUT"),
     ("bindings/%2F/e/amq.topic/q/q", "POST"),
     ("cluster/leader", "PUT"),

@@ -129,7 +129,7 @@ def put_messages(node: Machine, queue: str, *bodies: bytes) -> None:
     for body in bodies:
         content = header.ContentHeader(0, len(body), Basic.Properties(content_type="a/b"))
         stored.append(frame.marshal(content, 1) + struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce")
-    node.management.publish(encode_batch([Enqueue(99, 0, len(stored), "", queue, False, 1)], stored))
+    node.management.keep(encode_batch([Enqueue(99, 0, len(stored), "", queue, False, 1)], stored))
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_bindings_are_made_shown_and_deleted(node: Machine) -> None:
         assert shown in node.api(base).json
         assert shown in node.api("bindings/%2F").json
     assert [each["properties_key"] for each in node.api("bindings/%2F/e/amq.topic/q/q").json] == [
-        "a.%23%7E",
         "~",
+        "a.%23%7E",
     ]
     assert len(node.api("queues/%2F/q/bindings").json) == 5
     assert len(node.api("exchanges/%2F/x%2Fy/bindings/source").json) == 2
@@ -363,9 +363,11 @@ def test_connections_of_all_nodes_are_shown(connected: Machine) -> None:
         "node": "n3",
         "vhost": "v",
         "user": "ann",
+        "user_who_performed_action": "ann",
         "state": "running",
         "protocol": "AMQP 0-9-1",
         "type": "network",
+        "client_properties": {},
     }
     assert connected.api("connections/n3:5").json == shown
     assert names(connected, "connections") == names(connected, "connections", "bob") == ["n2:7", "n3:5"]

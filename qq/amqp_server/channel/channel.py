@@ -26,6 +26,7 @@ from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_
 from qq.machine.errors import Refused
 from qq.machine.limits import check_table_size
 from qq.sessions.access import AccessRefused
+from qq.sessions.facts import SessionFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +54,22 @@ class Channel:
         self.core = core
         self.publishing = PublishingMethods(core)
         self.consuming = ConsumingMethods(core)
+
+    def facts(self) -> SessionFacts:
+        core, transaction = self.core, self.core.transaction
+        return SessionFacts(
+            self.number,
+            core.confirming,
+            transaction is not None,
+            len(self.consuming.consumers),
+            core.outgoing.unacked,
+            self.publishing.unconfirmed,
+            0 if transaction is None else transaction.messages,
+            0 if transaction is None else transaction.acknowledgements,
+            self.consuming.prefetch,
+            self.consuming.prefetch_of_all,
+            core.counts,
+        )
 
     # Events from the client
 

@@ -41,7 +41,7 @@ PACED_WINDOW = 2000
 class ConsumingMethods:
     """The consumers of a channel."""
 
-    __slots__ = ("_at_ease", "_by_id", "_by_tag", "_core", "_prefetch", "_requester")
+    __slots__ = ("_at_ease", "_by_id", "_by_tag", "_core", "_requester", "prefetch", "prefetch_of_all")
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
@@ -51,7 +51,10 @@ class ConsumingMethods:
         """The consumers that messages may still come for, by their numbers in the log."""
         self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
-        self._prefetch = core.broker.limits.default_consumer_prefetch
+        self.prefetch = core.broker.limits.default_consumer_prefetch
+        """The limit of what a consumer that comes now may hold; 0 for none."""
+        self.prefetch_of_all = 0
+        """The limit of what all consumers together may hold; 0 for none."""
         self._at_ease = LIVE_UNLIMITED
         """While the client holds no more messages than these, half of the narrowest prefetch limit there has been, no
         consumer of the channel waits for an acknowledgement to be given more."""
@@ -89,6 +92,7 @@ class ConsumingMethods:
             settle(kind, piece.value.consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
             if kind is commands.Settle:
                 core.broker.counters.messages_acknowledged += piece.count
+                core.counts.acknowledged += piece.count
 
     def recover(self, frame: amqp.Basic.Recover) -> None:
         self._recover(frame.requeue, (60, 110), amqp.Basic.RecoverOk())
@@ -128,9 +132,10 @@ class ConsumingMethods:
             )
         self._limit_ease(frame.prefetch_count)
         if frame.global_:
+            self.prefetch_of_all = frame.prefetch_count
             core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
             return
-        self._prefetch = frame.prefetch_count
+        self.prefetch = frame.prefetch_count
         live = [consumer for consumer in self._by_tag.values() if consumer.live_prefetch]
         credit = frame.prefetch_count or LIVE_UNLIMITED
         for consumer in live:
@@ -164,7 +169,7 @@ class ConsumingMethods:
         arguments = frame.arguments or {}
         wants_live_prefetch = arguments.get("x-live-prefetch", connection.wants_live_prefetch) is True
         live_prefetch = wants_live_prefetch and not frame.no_ack
-        prefetch = self._prefetch or (LIVE_UNLIMITED if live_prefetch else 0)
+        prefetch = self.prefetch or (LIVE_UNLIMITED if live_prefetch else 0)
         paced = frame.no_ack or not prefetch
         consumer = OutgoingConsumer(
             broker.new_id(),
@@ -253,6 +258,7 @@ class ConsumingMethods:
         def answer(result: effects.GetOk | effects.GetEmpty) -> Frame | None:
             if isinstance(result, effects.GetEmpty):
                 core.broker.counters.get_empty += 1
+                core.counts.get_empty += 1
                 return amqp.Basic.GetEmpty()
             core.outgoing.got(result, no_ack=frame.no_ack)
             return None

@@ -18,6 +18,7 @@ from qq.amqp.encoding import encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp_server.outgoing import Outgoing
 from qq.sessions.access import Access
+from qq.sessions.facts import SessionCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,7 @@ class ChannelCore:
         "closed",
         "confirming",
         "connection",
+        "counts",
         "has_failed",
         "has_published",
         "last_queue",
@@ -72,7 +74,8 @@ class ChannelCore:
         self.number = number
         self.session = broker.new_id()
         """The channel's number in the log: unlike `number` it is never used again."""
-        self.outgoing = Outgoing(broker, connection, number)
+        self.counts = SessionCounts()
+        self.outgoing = Outgoing(broker, connection, number, self.counts)
         self.access = Access(broker.machine, connection.user, connection.vhost)
         self.closed = False
         self.has_failed = False

@@ -146,6 +146,7 @@ class PublishingMethods:
                 core.broker.counters.publishers += 1
         counters = core.broker.counters
         counters.messages_received += len(messages)
+        core.counts.published += len(messages)
         counters.message_sizes.add(messages)
         if core.transaction is not None:
             vhost = core.broker.machine.vhosts.get(core.connection.vhost)
@@ -157,6 +158,11 @@ class PublishingMethods:
             counters.messages_received_confirm += len(messages)
         core.has_published = True
         core.broker.submissions.publish(run, messages, is_new=is_new)
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return self.published - self._confirmed
 
     def end_run(self) -> None:
         """Have the next message begin a new run: in this one it would overtake what is asked for now."""
@@ -187,6 +193,7 @@ class PublishingMethods:
         core = self._core
         if not core.closed and published > self._confirmed:
             core.broker.counters.messages_confirmed += published - self._confirmed
+            core.counts.confirmed += published - self._confirmed
             self._confirmed = published
             core.outgoing.confirm(published)
 

@@ -70,6 +70,16 @@ class Transaction:
             self._check(method)
 
     @property
+    def messages(self) -> int:
+        """How many messages are to be published."""
+        return self._messages
+
+    @property
+    def acknowledgements(self) -> int:
+        """How many messages are to be settled."""
+        return sum(piece.count for piece in self._pieces)
+
+    @property
     def settles(self) -> bool:
         return bool(self._pieces)
 

@@ -1,0 +1,38 @@
+"""What a client's TLS connection says of itself, for operators.
+
+Not here: who a certificate lets in (qq/tls.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from ssl import cert_time_to_seconds
+from typing import TYPE_CHECKING, Any
+
+from qq.distinguished_names import distinguished_name
+from qq.sessions.facts import TlsFacts
+
+if TYPE_CHECKING:
+    from ssl import SSLObject
+
+
+def tls_facts(connection: SSLObject | None) -> TlsFacts | None:
+    """The TLS of a connection; None if it has none."""
+    if connection is None:
+        return None
+    cipher, *_ = connection.cipher() or ("",)
+    certificate: Any = connection.getpeercert()
+    if not certificate:
+        return TlsFacts(connection.version() or "", cipher)
+    return TlsFacts(
+        connection.version() or "",
+        cipher,
+        distinguished_name(certificate.get("subject", ())),
+        distinguished_name(certificate.get("issuer", ())),
+        f"{_moment(certificate['notBefore'])} - {_moment(certificate['notAfter'])}",
+    )
+
+
+def _moment(text: str) -> str:
+    """A time of a certificate, as RabbitMQ writes it."""
+    return datetime.fromtimestamp(cert_time_to_seconds(text), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

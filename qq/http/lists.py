@@ -1,0 +1,310 @@
+"""Lists: which of its things one shows, in which order, and what of each, as RabbitMQ's parameters say.
+
+Lives here: `page`, `page_size`, `name`, `use_regex`, `sort`, `sort_reverse`, `columns` and `disable_stats`, for all
+lists alike (rabbit_mgmt_util.erl). Not here: which things there are (view.py) and what a document says (documents.py).
+
+Two laws. A document is made only of what is sent, unless the order goes by something that only documents say. And
+whatever is asked for, other tasks run between slices of the work, and what it may cost is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from heapq import merge
+from itertools import count, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from qq.http.errors import bad_request
+from qq.http.requests import is_asked, write_list, write_object
+from qq.http.slices import Slices
+from qq.machine.patterns import InvalidPattern, Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+T = TypeVar("T")
+Document = Mapping[str, Any]
+Columns = dict[str, "Columns | None"]
+"""The parts of a document that are asked for, by name, and which parts of those; None is all of it."""
+
+BY_NAME = ("vhost", "name")
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 500
+PATTERN_CHARS_MAX = 1024
+DIGITS_MAX = 18
+STEP = 256
+"""How many things are looked at before it is looked at the time: some tenths of a millisecond."""
+RUN = 1024
+"""How many things are sorted at once, which takes a millisecond; such runs are merged as far as they are sent."""
+NAME_STEPS_MAX = 3000
+"""The most steps of a regular expression in one name, some milliseconds: what needs more does not match."""
+REQUEST_STEPS_MAX = 10_000_000
+"""The most steps of all searches for one request: some seconds, in slices."""
+STATS_DISABLED = "Stats in management UI are disabled on this node"
+"""RabbitMQ's reason for not telling what is nothing but statistics."""
+_INVALID = "invalid_pagination_parameters"
+
+
+class Listing(NamedTuple, Generic[T]):
+    """The things of a list, and what is told of one."""
+
+    things: Iterable[T]
+    fields: Mapping[str, Callable[[T], Any]] | None = None
+    """What is told of a thing, by its name in documents; None if things are documents already."""
+    is_seen: Callable[[T], bool] | None = None
+    """Whether the one who asks sees a thing; None if they see all."""
+    order: Sequence[str] = BY_NAME
+    basic: Collection[str] | None = None
+    """What `disable_stats` leaves; None if there are no statistics."""
+
+
+def narrowed(request: web.Request, document: Document) -> web.Response:
+    """Answer with a document, or with the `columns` of it that are asked for."""
+    return web.json_response(_narrowed(document, _columns(request)))
+
+
+async def write_listing(request: web.Request, listing: Listing[T]) -> web.StreamResponse:
+    """Answer with a list: all of it, or the page that is asked for. Raises Refusal."""
+    page, columns, slices = _page(request), _columns(request), Slices()
+    if listing.basic is not None and is_asked(request, "disable_stats"):
+        columns = _basic(columns, listing.basic)
+    seen = await _kept(listing.things, listing.is_seen, slices)
+    found = seen if page is None else await _named(listing, seen, page, slices)
+    if page is not None and page.offset > len(found):
+        text = f"Page out of range, page: {page.number} page size: {page.size}, len: {len(found)}"
+        raise bad_request(text, "page_out_of_range")
+    sort = request.query.get("sort")
+    order = [sort, *listing.order] if sort else listing.order
+    runs = await _runs(listing, found, order, slices, reverse=is_asked(request, "sort_reverse"))
+    ordered = map(itemgetter(-1), merge(*runs, reverse=is_asked(request, "sort_reverse")))
+
+    def document(thing: T) -> Document:
+        return _narrowed(_told(listing, thing, columns), columns)
+
+    if page is None:
+        response = await write_list(request, map(document, ordered))
+    else:
+        for at in range(0, page.offset, STEP):
+            last = min(STEP, page.offset - at) - 1
+            next(islice(ordered, last, last + 1))
+            await slices.give_way()
+        shown = list(islice(ordered, page.size))
+        head = {
+            "total_count": len(seen),
+            "filtered_count": len(found),
+            "item_count": len(shown),
+            "page": page.number,
+            "page_size": page.size,
+            "page_count": -(-len(found) // page.size),
+        }
+        response = await write_object(request, head, {"items": map(document, shown)})
+    del ordered
+    for used in (*runs, seen):
+        await _let_go(used, slices)
+    return response
+
+
+async def _let_go(things: list[Any], slices: Slices) -> None:
+    """Empty a list: to free tens of thousands of small things at once would take some milliseconds, too."""
+    while things:
+        del things[-STEP:]
+        await slices.give_way()
+
+
+# --- which
+
+
+class _Page(NamedTuple):
+    number: int
+    size: int
+    name: str
+    """What names must have in them, or match; "" for all."""
+    is_pattern: bool
+
+    @property
+    def offset(self) -> int:
+        return (self.number - 1) * self.size
+
+
+def _page(request: web.Request) -> _Page | None:
+    """The page that is asked for; None for all, and then names do not matter, as in RabbitMQ. Raises Refusal."""
+    number, size = _whole(request, "page"), _whole(request, "page_size")
+    name, is_pattern = request.query.get("name", ""), is_asked(request, "use_regex")
+    if is_pattern and len(name) > PATTERN_CHARS_MAX:
+        raise bad_request("name filter regex is too long", _INVALID)
+    if number is None:
+        return None
+    if number < 1 or (size is not None and not 1 <= size <= PAGE_SIZE_MAX):
+        shown = "undefined" if size is None else size
+        text = f"Invalid pagination parameters: page number {number}, page size {shown}"
+        raise bad_request(text, _INVALID)
+    return _Page(number, size or PAGE_SIZE, name, is_pattern)
+
+
+def _whole(request: web.Request, name: str) -> int | None:
+    """Read a whole number of the query, which may have a sign. Raises Refusal."""
+    text = request.query.get(name)
+    if text is None:
+        return None
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
+        raise bad_request("Pagination parameters are invalid")
+    return int(text)
+
+
+async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices: Slices) -> list[T]:
+    kept: list[T] = []
+    following = iter(things)
+    while part := list(islice(following, STEP)):
+        kept += part if is_kept is None else filter(is_kept, part)
+        await slices.give_way()
+    return kept
+
+
+async def _named(listing: Listing[T], things: list[T], page: _Page, slices: Slices) -> list[T]:
+    """The things whose names match. Things that have none match all names."""
+    name_of = _value_of(listing, "name")
+    if not page.name or not things or not isinstance(name_of(things[0]), str):
+        return things
+    if page.is_pattern:
+        return await _matching(things, name_of, page.name, slices)
+    wanted = page.name.lower()
+    return await _kept(things, lambda thing: wanted in name_of(thing).lower(), slices)
+
+
+async def _matching(things: list[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
+    """The things whose names match a regular expression; what is none matches nothing. Raises Refusal."""
+    try:
+        pattern = Pattern(f"(?i){text}")
+    except InvalidPattern:
+        return []
+    found: list[T] = []
+    steps_left = REQUEST_STEPS_MAX
+    for thing in things:
+        is_found, steps = pattern.search_within(name_of(thing), NAME_STEPS_MAX)
+        steps_left -= steps
+        if steps_left < 0:
+            raise bad_request("the search for the regular expression takes too long", _INVALID)
+        if is_found:
+            found.append(thing)
+        await slices.give_way()
+    return found
+
+
+# --- in which order
+
+
+async def _runs(
+    listing: Listing[T], things: list[T], order: Sequence[str], slices: Slices, *, reverse: bool
+) -> list[list[tuple[Any, ...]]]:
+    """Sort things into runs, to be merged; they are last in their rows. What is equal stays in its order."""
+    columns = [await _column(listing, things, column, slices) for column in dict.fromkeys(order)]
+    runs: list[list[tuple[Any, ...]]] = []
+    for start in range(0, len(things), RUN):
+        part = slice(start, start + RUN)
+        # No two have the same number behind their columns: things are never compared.
+        run = list(zip(*(column[part] for column in columns), count(start), things[part], strict=False))
+        run.sort(reverse=reverse)
+        runs.append(run)
+        await slices.give_way()
+    return runs
+
+
+async def _column(listing: Listing[T], things: list[T], column: str, slices: Slices) -> list[Any]:
+    """What each thing has in a column, so that it may be compared."""
+    value_of = _value_of(listing, column)
+    values: list[Any] = []
+    kinds: set[type] = set()
+    for start in range(0, len(things), STEP):
+        part = list(map(value_of, things[start : start + STEP]))
+        values += part
+        kinds.update(map(type, part))
+        await slices.give_way()
+    if kinds <= {str} or kinds <= {int, float}:
+        return values
+    for start in range(0, len(values), STEP):
+        values[start : start + STEP] = map(_rank, values[start : start + STEP])
+        await slices.give_way()
+    return values
+
+
+def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:
+    """Make a function that finds what a thing has in a column; 0 if it has nothing there, as in RabbitMQ."""
+    path = [part for part in column.split(".") if part]
+    if listing.fields is None:
+        return partial(_within, path)
+    field = listing.fields.get(path[0]) if path else None
+    if field is None:
+        return lambda _: 0
+    return field if len(path) == 1 else lambda thing: _within(path[1:], field(thing))
+
+
+def _within(path: Sequence[str], value: Any) -> Any:
+    for part in path:
+        value = value.get(part, 0) if isinstance(value, Mapping) else 0
+    return value
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """The place of a value among others of any kind, in Erlang's order: numbers, atoms, what has parts, texts."""
+    match value:
+        case str():
+            return 3, value
+        case bool() | None:
+            return 1, json.dumps(value)
+        case int() | float():
+            return 0, value
+        case _:
+            return 2, json.dumps(value, sort_keys=True, default=str)
+
+
+# --- what of each
+
+
+def _columns(request: web.Request) -> Columns | None:
+    """The columns that are asked for; None for all."""
+    text = request.query.get("columns")
+    if text is None:
+        return None
+    columns: Columns = {}
+    for path in text.split(","):
+        parts = [part for part in path.split(".") if part] or [""]
+        within: Columns | None = columns
+        for part in parts[:-1]:
+            within = None if within is None else within.setdefault(part, {})
+        if within is not None:
+            within[parts[-1]] = None
+    return columns
+
+
+def _basic(columns: Columns | None, names: Collection[str]) -> Columns:
+    """The columns that are asked for, as far as they are no statistics."""
+    return {
+        name: None if columns is None else columns[name]
+        for name in names
+        if columns is None or name in columns
+    }
+
+
+def _narrowed(value: Any, columns: Columns | None) -> Any:
+    """The part of a value that is asked for; in a list, of each of its elements."""
+    if columns is None:
+        return value
+    if isinstance(value, Mapping):
+        return {name: _narrowed(part, columns[name]) for name, part in value.items() if name in columns}
+    if isinstance(value, list | tuple):
+        return [_narrowed(part, columns) for part in value]
+    return value
+
+
+def _told(listing: Listing[T], thing: T, columns: Columns | None) -> Any:
+    """The document of a thing, with the columns that are asked for at least."""
+    if listing.fields is None:
+        return thing
+    names = listing.fields if columns is None else listing.fields.keys() & columns.keys()
+    return {name: listing.fields[name](thing) for name in names}

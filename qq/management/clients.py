@@ -1,0 +1,260 @@
+"""What operators see of clients: connections and channels, on every node.
+
+What a node knows of its own clients, and the log does not (addresses, traffic, what is unacknowledged), are rows of
+plain data, which it tells the other nodes when they ask. Of the clients of a node that tells nothing there is what the
+log knows.
+
+Lives here: these rows, under RabbitMQ's names. Not here: how nodes ask each other (others.py), what is known of a
+client (sessions/facts.py), consumers (queues.py).
+
+Law: only looks. A row is what a connection or a channel is at one moment, by JSON's types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.http.documents import plain
+from qq.management.rates import Rates, with_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from cluster.group import Group
+    from qq.machine.catalog import ConnectionState
+    from qq.machine.machine import QueueMachine
+    from qq.management.others import OtherNodes
+    from qq.sessions.broker import Broker
+    from qq.sessions.facts import SessionCounts, SessionFacts, TlsFacts, Traffic
+    from qq.sessions.ports import Connection, Session
+
+PROTOCOL = "AMQP 0-9-1"
+"""The protocol that is shown for clients of nodes that tell nothing of them."""
+CLIENTS_PER_SAMPLE = 500
+"""How many connections or channels are sampled at a time: it takes about a millisecond."""
+CONNECTIONS, CHANNELS = "connections", "channels"
+"""The topics that nodes ask each other about."""
+
+Row = dict[str, Any]
+
+
+class _Octets(NamedTuple):
+    recv_oct: int
+    send_oct: int
+
+
+class ChannelNumbers(NamedTuple):
+    """How many messages went which way in a channel, under RabbitMQ's names."""
+
+    publish: int
+    confirm: int
+    return_unroutable: int
+    deliver: int
+    deliver_no_ack: int
+    get: int
+    get_no_ack: int
+    get_empty: int
+    deliver_get: int
+    redeliver: int
+    ack: int
+
+
+class ClientReports:
+    """The part of `qq.http.view.ManagementView` that shows connections and channels."""
+
+    def __init__(self, broker: Broker, group: Group, others: OtherNodes) -> None:
+        self._broker = broker
+        self._group = group
+        self._others = others
+        self._client_rates = Rates()
+        others.tell_rows(CONNECTIONS, self._connection_rows)
+        others.tell_rows(CHANNELS, self._channel_rows)
+
+    @property
+    def _machine(self) -> QueueMachine:
+        return self._broker.machine
+
+    async def connections(self) -> Sequence[Row]:
+        """The connections of all nodes, each with its `id`."""
+        told = await self._rows_of_all(CONNECTIONS)
+        found: list[Row] = []
+        known = {(node, row["id"]): row for node, rows in told.items() for row in rows}
+        for row in list(self._machine.catalog.connections.values()):
+            shown = known.get((row.node, row.id))
+            found.append(_known_of(row) if shown is None else shown)
+        return sorted(found, key=_place)
+
+    async def channels(self) -> Sequence[Row]:
+        """The channels of all nodes that tell of theirs."""
+        told = await self._rows_of_all(CHANNELS)
+        return sorted((row for rows in told.values() for row in rows), key=_place)
+
+    async def _rows_of_all(self, topic: str) -> Mapping[str, Sequence[Row]]:
+        own = self._broker.name
+        rows_after = self._connection_rows if topic == CONNECTIONS else self._channel_rows
+        others = [name for name in self._group.members.names if name != own]
+        told = await self._others.rows_of_all(others, topic)
+        rows: list[Row] = []
+        for count, (_, row) in enumerate(rows_after(None)):
+            rows.append(row)
+            if count % CLIENTS_PER_SAMPLE == 0:
+                await asyncio.sleep(0)
+        return told | {own: rows}
+
+    # Of this node
+
+    async def _sample_clients(self) -> None:
+        """Take samples for rates."""
+        connections, sessions = self._broker.connections, self._broker.sessions
+        self._client_rates.keep_only({*connections, *sessions})
+        for count, connection in enumerate(list(connections.values())):
+            numbers = _octets(connection.facts().traffic)
+            self._client_rates.sample(connection.id, numbers, self._group.time_ms())
+            if count % CLIENTS_PER_SAMPLE == 0:
+                await asyncio.sleep(0)
+        for count, session in enumerate(list(sessions.values())):
+            facts = session.facts()
+            if facts is not None:
+                self._client_rates.sample(
+                    session.session, channel_numbers(facts.counts), self._group.time_ms()
+                )
+            if count % CLIENTS_PER_SAMPLE == 0:
+                await asyncio.sleep(0)
+
+    def _connection_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
+        """The connections of this node behind a number, in the order of their numbers."""
+        catalog, connections = self._machine.catalog, self._broker.connections
+        for number in sorted(number for number in connections if after is None or number > after):
+            connection = connections.get(number)
+            row = catalog.connections.get((self._broker.name, number))
+            if connection is not None and row is not None:
+                yield number, self._connection_row(connection, row)
+
+    def _connection_row(self, connection: Connection, row: ConnectionState) -> Row:
+        facts, properties = connection.facts(), plain(connection.client_properties)
+        octets = _octets(facts.traffic)
+        rates = self._client_rates.per_second(connection.id, octets, self._group.time_ms())
+        is_held = facts.is_blocked or self._broker.throttle.holds(row.id)
+        name = properties.get("connection_name")
+        return _known_of(row) | {
+            "state": "closing" if row.closing else "flow" if is_held else "running",
+            "name": connection.name,
+            "user_provided_name": name if isinstance(name, str) else None,
+            "protocol": connection.protocol,
+            "host": facts.host,
+            "port": facts.port,
+            "peer_host": connection.peer_host,
+            "peer_port": connection.peer_port,
+            "channels": connection.channel_count,
+            "client_properties": properties,
+            "connected_at": facts.connected_at_ms,
+            "auth_mechanism": facts.auth_mechanism,
+            "frame_max": facts.frame_max,
+            "channel_max": facts.channel_max,
+            "timeout": facts.timeout_s,
+            "recv_cnt": facts.traffic.reads,
+            "send_cnt": facts.traffic.writes,
+            "send_pend": facts.traffic.octets_waiting,
+            **with_rates(octets._asdict(), rates),
+            **_tls(facts.tls),
+        }
+
+    def _channel_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
+        """The channels of this node behind a session's number, in the order of these."""
+        sessions = self._broker.sessions
+        for number in sorted(number for number in sessions if after is None or number > after):
+            session = sessions.get(number)
+            facts = None if session is None else session.facts()
+            if session is not None and facts is not None:
+                yield number, self._channel_row(session, facts)
+
+    def _channel_row(self, session: Session, facts: SessionFacts) -> Row:
+        connection = session.connection
+        numbers = channel_numbers(facts.counts)
+        rates = self._client_rates.per_second(session.session, numbers, self._group.time_ms())
+        is_held = connection.facts().is_blocked or self._broker.throttle.holds(connection.id)
+        return {
+            "id": session.session,
+            "name": f"{connection.name} ({facts.number})",
+            "node": self._broker.name,
+            "number": facts.number,
+            "user": connection.user,
+            "user_who_performed_action": connection.user,
+            "vhost": connection.vhost,
+            "state": "flow" if is_held else "running",
+            "confirm": facts.confirming,
+            "transactional": facts.transactional,
+            "consumer_count": facts.consumers,
+            "messages_unacknowledged": facts.unacknowledged,
+            "messages_unconfirmed": facts.unconfirmed,
+            "messages_uncommitted": facts.uncommitted,
+            "acks_uncommitted": facts.uncommitted_acks,
+            "prefetch_count": facts.prefetch,
+            "global_prefetch_count": facts.prefetch_of_all,
+            "connection_details": {
+                "name": connection.name,
+                "peer_host": connection.peer_host,
+                "peer_port": connection.peer_port,
+            },
+            "message_stats": with_rates(numbers._asdict(), rates),
+        }
+
+
+def _place(row: Row) -> tuple[str, int]:
+    return row["node"], row["id"]
+
+
+def _known_of(row: ConnectionState) -> Row:
+    """What the log knows of a connection."""
+    return {
+        "id": row.id,
+        "name": f"{row.node}:{row.id}",
+        "node": row.node,
+        "vhost": row.vhost.name,
+        "user": row.user,
+        "user_who_performed_action": row.user,
+        "state": "closing" if row.closing else "running",
+        "protocol": PROTOCOL,
+        "type": "network",
+        "client_properties": {},
+    }
+
+
+def _tls(facts: TlsFacts | None) -> Row:
+    """What is told of TLS. The cipher is OpenSSL's name of all of it, key exchange and hash included."""
+    if facts is None:
+        facts_told: Row = dict.fromkeys(("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash"))
+    else:
+        facts_told = {
+            "ssl_protocol": facts.version.lower(),
+            "ssl_key_exchange": None,
+            "ssl_cipher": facts.cipher,
+            "ssl_hash": None,
+        }
+    return facts_told | {
+        "ssl": facts is not None,
+        "peer_cert_subject": facts.subject if facts else None,
+        "peer_cert_issuer": facts.issuer if facts else None,
+        "peer_cert_validity": facts.validity if facts else None,
+    }
+
+
+def _octets(traffic: Traffic) -> _Octets:
+    return _Octets(traffic.octets_in, traffic.octets_out)
+
+
+def channel_numbers(counts: SessionCounts) -> ChannelNumbers:
+    return ChannelNumbers(
+        publish=counts.published,
+        confirm=counts.confirmed,
+        return_unroutable=counts.returned,
+        deliver=counts.delivered,
+        deliver_no_ack=counts.delivered_no_ack,
+        get=counts.got,
+        get_no_ack=counts.got_no_ack,
+        get_empty=counts.get_empty,
+        deliver_get=counts.delivered + counts.delivered_no_ack + counts.got + counts.got_no_ack,
+        redeliver=counts.redelivered,
+        ack=counts.acknowledged,
+    )

@@ -1,0 +1,274 @@
+"""Lists: pages, names, orders and columns, and that what they cost does not hold up others."""
+
+from __future__ import annotations
+
+import asyncio
+from time import thread_time
+from typing import Any
+
+import pytest
+from fakes import FakeManagement, MachineManagement
+from http_node import GUEST, Client, Node, answer
+
+from qq.http import lists
+from qq.http.bodies import read_queue
+from qq.machine.commands import PutVhost, SetPermissions
+
+NAMES = ["Beta", "alpha", "gamma.1", "gamma.2"]
+
+
+@pytest.fixture
+def node() -> Node[MachineManagement]:
+    management = MachineManagement()
+    management.make(*[read_queue(name, {"arguments": {"x-max-length": len(name)}}) for name in NAMES])
+    return Node(management)
+
+
+def names(answer: Any) -> list[str]:
+    return [each["name"] for each in answer.json]
+
+
+def test_a_page_says_what_it_is_a_page_of(node: Node[MachineManagement]) -> None:
+    page = node.api("queues?page=2&page_size=3").json
+    [item] = page.pop("items")
+    assert item == node.api("queues").json[3]
+    assert page == {
+        "total_count": 4,
+        "filtered_count": 4,
+        "item_count": 1,
+        "page": 2,
+        "page_size": 3,
+        "page_count": 2,
+    }
+    page = node.api("queues?page=1&name=GAMMA&page_size=1").json
+    assert (page["total_count"], page["filtered_count"], page["page_count"]) == (4, 2, 2)
+    assert (page["page_size"], names_of(page)) == (1, ["gamma.1"])
+    assert node.api("queues?page=1").json["page_size"] == 100
+
+
+def names_of(page: dict[str, Any]) -> list[str]:
+    return [item["name"] for item in page["items"]]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "page=0",
+        "page=-1",
+        "page=x",
+        "page=1.0",
+        "page=",
+        "page=1&page_size=0",
+        "page=1&page_size=501",
+        "page=1&page_size=many",
+        "page_size=many",
+        "page=3&page_size=4",
+        f"page={10**30}",
+        f"page=1&use_regex=true&name={'a' * 1025}",
+    ],
+)
+def test_a_page_that_cannot_be_is_refused(node: Node[MachineManagement], query: str) -> None:
+    refused = node.api(f"queues?{query}")
+    assert refused.status == 400
+    errors = ("bad_request", "invalid_pagination_parameters", "page_out_of_range")
+    assert (refused.json["error"] in errors, bool(refused.json["reason"])) == (True, True)
+
+
+def test_a_page_out_of_range_is_told_as_rabbitmq_does(node: Node[MachineManagement]) -> None:
+    assert node.api("queues?page=1000").json == {
+        "error": "page_out_of_range",
+        "reason": "Page out of range, page: 1000 page size: 100, len: 4",
+    }
+    # The page right behind the last one is empty.
+    assert node.api("queues?page=2&page_size=4").json["items"] == []
+    assert node.api("queues?page=1&name=nothing").json["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("^gamma", ["gamma.1", "gamma.2"]),
+        ("^(?=B)", ["Beta"]),
+        ("^b", ["Beta"]),  # case does not matter
+        ("A$", ["Beta", "alpha"]),
+        (r"\.2", ["gamma.2"]),
+        ("(", []),  # no regular expression
+        ("(a)\\1", []),  # one that is not known
+    ],
+)
+def test_names_match_a_regular_expression(
+    node: Node[MachineManagement], pattern: str, found: list[str]
+) -> None:
+    async def ask(client: Client) -> Any:
+        query = {"page": "1", "use_regex": "true", "name": pattern}
+        async with client.get("/api/queues", params=query, headers=GUEST) as response:
+            return await response.json()
+
+    assert names_of(node.tell(ask)) == found
+
+
+def test_names_are_not_looked_at_without_a_page(node: Node[MachineManagement]) -> None:
+    assert names(node.api("queues?name=alpha")) == NAMES
+
+
+def test_a_regular_expression_cannot_take_for_ever(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "REQUEST_STEPS_MAX", 4 * 100)
+    node.management.make(*[read_queue(f"{'a' * 200}{number}", {}) for number in range(5)])
+    refused = node.api("queues?page=1&use_regex=true&name=(.*)*(.*)*x")
+    assert (refused.status, refused.json["error"]) == (400, "invalid_pagination_parameters")
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("sort=name", NAMES),
+        ("sort=name&sort_reverse=true", NAMES[::-1]),
+        ("sort=arguments.x-max-length", ["Beta", "alpha", "gamma.1", "gamma.2"]),
+        ("sort=arguments.x-max-length&sort_reverse=true", ["gamma.2", "gamma.1", "alpha", "Beta"]),
+        ("sort=nothing", NAMES),
+        ("sort=nothing.at.all&sort_reverse=true", NAMES[::-1]),
+        ("sort=", NAMES),
+        ("sort=.", NAMES),
+        ("sort=members", NAMES),
+        ("sort=message_stats.publish_details.rate", NAMES),
+    ],
+)
+def test_lists_are_sorted(node: Node[MachineManagement], sort: str, order: list[str]) -> None:
+    assert names(node.api(f"queues?{sort}")) == order
+
+
+def test_what_is_missing_comes_before_numbers_and_these_before_texts() -> None:
+    node = Node(MachineManagement())
+    for name, arguments in (
+        ("a", {"x": "text"}),
+        ("b", {"x": 5}),
+        ("c", {}),
+        ("d", {"x": True}),
+        ("e", {"x": [1]}),
+    ):
+        body = {"type": "direct", "arguments": arguments}
+        assert node.api(f"exchanges/%2F/{name}", "PUT", json=body).status == 201
+    page = node.api("exchanges?page=1&page_size=500&sort=arguments.x&columns=name").json
+    assert [name for name in names_of(page) if len(name) == 1] == ["c", "b", "d", "e", "a"]
+
+
+def test_lists_are_sorted_by_virtual_host_and_name(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.management.make(PutVhost("a", "", [], ""), SetPermissions("guest", "a", ".*", ".*", ".*"))
+    assert node.api("queues/a/z", "PUT").status == 201
+    # A page is the same whether it is in one run or in several.
+    for run in (1024, 2):
+        monkeypatch.setattr(lists, "RUN", run)
+        pages = [names_of(node.api(f"queues?page={page}&page_size=2").json) for page in (1, 2, 3)]
+        assert pages == [["Beta", "alpha"], ["gamma.1", "gamma.2"], ["z"]]
+
+
+def test_only_the_columns_that_are_asked_for_are_told(node: Node[MachineManagement]) -> None:
+    assert node.api("queues?columns=name").json == [{"name": name} for name in NAMES]
+    page = node.api("queues?columns=name,arguments.x-max-length,nothing&page=1&page_size=1").json
+    assert page["items"] == [{"name": "Beta", "arguments": {"x-max-length": 4}}]
+    one = node.api("queues/%2F/Beta?columns=message_stats.publish_details.rate,consumers").json
+    assert one == {"message_stats": {"publish_details": {"rate": 0.0}}, "consumers": 0}
+    whole = node.api("queues/%2F/Beta?columns=arguments.x,arguments").json
+    assert whole == {"arguments": {"x-max-length": 4, "x-queue-type": "classic"}}
+    assert node.api("queues/%2F/Beta?columns=name.of.it").json == {"name": "Beta"}
+    assert node.api("vhosts/%2F?columns=name").json == {"name": "/"}
+
+
+def test_without_statistics_a_queue_is_what_it_was_declared_to_be(node: Node[MachineManagement]) -> None:
+    [queue, *_] = node.api("queues?disable_stats=true").json
+    assert {"name", "vhost", "type", "durable", "arguments", "members"} < queue.keys()
+    assert not {"messages", "message_stats", "consumers"} & queue.keys()
+    [queue, *_] = node.api("queues?disable_stats=true&enable_queue_totals=true").json
+    assert (queue["messages"], queue["messages_ready"], queue["messages_unacknowledged"]) == (0, 0, 0)
+    assert node.api("queues?disable_stats=true&columns=name,messages").json[0] == {"name": "Beta"}
+    refused = node.api("consumers?disable_stats=true")
+    assert (refused.status, refused.json["reason"]) == (
+        400,
+        "Stats in management UI are disabled on this node",
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "queues",
+        "queues/detailed",
+        "queues/%2F",
+        "exchanges",
+        "bindings",
+        "queues/%2F/Beta/bindings",
+        "connections",
+        "consumers",
+        "vhosts",
+        "vhost-limits",
+        "users",
+        "users/without-permissions",
+        "user-limits",
+        "permissions",
+        "topic-permissions",
+        "vhosts/%2F/permissions",
+        "users/guest/permissions",
+        "policies",
+        "operator-policies",
+    ],
+)
+def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
+    whole = node.api(path).json
+    page = node.api(f"{path}?page=1&page_size=500&sort_reverse=true").json
+    assert (page["items"], page["total_count"]) == (whole[::-1], len(whole))
+    assert node.api(f"{path}?page=x").status == 400
+
+
+def test_somebody_who_does_not_see_a_queue_does_not_count_it(node: Node[MachineManagement]) -> None:
+    node.management.make(PutVhost("a", "", [], ""), SetPermissions("guest", "a", ".*", ".*", ".*"))
+    assert node.api("queues/a/z", "PUT").status == 201
+    node.add_user("ann", "management", vhosts=("a",))
+    page = node.api("queues?page=1", user="ann").json
+    assert (page["total_count"], names_of(page)) == (1, ["z"])
+
+
+def test_a_document_is_made_only_of_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(FakeManagement())
+    node.management.queue_names = [f"q{number:04}" for number in range(3000)]
+    rows = node.management.queue_rows(None)
+    told: list[str] = []
+
+    def members(queue: Any) -> list[str]:
+        told.append(queue.name)
+        return []
+
+    rows = rows._replace(fields={**rows.fields, "members": members})
+    monkeypatch.setattr(node.management, "queue_rows", lambda _: rows)
+    page = node.api("queues?page=20&page_size=5&name=1").json
+    assert told == names_of(page)
+
+
+def test_a_page_of_very_many_is_looked_for_in_slices() -> None:
+    node = Node(MachineManagement())
+    for start in range(0, 10_000, 500):
+        node.management.make(*[read_queue(f"q{number}", {}) for number in range(start, start + 500)])
+
+    async def story(client: Client) -> float:
+        longest_s = 0.0
+
+        async def watch() -> None:
+            nonlocal longest_s
+            last_s = thread_time()
+            while True:
+                await asyncio.sleep(0)
+                now_s = thread_time()
+                longest_s, last_s = max(longest_s, now_s - last_s), now_s
+
+        await answer(client, "/api/queues?page=1", headers=GUEST)
+        watching = asyncio.ensure_future(watch())
+        page = await answer(client, "/api/queues?page=30&name=1", headers=GUEST)
+        watching.cancel()
+        assert page.json["item_count"] == 100
+        return longest_s
+
+    # All at once it would take some 20 ms of the processor. (Also reading the answer is done in this loop.)
+    assert min(node.tell(story) for _ in range(3)) < 0.015
