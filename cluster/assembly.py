@@ -67,6 +67,8 @@ class Hooks(NamedTuple):
     """Tell the shell of an installed snapshot of this index."""
     needed_from: Callable[[], int | None]
     """The index of the first entry that must stay in the log, None if none must."""
+    submit_nothing: Callable[[], None]
+    """Submit a batch without commands."""
     alarm_changed: Callable[[str | None], None]
     """Tell the shell why publishers must wait from now on, None if they need not."""
 
@@ -219,6 +221,7 @@ class Assembly:
             lambda: self.installing.taker.lacks_space,
             runtime,
             self._hooks.alarm_changed,
+            self._hooks.submit_nothing,
         )
 
     def _prepare_copies(self) -> None:

@@ -65,7 +65,14 @@ class Group:
         self._events: GroupEvents = Nobody()
         self.apply_times = Histogram()
         """How long it took to apply each entry, without what this node does with the effects."""
-        hooks = Hooks(self._turn, self._apply, self._installed, self._needed_from, self._alarm_changed)
+        hooks = Hooks(
+            self._turn,
+            self._apply,
+            self._installed,
+            self._needed_from,
+            self._submit_nothing,
+            self._alarm_changed,
+        )
         parts = Assembly(config, machine, runtime, disk, links, engine, hooks)
         own = parts.own
 
@@ -262,6 +269,9 @@ class Group:
             return needed
         fed = self._giver.needed_from(self.engine, self.members.presence.members, self.config.retained_bytes)
         return min((index for index in (needed, fed) if index is not None), default=None)
+
+    def _submit_nothing(self) -> None:
+        self.submit([])
 
     def _alarm_changed(self, reason: str | None) -> None:
         self._events.alarm_changed(reason)

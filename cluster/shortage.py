@@ -49,8 +49,11 @@ class Shortage:
         lacks_space: Callable[[], bool],
         runtime: Runtime,
         alarm_changed: Callable[[str | None], None],
+        submit_nothing: Callable[[], None],
     ) -> None:
-        """`lacks_space` tells whether there was no space for a snapshot that this node needs.
+        """`submit_nothing` has the log go on by an entry that changes nothing.
+
+        `lacks_space` tells whether there was no space for a snapshot that this node needs.
 
         `alarm_changed` is told why publishers must wait from now on, or None if they need not any more.
         """
@@ -64,6 +67,9 @@ class Shortage:
         self._lacks_space = lacks_space
         self._runtime = runtime
         self._alarm_changed = alarm_changed
+        self._submit_nothing = submit_nothing
+        self._submitted_at = 0
+        """Where the log ended when it was asked to go on."""
         self._tried_full_disk_s = 0.0
         self._stuck_since_s: float | None = None
         """Since when this node cannot go on for want of space; None if it can."""
@@ -76,6 +82,10 @@ class Shortage:
             reason = self._alarms.reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._alarm_changed(reason)
+        last_index = self._engine.journal.last_index
+        if last_index != self._submitted_at and self._housekeeping.awaits_entry:
+            self._submitted_at = last_index
+            self._submit_nothing()
         if self._engine.journal.full:
             self._try_full_disk(now_s)
         if not (self._engine.journal.full or self._lacks_space()):

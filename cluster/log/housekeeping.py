@@ -32,6 +32,9 @@ measured now and then. The second: the log that is kept. The third and the fourt
 checkpoint and is being measured, two bytes for each byte logged; the file that is written anew while the old ones are
 still there; and the granularity of segments. Files that a snapshot under way has pinned come on top, and a node that is
 not given anything to apply does not get smaller.
+
+While publishers wait for space, R is 0 and the open segment is sealed with each checkpoint: what nobody needs goes,
+also where the disk is too small for all of the above.
 """
 
 from __future__ import annotations
@@ -81,6 +84,8 @@ REPLAY_S = 0.5
 """A checkpoint is also due after this much time of applying entries, since a start has to apply them again."""
 SCARCE_S = 2.0
 """While publishers wait for space, a checkpoint is due this long after the last one: it gives space back."""
+SCARCE_SHARE = 16
+"""While publishers wait for space, what is worth giving back is at least this part of a segment's usual size."""
 REST_FACTOR = 4
 """After each job there is a rest, this many times as long as the job took; not while the log grows fast."""
 
@@ -272,7 +277,31 @@ class Housekeeping:
         self._taken_bytes = self._journal.appended_bytes
         self._taken_applying_s = self._applying_s
         self._is_damaged = False
+        journal = self._journal
+        if self.is_space_scarce and not journal.full and journal.open_bytes >= self._scarce_bytes:
+            journal.seal()
         self._taken = _Taken(CheckpointPosition(index, term), self._freeze())
+
+    @property
+    def awaits_entry(self) -> bool:
+        """Whether space could be given back after another checkpoint, for which there is nothing new.
+
+        A file goes when the second newest checkpoint needs it no more. Once all is consumed that publishers have filled
+        the disk with, they wait, and perhaps nobody else has anything to do.
+        """
+        if not self.is_space_scarce or self._taken is not None or self.newest_index < self._applied_index:
+            return False
+        # Beyond the second newest checkpoint, and not beyond what is applied.
+        held = [
+            segment.file_bytes
+            for segment in self._journal.segments()
+            if segment.sealed and self.second_index < segment.end <= self._applied_index + 1
+        ]
+        return sum(held) >= self._scarce_bytes
+
+    @property
+    def _scarce_bytes(self) -> int:
+        return self._settings.segment_bytes // SCARCE_SHARE
 
     def _write(self, taken: _Taken) -> None:
         found = list_checkpoints(self._disk, self._directory)
@@ -467,9 +496,10 @@ class Housekeeping:
         needed_from = self._needed_from()
         free: list[Segment] = []
         newer_bytes = 0
+        retained_bytes = 0 if self.is_space_scarce else self._settings.retained_bytes
         for segment in reversed(journal.segments()):
             in_log = segment.end > journal.first_index
-            is_retained = in_log and newer_bytes < self._settings.retained_bytes
+            is_retained = in_log and newer_bytes < retained_bytes
             is_needed = segment.end > self.second_index or (
                 needed_from is not None and segment.end > needed_from
             )

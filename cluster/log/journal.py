@@ -423,6 +423,11 @@ class SegmentedJournal(Journal):
         self._batch = None
         self._operations.append(Seal(index))
 
+    @property
+    def open_bytes(self) -> int:
+        """How long the open segment's file is, in bytes; 0 if there is none."""
+        return self._open.size if self._open is not None else 0
+
     def seal(self) -> None:
         """Seal the open segment with the next sync, if there is one."""
         if self._open is not None:

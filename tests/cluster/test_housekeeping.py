@@ -258,6 +258,49 @@ def test_while_space_is_scarce_what_is_consumed_goes_within_seconds() -> None:
     assert checkpoints(node) == found, "there is nothing new"
 
 
+@pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1_000_000])
+def test_while_space_is_scarce_all_that_was_consumed_goes_though_nothing_more_happens(
+    segment_bytes: int,
+) -> None:
+    """Publishers wait, consumers have everything: the log that is kept for followers goes, and what is in one file."""
+    settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=10**9, segment_bytes=segment_bytes)
+    node = make_node(settings)
+    while node.journal.disk_bytes < 100_000:
+        publish(node)
+    settle_all(node)
+    node.wait(10)
+    assert node.journal.disk_bytes > 100_000
+    node.housekeeping.is_space_scarce = True
+    asked = 0
+    for _ in range(20):
+        node.wait(2)
+        if node.housekeeping.awaits_entry:
+            node.append(make_entry(1, []))
+            asked += 1
+    assert node.journal.disk_bytes < 10_000
+    assert asked <= 3
+    found = checkpoints(node)
+    node.wait(100)
+    assert not node.housekeeping.awaits_entry
+    assert checkpoints(node) == found
+
+
+def test_a_disk_full_of_what_nobody_consumes_asks_for_nothing_for_ever() -> None:
+    settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=10**9, segment_bytes=SEGMENT_BYTES)
+    node = make_node(settings)
+    for _ in range(100):
+        publish(node)
+    node.housekeeping.is_space_scarce = True
+    asked = 0
+    for _ in range(20):
+        node.wait(2)
+        if node.housekeeping.awaits_entry:
+            node.append(make_entry(1, []))
+            asked += 1
+    assert asked <= 3
+    assert len(node.places) == 600
+
+
 def test_a_checkpoint_is_taken_after_so_much_work() -> None:
     node = make_node(HousekeepingSettings(checkpoint_entries=10**9))
     for entry, applying_s in enumerate((0.2, 0.49, 0.51, 0.9, 1.02), start=1):

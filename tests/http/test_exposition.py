@@ -42,7 +42,7 @@ def scraped(node: Node[MachineManagement], path: str) -> Samples:
 
 def test_each_queue_is_a_sample_of_each_metric(node: Node[MachineManagement]) -> None:
     stored = [b"abc"] * 3
-    node.management.publish(encode_batch([Enqueue(99, 0, len(stored), "", "orders", False, 1)], stored))
+    node.management.keep(encode_batch([Enqueue(99, 0, len(stored), "", "orders", False, 1)], stored))
     shown = scraped(node, "/metrics/per-object")
     assert shown["rabbitmq_queue_messages_ready", ("/", "orders")] == 3
     assert shown["rabbitmq_queue_messages", ("/", "orders")] == 3
