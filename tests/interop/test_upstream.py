@@ -63,6 +63,13 @@ def besides(*names: str) -> str:
 
 SHORT = [
     Suite(
+        "amqpstorm",
+        ["amqpstorm/tests/functional/management"],
+        [],
+        54,
+        files=["amqpstorm/tests/functional/management/test_*.py"],
+    ),
+    Suite(
         "amqp",
         ["t/integration/test_rmq.py"],
         ["-o", "python_classes=test_*"],
@@ -177,13 +184,15 @@ def run_unpacked(
     missing = unaccounted(source, suite.files, suite.tests, known)
     assert not missing, "\n".join(missing)
     left_out = [f"--deselect-glob={test}" for entry in known if not entry.run for test in entry.tests]
-    port = cluster.followers()[0].amqp_port
+    node = cluster.followers()[0]
+    port = node.amqp_port
     outcome = run_pytest(
         source,
         suite.tests,
         scratch.directory / "report.xml",
         port=port,
         tls_port=port + AMQPS_PORT_OFFSET,
+        http_port=node.http_port,
         timeout_s=timeout_s,
         options=["-p", "left_out", *left_out, *suite.options],
     )

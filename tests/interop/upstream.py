@@ -110,6 +110,7 @@ def run_pytest(
     *,
     port: int,
     tls_port: int,
+    http_port: int,
     timeout_s: float,
     options: Sequence[str] = (),
 ) -> Outcome:
@@ -132,6 +133,12 @@ def run_pytest(
         # Celery; the other result store that it could use, Redis, is no part of this
         "TEST_BROKER": f"pyamqp://guest:guest@127.0.0.1:{port}//",
         "TEST_BACKEND": report.with_suffix(".results").as_uri(),
+        # AMQPStorm
+        "AMQP_HOST": "127.0.0.1",
+        "AMQP_USERNAME": "guest",
+        "AMQP_PASSWORD": "guest",
+        "AMQP_URI": f"amqp://guest:guest@127.0.0.1:{port}/%2F",
+        "AMQP_HTTP_URL": f"http://127.0.0.1:{http_port}",
     }
     report.with_suffix(".results").mkdir()
     run_suite(command, directory, report, settings, timeout_s)
