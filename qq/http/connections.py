@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.documents import client_document, consumer_document
+from qq.http.documents import by_place, client_document, consumer_document
 from qq.http.errors import bad_request, not_found, unauthorized
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of
@@ -123,7 +123,8 @@ class ConnectionEndpoints:
 
     async def channel(self, request: web.Request) -> web.Response:
         channel = await self._existing(request, self._management.channels)
-        consumers = [consumer_document(each) for each in self._management.consumers_of_channel(channel)]
+        found, channels = self._management.consumers_of_channel(channel), by_place([channel])
+        consumers = [consumer_document(each, channels) for each in found]
         # What goes between a channel and each queue or exchange is told in RabbitMQ's rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "publishes": [], "deliveries": []}
         return narrowed(request, client_document(channel) | details)

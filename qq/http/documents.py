@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qq.http.login import Operator
     from qq.http.view import (
@@ -93,8 +93,28 @@ QUEUE_BASICS = (
 QUEUE_TOTALS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
-def consumer_document(consumer: ConsumerStatus) -> dict[str, Any]:
-    return consumer._asdict() | {"arguments": plain(consumer.arguments)}
+Channels = Mapping[tuple[str, int], "Client"]
+"""Channels by their node and id."""
+
+
+def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str, Any]:
+    """Describe a consumer; of one of another node its channel is told if it is among these."""
+    details = {name: value for name, value in consumer.channel_details.items() if name != "id"}
+    channel = channels.get((details["node"], consumer.channel_details.get("id", 0)))
+    if channel is not None:
+        connection = channel["connection_details"]
+        details |= {
+            "name": channel["name"],
+            "connection_name": connection["name"],
+            "peer_host": connection["peer_host"],
+            "peer_port": connection["peer_port"],
+            "user": channel["user"],
+        }
+    return consumer._asdict() | {"channel_details": details, "arguments": plain(consumer.arguments)}
+
+
+def by_place(channels: Sequence[Client]) -> Channels:
+    return {(channel["node"], channel["id"]): channel for channel in channels}
 
 
 def policy_document(vhost: str, policy: Policy) -> dict[str, Any]:

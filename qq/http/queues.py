@@ -18,6 +18,7 @@ from qq.http.documents import (
     QUEUE_BASICS,
     QUEUE_TOTALS,
     browsed_document,
+    by_place,
     consumer_document,
     got_document,
     queue_document,
@@ -98,7 +99,9 @@ class QueueEndpoints:
         if is_asked(request, "disable_stats"):
             basic = _basics(request)
             return narrowed(request, {key: value for key, value in document.items() if key in basic})
-        consumers = [consumer_document(each) for each in self._management.consumers_of_queue(vhost, name)]
+        found = list(self._management.consumers_of_queue(vhost, name))
+        channels = by_place(await self._management.channels()) if found else {}
+        consumers = [consumer_document(each, channels) for each in found]
         # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
         thing = ("queue", vhost, name)
@@ -164,8 +167,9 @@ class QueueEndpoints:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         if is_asked(request, "disable_stats"):
             raise bad_request(STATS_DISABLED)
+        channels = by_place(await self._management.channels())
         consumers = self._management.consumers(vhost)
-        seen = (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
+        seen = (consumer_document(each, channels) for each in consumers if is_seen(each.queue["vhost"]))
         return await write_listing(request, Listing(seen))
 
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:

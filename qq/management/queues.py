@@ -239,8 +239,15 @@ class QueueReports:
         )
 
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
-        """Where the consumer is and, if it is on this node, from where its client came."""
-        details: dict[str, Any] = {"node": consumer.node, "number": consumer.channel}
+        """Where the consumer is and, if it is on this node, from where its client came.
+
+        The `id` is that of its channel, by which that is found among the channels of all nodes.
+        """
+        details: dict[str, Any] = {
+            "id": consumer.session,
+            "node": consumer.node,
+            "number": consumer.channel,
+        }
         session = self._broker.session(consumer.session) if consumer.node == self._broker.name else None
         if session is not None:
             connection = session.connection

@@ -40,7 +40,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
     path = "vhosts/a%2Fb%20%C3%A9"
     assert node.api(path, "PUT", json=body).status == 201
     metadata = {"description": "orders", "tags": ["a", "b"], "default_queue_type": "quorum"}
-    shown = node.api(path).json
+    shown = node.api(f"{path}?disable_stats=true").json
     assert shown == {
         "name": "a/b é",
         **metadata,
@@ -50,7 +50,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
         "tracing": False,
         "protected_from_deletion": False,
     }
-    assert shown in node.api("vhosts").json
+    assert shown in node.api("vhosts?disable_stats=true").json
     assert names(node.api("vhosts")) == ["/", "a/b é"]
     assert node.api(path, "PUT", json={"tags": ["c"]}).status == 204
     # As in RabbitMQ: the queue type stays, the rest does not.

@@ -151,7 +151,17 @@ def test_every_node_shows_what_a_channel_does(nodes: list[ClusterNode], connecti
     assert one["publishes"] == one["deliveries"] == []
     assert found["name"] in [each["name"] for each in ask(nodes[0], "vhosts/%2F/channels")]
     [consumer] = ask(nodes[1], f"queues/%2F/{name}")["consumer_details"]
-    assert consumer["channel_details"]["number"] == 1
+    connection_name = found["connection_details"]["name"]
+    assert consumer["channel_details"] == {
+        "node": "n3",
+        "number": 1,
+        "name": found["name"],
+        "connection_name": connection_name,
+        "peer_host": "127.0.0.1",
+        "peer_port": int(connection_name.partition(" ")[0].rpartition(":")[2]),
+        "user": "guest",
+    }
+    assert consumer in ask(nodes[0], "consumers")
     [queue] = [each for each in ask(nodes[1], "queues/detailed") if each["name"] == name]
     stats = queue["message_stats"]
     assert (stats["get"], stats["get_no_ack"], stats["deliver"], stats["ack"]) == (1, 1, 2, 1)
