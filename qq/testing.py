@@ -211,9 +211,11 @@ class ClusterNode:
         return "it is paused" if self._paused else why_not_ready(self.http_port)
 
     def _get(self, path: str) -> Any:
+        """The document at `path`; None if there is no answer, or an error, such as that no login can be decided now."""
         if self._paused or not self.running:
             return None
-        return ask(self.http_port, path)
+        answer = ask(self.http_port, path)
+        return None if isinstance(answer, dict) and "error" in answer else answer
 
 
 class LocalCluster:

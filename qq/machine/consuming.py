@@ -100,7 +100,7 @@ class Taking:
         if queue.returning and not queue.available:
             queue.bring_back(1, core.time_ms)
         if not queue.available:
-            queue.tally.got_nothing += 1
+            queue.note_empty()
             return GetEmpty()
         if not command.no_ack:
             vhost = core.vhost(command.session)

@@ -749,6 +749,10 @@ class Queue:
                 backlog.give_back(again)
         self.die(dead, DELIVERY_LIMIT, now_ms)
 
+    def note_empty(self) -> None:
+        """Count a get that finds no message."""
+        self.tally.got_nothing += 1
+
     def get(self, consumer: Consumer, now_ms: int) -> Range:
         """Check out one message, which has to be there, to a consumer that wants no more.
 
