@@ -187,7 +187,7 @@ def test_the_script_shows_fields_that_there_are(node: Node[FakeManagement]) -> N
     for thing, fields in (
         ("node", NodeStatus._fields),
         ("queue", QueueStatus._fields),
-        # test_clients.py says which fields a connection has.
+        # test_clients_over_http.py says which fields a connection has.
         ("connection", ("name", "node", "user", "vhost", "peer_host", "channels", "state")),
         ("thing", ("vhost",)),
     ):
