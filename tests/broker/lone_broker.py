@@ -127,6 +127,9 @@ class _Runtime:
         self.call_later = loop.call_later
         self.monotonic = loop.time
 
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
 
 class LoneBroker:
     """Runs on a thread of its own; `call` does something on that thread."""
