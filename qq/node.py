@@ -160,7 +160,6 @@ class Node:
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
         self._loop_delays = Histogram()
-        self._began_s = self.runtime.monotonic()
         if (config.data_dir / UNFINISHED).exists():
             raise StartError(
                 f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
@@ -559,7 +558,7 @@ class Node:
                 self.broker.submissions.commit_times,
             ),
             clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
-            uptime_s=self.runtime.monotonic() - self._began_s,
+            uptime_s=self.management.uptime_s,
             consumers=self.management.own_consumers,
             totals=self.management.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),

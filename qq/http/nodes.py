@@ -217,7 +217,7 @@ class NodeEndpoints:
         status = next((each for each in self._status().nodes if each.name == name), None)
         if status is None:
             raise not_found()
-        return status, (await self._management.node_reports()).get(name)
+        return status, await self._management.node_report(name)
 
     def _status(self) -> ClusterStatus:
         return self._view.cluster_status()

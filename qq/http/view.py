@@ -657,6 +657,10 @@ class ManagementView(Protocol):
         """What this node says of itself."""
         ...
 
+    async def node_report(self, name: str) -> NodeReport | None:
+        """What a node says of itself, this one or another; None if it does not say it here."""
+        ...
+
     async def node_reports(self) -> Mapping[str, NodeReport]:
         """What nodes say of themselves, by name: this one, and the others that answer within moments."""
         ...

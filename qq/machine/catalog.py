@@ -144,6 +144,11 @@ class Catalog:
         self.queues_declared += 1
         return self.queues_declared
 
+    @property
+    def queue_count(self) -> int:
+        """How many queues there are in all virtual hosts."""
+        return sum(len(vhost.queues) for vhost in self.vhosts.values())
+
     def queues(self) -> Iterator[Queue]:
         """The queues of all virtual hosts."""
         for vhost in self.vhosts.values():

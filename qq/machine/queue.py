@@ -82,7 +82,7 @@ class Tally:
     redelivered: int = 0
     got: int = 0
     got_no_ack: int = 0
-    got_nothing: int = 0
+    get_empty: int = 0
     """How often somebody has asked for a message and there was none."""
     acknowledged: int = 0
     died: dict[str, int] = field(default_factory=dict)
@@ -751,7 +751,7 @@ class Queue:
 
     def note_empty(self) -> None:
         """Count a get that finds no message."""
-        self.tally.got_nothing += 1
+        self.tally.get_empty += 1
 
     def get(self, consumer: Consumer, now_ms: int) -> Range:
         """Check out one message, which has to be there, to a consumer that wants no more.

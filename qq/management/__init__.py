@@ -49,7 +49,9 @@ class Management(
 
     def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
         """`reach` connects to a node (`PeerLinks.reach`)."""
-        self.others = OtherNodes(group.inquiries)
+        self.others = OtherNodes(
+            group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
+        )
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)

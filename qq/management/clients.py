@@ -12,11 +12,11 @@ Law: only looks. A row is what a connection or a channel is at one moment, by JS
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.documents import plain
-from qq.management.rates import Rates, with_rates
+from qq.http.slices import Slices
+from qq.management.rates import Rates, deliveries_of, with_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     from cluster.group import Group
     from qq.machine.catalog import ConnectionState
     from qq.machine.machine import QueueMachine
-    from qq.management.others import OtherNodes
+    from qq.management.others import OtherNodes, TellRows
     from qq.sessions.broker import Broker
     from qq.sessions.facts import SessionCounts, SessionFacts, TlsFacts, Traffic
     from qq.sessions.ports import Connection, Session
 
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of nodes that tell nothing of them."""
-CLIENTS_PER_SAMPLE = 500
-"""How many connections or channels are sampled at a time: it takes about a millisecond."""
 CONNECTIONS, CHANNELS = "connections", "channels"
 """The topics that nodes ask each other about."""
 
@@ -91,7 +89,7 @@ class ClientReports:
 
     async def connections(self) -> Sequence[Row]:
         """The connections of all nodes, each with its `id`."""
-        told = await self._rows_of_all(CONNECTIONS)
+        told = await self._rows_of_all(CONNECTIONS, self._connection_rows)
         found: list[Row] = []
         known = {(node, row["id"]): row for node, rows in told.items() for row in rows}
         for row in list(self._machine.catalog.connections.values()):
@@ -101,20 +99,17 @@ class ClientReports:
 
     async def channels(self) -> Sequence[Row]:
         """The channels of all nodes that tell of theirs."""
-        told = await self._rows_of_all(CHANNELS)
+        told = await self._rows_of_all(CHANNELS, self._channel_rows)
         return sorted((row for rows in told.values() for row in rows), key=_place)
 
-    async def _rows_of_all(self, topic: str) -> Mapping[str, Sequence[Row]]:
-        own = self._broker.name
-        rows_after = self._connection_rows if topic == CONNECTIONS else self._channel_rows
-        others = [name for name in self._group.members.names if name != own]
-        told = await self._others.rows_of_all(others, topic)
+    async def _rows_of_all(self, topic: str, own_rows: TellRows) -> Mapping[str, Sequence[Row]]:
+        told = await self._others.rows_of_all(topic)
         rows: list[Row] = []
-        for count, (_, row) in enumerate(rows_after(None)):
+        slices = Slices()
+        for _, row in own_rows(None):
             rows.append(row)
-            if count % CLIENTS_PER_SAMPLE == 0:
-                await asyncio.sleep(0)
-        return told | {own: rows}
+            await slices.give_way()
+        return told | {self._broker.name: rows}
 
     # Of this node
 
@@ -126,7 +121,6 @@ class ClientReports:
 
     def _churn(self) -> _Churn:
         counters, catalog = self._broker.counters, self._machine.catalog
-        queues = sum(len(vhost.queues) for vhost in catalog.vhosts.values())
         return _Churn(
             connection_created=counters.connections_opened,
             connection_closed=counters.connections_closed,
@@ -134,7 +128,7 @@ class ClientReports:
             channel_closed=counters.channels_closed,
             queue_declared=counters.queues_declared,
             queue_created=catalog.queues_declared,
-            queue_deleted=catalog.queues_declared - queues,
+            queue_deleted=catalog.queues_declared - catalog.queue_count,
         )
 
     async def _sample_clients(self) -> None:
@@ -142,19 +136,18 @@ class ClientReports:
         connections, sessions = self._broker.connections, self._broker.sessions
         self._client_rates.keep_only({_CHURN, *connections, *sessions})
         self._client_rates.sample(_CHURN, self._churn(), self._group.time_ms())
-        for count, connection in enumerate(list(connections.values())):
+        slices = Slices()
+        for connection in list(connections.values()):
             numbers = _octets(connection.facts().traffic)
             self._client_rates.sample(connection.id, numbers, self._group.time_ms())
-            if count % CLIENTS_PER_SAMPLE == 0:
-                await asyncio.sleep(0)
-        for count, session in enumerate(list(sessions.values())):
+            await slices.give_way()
+        for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
                 self._client_rates.sample(
                     session.session, channel_numbers(facts.counts), self._group.time_ms()
                 )
-            if count % CLIENTS_PER_SAMPLE == 0:
-                await asyncio.sleep(0)
+            await slices.give_way()
 
     def _connection_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
         """The connections of this node behind a number, in the order of their numbers."""
@@ -279,16 +272,4 @@ def _octets(traffic: Traffic) -> _Octets:
 
 
 def channel_numbers(counts: SessionCounts) -> ChannelNumbers:
-    return ChannelNumbers(
-        publish=counts.published,
-        confirm=counts.confirmed,
-        return_unroutable=counts.returned,
-        deliver=counts.delivered,
-        deliver_no_ack=counts.delivered_no_ack,
-        get=counts.got,
-        get_no_ack=counts.got_no_ack,
-        get_empty=counts.get_empty,
-        deliver_get=counts.delivered + counts.delivered_no_ack + counts.got + counts.got_no_ack,
-        redeliver=counts.redelivered,
-        ack=counts.acknowledged,
-    )
+    return ChannelNumbers(counts.published, counts.confirmed, counts.returned, *deliveries_of(counts))

@@ -8,7 +8,6 @@ Law: only looks. What a node says of itself is made by the node itself, as plain
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import resource
@@ -62,10 +61,19 @@ class NodeReports:
         others.tell(TOPIC, self.own_report)
 
     async def node_reports(self) -> Mapping[str, NodeReport]:
-        names = [name for name in self._reporting.members.names if name != self._broker.name]
-        told = await asyncio.gather(*(self._asking.told(name, TOPIC) for name in names))
-        found = [self.own_report(), *map(report_in, told)]
+        told = await self._asking.told_by_all(TOPIC)
+        found = [self.own_report(), *map(report_in, told.values())]
         return {report.name: report for report in found if report is not None}
+
+    async def node_report(self, name: str) -> NodeReport | None:
+        if name == self._broker.name:
+            return self.own_report()
+        return report_in(await self._asking.told(name, TOPIC))
+
+    @property
+    def uptime_s(self) -> float:
+        """For how many seconds this node has been up."""
+        return self._broker.runtime.monotonic() - self._began_s
 
     def own_report(self) -> NodeReport:
         broker, alarms, own = self._broker, self._reporting.alarms, self._own
@@ -75,7 +83,7 @@ class NodeReports:
         return NodeReport(
             name=broker.name,
             pid=os.getpid(),
-            uptime_ms=int((now_s - self._began_s) * 1000),
+            uptime_ms=int(self.uptime_s * 1000),
             processors=len(os.sched_getaffinity(0)),
             run_queue=int(_LOAD.read_text().split()[3].partition("/")[0]),
             context_switches=usage.ru_nvcsw + usage.ru_nivcsw,

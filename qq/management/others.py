@@ -43,8 +43,10 @@ HEAD_BYTES_MAX = 1024
 class OtherNodes:
     """The questions and answers of one node."""
 
-    def __init__(self, inquiries: Inquiries) -> None:
+    def __init__(self, inquiries: Inquiries, names: Callable[[], Sequence[str]]) -> None:
+        """`names` returns the names of the other members."""
         self._inquiries = inquiries
+        self._names = names
         self._topics: dict[str, Tell] = {}
         inquiries.answer_with(self._answer)
 
@@ -102,8 +104,15 @@ class OtherNodes:
                 break
         return rows
 
-    async def rows_of_all(self, nodes: Sequence[str], topic: str) -> dict[str, list[Any]]:
-        """The rows of a topic that each of these nodes tells."""
+    async def told_by_all(self, topic: str) -> dict[str, Any]:
+        """What each of the other nodes tells of a topic; None for those that tell nothing."""
+        nodes = self._names()
+        told = await asyncio.gather(*(self.told(node, topic) for node in nodes))
+        return dict(zip(nodes, told, strict=True))
+
+    async def rows_of_all(self, topic: str) -> dict[str, list[Any]]:
+        """The rows of a topic that each of the other nodes tells."""
+        nodes = self._names()
         told = await asyncio.gather(*(self.rows(node, topic) for node in nodes))
         return dict(zip(nodes, told, strict=True))
 

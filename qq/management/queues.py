@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from qq.http.slices import Slices
 from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 QUEUES_PER_SAMPLE = 200
 """How many queues are sampled at a time: it takes about a millisecond."""
-CONSUMERS_PER_SAMPLE = 2000
-"""How many consumers are counted at a time."""
 DOWN = "down"
 _COUNTS = [name for name in QueueNumbers._fields if name not in (*LENGTHS, "waited_ms")]
 """What `message_stats` tells of a queue."""
@@ -61,7 +60,6 @@ class QueueReports:
         """Take samples for rates."""
         queues = list(self._machine.queues())
         self._rates.keep_only({queue.number for queue in queues})
-        ready = unacked = 0
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()
             for queue in queues[start : start + QUEUES_PER_SAMPLE]:
@@ -70,32 +68,30 @@ class QueueReports:
                     queue.vhost, None if before is None else QueueNumbers(*before), numbers
                 )
                 self._rates.sample(queue.number, numbers, now_ms)
-                ready += queue.ready
-                unacked += queue.unacked
             await asyncio.sleep(0)
         self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
         for thing in self._kept_samples.watched():
             numbers = self._numbers_of(thing)
             if numbers is not None:
                 self._kept_samples.note(thing, numbers, self._group.time_ms())
-        created = self._machine.catalog.queues_declared
+        catalog = self._machine.catalog
+        together = self._vhost_totals.of_all(catalog.vhosts.values())
         self.totals = ClusterTotals(
-            queues=len(queues),
-            queues_created=created,
-            queues_deleted=created - len(queues),
-            messages_ready=ready,
-            messages_unacked=unacked,
+            queues=catalog.queue_count,
+            queues_created=catalog.queues_declared,
+            queues_deleted=catalog.queues_declared - catalog.queue_count,
+            messages_ready=together.messages_ready,
+            messages_unacked=together.messages_unacknowledged,
             messages_routed=self._machine.routed,
             messages_dropped=self._machine.dropped,
         )
         self.own_consumers = await self._count_own_consumers()
 
     async def _count_own_consumers(self) -> int:
-        consumers, own = list(self._machine.consumers.values()), 0
-        for start in range(0, len(consumers), CONSUMERS_PER_SAMPLE):
-            some = consumers[start : start + CONSUMERS_PER_SAMPLE]
-            own += sum(consumer.live and consumer.node == self._broker.name for consumer in some)
-            await asyncio.sleep(0)
+        own, slices = 0, Slices()
+        for consumer in list(self._machine.consumers.values()):
+            own += consumer.live and consumer.node == self._broker.name
+            await slices.give_way()
         return own
 
     def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

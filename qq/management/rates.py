@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping
 
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Queue, Tally
+    from qq.sessions.facts import SessionCounts
 
 SAMPLE_INTERVAL_S = 5.0
 """How often samples are taken: rates are of this time at least, and of twice as much at most."""
 LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
 """The numbers that may become smaller: how many there are, and not how many there have been."""
+DELIVERIES = (
+    "deliver",
+    "deliver_no_ack",
+    "get",
+    "get_no_ack",
+    "get_empty",
+    "deliver_get",
+    "redeliver",
+    "ack",
+)
+"""RabbitMQ's names of what becomes of messages in a queue, and in a channel."""
 _SHORT_MS = 1000
 """No rates are told of a time that is shorter than this."""
 
@@ -116,18 +128,20 @@ def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[s
     return told
 
 
+def deliveries_of(counts: Tally | SessionCounts) -> Numbers:
+    """The numbers of `DELIVERIES`, in their order."""
+    delivered, got = counts.delivered, counts.got
+    delivered_no_ack, got_no_ack = counts.delivered_no_ack, counts.got_no_ack
+    together = delivered + delivered_no_ack + got + got_no_ack
+    empty, again, acknowledged = counts.get_empty, counts.redelivered, counts.acknowledged
+    return delivered, delivered_no_ack, got, got_no_ack, empty, together, again, acknowledged
+
+
 def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
     tally, backlog = queue.tally, queue.backlog
     return QueueNumbers(
-        publish=tally.published,
-        deliver=tally.delivered,
-        deliver_no_ack=tally.delivered_no_ack,
-        get=tally.got,
-        get_no_ack=tally.got_no_ack,
-        get_empty=tally.got_nothing,
-        deliver_get=tally.delivered + tally.delivered_no_ack + tally.got + tally.got_no_ack,
-        redeliver=tally.redelivered,
-        ack=tally.acknowledged,
+        tally.published,
+        *deliveries_of(tally),
         messages=backlog.count + queue.unacked + backlog.delayed + queue.dying_count,
         messages_ready=backlog.count,
         messages_unacknowledged=queue.unacked,

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.view import Samples
-from qq.management.rates import LENGTHS, SAMPLE_INTERVAL_S, QueueNumbers, Rates, with_rates
+from qq.management.rates import DELIVERIES, LENGTHS, SAMPLE_INTERVAL_S, QueueNumbers, Rates, with_rates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -24,7 +24,6 @@ SAMPLES_KEPT_S = 600
 """For how long samples of what somebody looks at are kept."""
 WATCHED_MAX = 200
 """Of how many things samples are kept at a time: those that were looked at last."""
-_COUNTS = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "deliver_get", "redeliver", "ack")
 
 
 class VhostNumbers(NamedTuple):
@@ -64,8 +63,8 @@ class VhostTotals:
 
     def take(self, vhost: str, before: QueueNumbers | None, now: QueueNumbers) -> None:
         """Add what a queue has counted since its last sample, and what is in it."""
-        counted = self._counted.setdefault(vhost, [0] * len(_COUNTS))
-        for place, name in enumerate(_COUNTS):
+        counted = self._counted.setdefault(vhost, [0] * len(DELIVERIES))
+        for place, name in enumerate(DELIVERIES):
             count = getattr(now, name)
             old = 0 if before is None else getattr(before, name)
             counted[place] += count - old if count >= old else count
@@ -88,7 +87,7 @@ class VhostTotals:
 
     def of_vhost(self, vhost: VirtualHost) -> VhostNumbers:
         published = sum(count for count, _ in vhost.exchange_counts.values())
-        counted = self._counted.get(vhost.name) or [0] * len(_COUNTS)
+        counted = self._counted.get(vhost.name) or [0] * len(DELIVERIES)
         lengths = self._lengths.get(vhost.name) or [0] * len(LENGTHS)
         return VhostNumbers(published, *counted, *lengths)
 

@@ -23,13 +23,13 @@ class Two:
             name: Inquiries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (OtherNodes(each) for each in self.inquiries.values())
+        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.inquiries.values())
 
     def told(self, topic: str, *arguments: Any) -> Any:
         return asyncio.run(self.asking.told("b", topic, *arguments))
 
     def rows(self, topic: str) -> dict[str, list[Any]]:
-        return asyncio.run(self.asking.rows_of_all(["b"], topic))
+        return asyncio.run(self.asking.rows_of_all(topic))
 
     def _send(self, sender: str, receiver: str, message: Message) -> None:
         if self.is_stuck:
