@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change, Declaration, Table
     from qq.sessions.broker import Broker
 
+ID_BYTES = 8
+"""How many random octets an id is drawn from."""
 DECLARATIONS_PER_BATCH = 100
 """How many declarations are submitted together: they take some milliseconds of every node's time."""
 
@@ -47,13 +49,18 @@ class Changes:
         salt = secrets.token_bytes(SALT_BYTES)
         return salt, hash_password(salt, password.encode())
 
+    def new_id(self) -> str:
+        return secrets.token_hex(ID_BYTES)
+
     async def wait_applied(self) -> None:
         await until_applied(self._broker, [], lambda: None)
 
     def check_command(self, command: Change | Declaration) -> None:
         check_command(command, self._broker.machine.version)
 
-    async def check_permitted(self, user: str, command: Declaration | c.Get | NewMessage, vhost: str) -> None:
+    async def check_permitted(
+        self, user: str, command: Declaration | c.Get | NewMessage | c.BeginMove, vhost: str
+    ) -> None:
         """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
         access = Access(self._broker.machine, user, vhost)
         try:
@@ -174,6 +181,11 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             return catalog.global_parameters.get(name) == value
         case c.DeleteGlobalParameter(name):
             return name not in catalog.global_parameters
+        case c.BeginMove(vhost=name, move=move):
+            return (name, move) in catalog.moves.all
+        case c.EndMove(vhost=name, move=move):
+            known = catalog.moves.all.get((name, move))
+            return known is None or not known.is_running
         case c.LimitPublishers():
             return catalog.publishers_bounds == tuple(change)
         case c.CloseConnection(node, number):
