@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from chaos.sim.queue_model import Key, Message, QueueModel, expiry_ms, is_full, names_of
 from qq.machine.backlog import PLACES
 from qq.machine.commands import DEFAULT_VHOST, MoveMessages, Publish
-from qq.machine.moves import FAILED, FINISHED, Move, Piece
+from qq.machine.moves import FAILED, FINISHED, MovePiece, MoveState
 from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:
@@ -126,19 +126,19 @@ class MoveOracle:
             self._fates["moves that ended"] += 1
             self._check_all_moved(machine, move, model, now_ms)
 
-    def _asked(self, move: Move, command: MoveMessages) -> Iterator[tuple[Piece, Key]]:
+    def _asked(self, move: MoveState, command: MoveMessages) -> Iterator[tuple[MovePiece, Key]]:
         kept = self._kept.get(move.source_number, {})
-        for piece in Piece.read(command.pieces):
+        for piece in MovePiece.read(command.pieces):
             for key in range(piece.first, piece.first + piece.count):
                 if (command.place, key) in kept:
                     yield piece, kept[command.place, key].name
 
-    def _target(self, move: Move, source: QueueModel, message: Message) -> QueueModel | None:
+    def _target(self, move: MoveState, source: QueueModel, message: Message) -> QueueModel | None:
         target = self._queues().get(move.destination or message.first)
         return None if target is source else target
 
     def _arrival(
-        self, move: Move, piece: Piece, message: Message, target: QueueModel, now_ms: int
+        self, move: MoveState, piece: MovePiece, message: Message, target: QueueModel, now_ms: int
     ) -> Message:
         known = self._published[message.place]
         if (piece.priority, piece.ttl_ms) != (known.priority, known.ttl_ms):
@@ -155,7 +155,7 @@ class MoveOracle:
             over=len(message.deaths),
         )
 
-    def _check_all_moved(self, machine: QueueMachine, move: Move, model: MoveModel, now_ms: int) -> None:
+    def _check_all_moved(self, machine: QueueMachine, move: MoveState, model: MoveModel, now_ms: int) -> None:
         """A move of everything has left nothing behind that was there all the time."""
         queue = _source(machine, move)
         if queue is None or move.count or move.reason or not move.destination:
@@ -167,7 +167,7 @@ class MoveOracle:
                 self._fail(f"{kept} was passed over by {move}")
 
 
-def _source(machine: QueueMachine, move: Move) -> Queue | None:
+def _source(machine: QueueMachine, move: MoveState) -> Queue | None:
     queue = machine.vhosts[move.vhost].queues.get(move.source)
     return queue if queue is not None and queue.number == move.source_number else None
 

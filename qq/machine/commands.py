@@ -486,7 +486,7 @@ class LimitPublishers(NamedTuple):
 
 
 class BeginMove(NamedTuple):
-    """Begin to move ready messages of a queue to another one; the fields are those of `moves.Move`."""
+    """Begin to move ready messages of a queue to another one; the fields are those of `moves.MoveState`."""
 
     vhost: str
     move: str
@@ -512,7 +512,7 @@ class MoveMessages(NamedTuple):
     place: int
     """The place in the source (`backlog.RETURNED`, `backlog.place_of`) of the messages."""
     pieces: list[int]
-    """The messages, as the numbers of one `moves.Piece` after the other, with ascending keys."""
+    """The messages, as the numbers of one `moves.MovePiece` after the other, with ascending keys."""
     examined: int
     """How many messages were looked at for this step."""
     next_place: int

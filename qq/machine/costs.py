@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
-from qq.machine.moves import Piece
+from qq.machine.moves import MovePiece
 from qq.machine.work import CHEAP_STEPS_MAX, QUEUES_GONE_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
@@ -145,7 +145,7 @@ class Costs:
             case c.DeleteUser():
                 return _COMMAND + _CONNECTION * len(core.catalog.connections)
             case c.MoveMessages():
-                return _CHUNKS + _DYING * (len(command.pieces) // len(Piece._fields))
+                return _CHUNKS + _DYING * (len(command.pieces) // len(MovePiece._fields))
             case c.DeadLetter():
                 return self._of_dead_letter(command)
             case _:

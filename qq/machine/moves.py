@@ -38,7 +38,7 @@ RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 """What a move may be: under way, done, stopped by somebody, or at an end because it could not go on."""
 
 
-class Piece(NamedTuple):
+class MovePiece(NamedTuple):
     """Messages that a step moves: consecutive keys of one place, and what their publisher has said of them."""
 
     first: int
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
     """The time to live that they were published with; NO_TTL if they had none."""
 
     @classmethod
-    def read(cls, numbers: list[int]) -> Iterator[Piece]:
+    def read(cls, numbers: list[int]) -> Iterator[MovePiece]:
         """The pieces that `MoveMessages` has as numbers: those that follow each other, and not what is left over."""
         width, end = len(cls._fields), 0
         for at in range(0, len(numbers) - width + 1, width):
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Move:
+class MoveState:
     """One move. Only the methods of `Moves` and `moving.py` change it."""
 
     vhost: str
@@ -125,20 +125,20 @@ class Moves:
     """The moves of all virtual hosts: those under way, and those that have ended a short while ago."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, str], Move] = {}
+        self._all: dict[tuple[str, str], MoveState] = {}
         """By virtual host and id, in the order in which they have begun."""
-        self._running: dict[tuple[str, str], Move] = {}
+        self._running: dict[tuple[str, str], MoveState] = {}
         """Those of them that are under way."""
 
     @property
-    def all(self) -> Mapping[tuple[str, str], Move]:
+    def all(self) -> Mapping[tuple[str, str], MoveState]:
         return self._all
 
     @property
-    def running(self) -> Mapping[tuple[str, str], Move]:
+    def running(self) -> Mapping[tuple[str, str], MoveState]:
         return self._running
 
-    def of_vhost(self, vhost: str) -> list[Move]:
+    def of_vhost(self, vhost: str) -> list[MoveState]:
         return [move for move in self._all.values() if move.vhost == vhost]
 
     def check_room(self, vhost: str, source: str, number: int) -> None:
@@ -158,20 +158,20 @@ class Moves:
                     f"{count} moves are under way in {where}, which is the limit: wait for one, or stop one"
                 )
 
-    def begin(self, move: Move) -> None:
+    def begin(self, move: MoveState) -> None:
         """Enter a move; its id is free."""
         self._all[move.vhost, move.id] = move
         if move.is_running:
             self._running[move.vhost, move.id] = move
 
-    def end(self, move: Move, state: str, error: str, now_ms: int) -> None:
+    def end(self, move: MoveState, state: str, error: str, now_ms: int) -> None:
         """Let a move that is under way be over, and forget old ones if too many have ended."""
         move.state, move.error, move.ended_ms, move.waits_for = state, error, now_ms, ""
         del self._running[move.vhost, move.id]
         self._forget_oldest(self.of_vhost(move.vhost), ENDED_IN_VHOST_MAX)
         self._forget_oldest(self._all.values(), ENDED_MAX)
 
-    def _forget_oldest(self, moves: Iterable[Move], most: int) -> None:
+    def _forget_oldest(self, moves: Iterable[MoveState], most: int) -> None:
         """Forget the one of these that has ended first, if more than `most` have."""
         ended = [move for move in moves if not move.is_running]
         if len(ended) > most:
@@ -184,5 +184,5 @@ class Moves:
             self._running.pop((vhost, move.id), None)
 
 
-def _ended(move: Move) -> int:
+def _ended(move: MoveState) -> int:
     return move.ended_ms

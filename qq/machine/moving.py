@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.machine.arguments import EXPIRY_MAX_MS
 from qq.machine.errors import Refused, not_found, the_queue
 from qq.machine.history import moved, moved_back
-from qq.machine.moves import FAILED, FINISHED, STOPPED, Move, Piece
+from qq.machine.moves import FAILED, FINISHED, STOPPED, MovePiece, MoveState
 from qq.machine.publishing import is_bounded, singles
 from qq.stored.properties import NO_TTL
 
@@ -41,7 +41,7 @@ class _Moving(NamedTuple):
 
     key: int
     messages: Range
-    piece: Piece
+    piece: MovePiece
     examined: int
     """How many messages were looked at before the first of these."""
 
@@ -65,7 +65,7 @@ class Moving:
         source = vhost.queues[command.source]
         destination = vhost.queues.get(command.destination)
         returned_end, position_end = source.backlog.ends()
-        move = Move(
+        move = MoveState(
             vhost=command.vhost,
             id=command.move,
             user=command.user,
@@ -109,9 +109,9 @@ class Moving:
         if move.is_through:
             core.catalog.moves.end(move, FINISHED, "", core.time_ms)
 
-    def _move(self, move: Move, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
+    def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
         """Move what a step is about, as far as there is room, and note how far the move has come."""
-        pieces = list(Piece.read(command.pieces))
+        pieces = list(MovePiece.read(command.pieces))
         found: list[tuple[int, Range]] = []
         if pieces:
             end = pieces[-1].first + pieces[-1].count
@@ -144,7 +144,7 @@ class Moving:
         move.place, move.key = begins
         move.examined += min(examined, LOOKED_MAX)  # sums of what a node says must fit in 63 bits
 
-    def _target(self, move: Move, vhost: VirtualHost, source: Queue, messages: Range) -> Queue | None:
+    def _target(self, move: MoveState, vhost: VirtualHost, source: Queue, messages: Range) -> Queue | None:
         """The queue that gets these messages; None if they stay, because they did not die or their queue is gone."""
         if move.destination:
             return vhost.queues[move.destination]
@@ -152,7 +152,7 @@ class Moving:
         target = None if history is None else vhost.queues.get(history.first[1])
         return None if target is source or target is None or target.owner is not None else target
 
-    def _enter(self, move: Move, source: Queue, target: Queue, moving: _Moving, wanted: int) -> int:
+    def _enter(self, move: MoveState, source: Queue, target: Queue, moving: _Moving, wanted: int) -> int:
         """Have a queue take messages in, as many of `wanted` as it has room for. Returns how many those are."""
         core, publishing = self._core, self._publishing
         if wanted and is_bounded(target):
@@ -168,7 +168,7 @@ class Moving:
         publishing.serve_if_full([target], wanted)
         return wanted
 
-    def _carried(self, move: Move, source: Queue, moving: _Moving) -> tuple[History | None, int | None]:
+    def _carried(self, move: MoveState, source: Queue, moving: _Moving) -> tuple[History | None, int | None]:
         """The history that messages take with them, and their own time to live, which dead letters have lost."""
         history = source.histories.get(moving.messages.history)
         if history is not None:
@@ -185,7 +185,7 @@ def _same(vhost: VirtualHost, name: str, number: int) -> Queue:
     return queue
 
 
-def _among(found: Sequence[tuple[int, Range]], pieces: Sequence[Piece]) -> Iterator[_Moving]:
+def _among(found: Sequence[tuple[int, Range]], pieces: Sequence[MovePiece]) -> Iterator[_Moving]:
     """Those of the messages that were found which pieces are about; both are in the order of keys."""
     remaining = iter(pieces)
     piece = next(remaining, None)

@@ -43,7 +43,7 @@ from qq.machine.effects import (
 )
 from qq.machine.history import History
 from qq.machine.leaving import Leaving
-from qq.machine.moves import Move
+from qq.machine.moves import MoveState
 from qq.machine.policies import Policy
 from qq.machine.queue import Consumer, Dying, Queue
 from qq.machine.requesters import Requester
@@ -461,7 +461,7 @@ class BehindRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """A move of messages: the fields of `moves.Move`."""
+    """A move of messages: the fields of `moves.MoveState`."""
 
     vhost: str
     id: str
@@ -490,11 +490,11 @@ class MoveRow(NamedTuple):
     ended_ms: int
 
     @classmethod
-    def of(cls, move: Move) -> MoveRow:
+    def of(cls, move: MoveState) -> MoveRow:
         return cls(*(getattr(move, field) for field in cls._fields))
 
-    def build(self) -> Move:
-        return Move(**self._asdict())
+    def build(self) -> MoveState:
+        return MoveState(**self._asdict())
 
 
 # Connections, sessions, consumers

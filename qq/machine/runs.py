@@ -49,7 +49,7 @@ _make = tuple.__new__
 """Makes a range in half the time of a call of `Range`."""
 _first_position = attrgetter("position")
 
-Piece = tuple[int, int]
+Cut = tuple[int, int]
 """Messages that are to be cut out: the position of the first, and how many positions from there on."""
 
 
@@ -206,7 +206,7 @@ class Runs:
                     count -= found[-1].count
         return found
 
-    def cut(self, pieces: Sequence[Piece]) -> None:
+    def cut(self, pieces: Sequence[Cut]) -> None:
         """Remove those messages of these pieces that are here. Pieces ascend and do not overlap."""
         if self._head:
             head = self._plain_head()
@@ -223,8 +223,8 @@ class Runs:
                 kept = kept[_CHUNK_WORDS:]
             self._tail = kept
 
-    def _cut_chunks(self, pieces: Sequence[Piece]) -> None:
-        touched: dict[int, list[Piece]] = {}
+    def _cut_chunks(self, pieces: Sequence[Cut]) -> None:
+        touched: dict[int, list[Cut]] = {}
         for first, count in pieces:
             for number in range(self._chunk_of(first), self._chunk_of(first + count - 1) + 1):
                 touched.setdefault(number, []).append((first, count))
@@ -258,7 +258,7 @@ class Runs:
         """The words of the runs of the head, without what was taken."""
         return _rest_of(self._head, self._at, self._taken, self._taken_size)
 
-    def _without(self, words: array[int], pieces: Sequence[Piece]) -> array[int]:
+    def _without(self, words: array[int], pieces: Sequence[Cut]) -> array[int]:
         """These runs without the messages of the pieces; the same array if none of them is there."""
         positions, cuts = words[_POSITION::_WORDS], dict[int, list[tuple[int, int]]]()
         for first, count in pieces:

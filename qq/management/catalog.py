@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.machine import QueueMachine
-    from qq.machine.moves import Move
+    from qq.machine.moves import MoveState
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
     from qq.routing.routers import Binding
@@ -210,7 +210,7 @@ class CatalogReports:
         ]
 
 
-def _move_status(move: Move) -> MoveStatus:
+def _move_status(move: MoveState) -> MoveStatus:
     return MoveStatus(*(getattr(move, name) for name in MoveStatus._fields))
 
 

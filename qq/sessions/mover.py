@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import PLACES
 from qq.machine.commands import EndMove, MoveMessages
-from qq.machine.moves import Piece
+from qq.machine.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from qq.machine.history import History
     from qq.machine.machine import QueueMachine
-    from qq.machine.moves import Move
+    from qq.machine.moves import MoveState
     from qq.machine.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries
@@ -53,7 +53,7 @@ TICK_S = 0.1
 
 
 @dataclass(slots=True)
-class _Pace:
+class _MovePace:
     """How fast a move goes on, as this leader sees to it."""
 
     access: Access
@@ -76,7 +76,7 @@ class _Pace:
 class _Step(NamedTuple):
     """A step of a move while it is put together."""
 
-    pieces: list[Piece]
+    pieces: list[MovePiece]
     """The messages to be moved, all in one place, and the next step begins there, too."""
     examined: int
     next_place: int
@@ -99,7 +99,7 @@ class Mover:
         """Whether a read or a step is under way."""
         self._wakes_s = inf
         """When it is looked again whether a move may go on, if nothing happens before."""
-        self._paces: dict[tuple[str, str], _Pace] = {}
+        self._paces: dict[tuple[str, str], _MovePace] = {}
         """Of each move under way, by virtual host and id."""
         self._last = ("", "")
         """The move that had its turn last."""
@@ -121,7 +121,7 @@ class Mover:
 
     # Whose turn it is
 
-    def _next(self, running: Mapping[tuple[str, str], Move]) -> Move | None:
+    def _next(self, running: Mapping[tuple[str, str], MoveState]) -> MoveState | None:
         """The move whose turn it is; None if all have to wait, and then it is looked again in time."""
         now_s, due_s = self._runtime.monotonic(), inf
         keys = list(running)
@@ -141,16 +141,16 @@ class Mover:
         self._wakes_s = inf
         self.submit_step()
 
-    def _pace(self, move: Move) -> _Pace:
+    def _pace(self, move: MoveState) -> _MovePace:
         pace = self._paces.get((move.vhost, move.id))
         if pace is None:
             access = Access(self._machine, move.user, move.vhost)
-            pace = self._paces[move.vhost, move.id] = _Pace(access, self._runtime.monotonic())
+            pace = self._paces[move.vhost, move.id] = _MovePace(access, self._runtime.monotonic())
         return pace
 
     # One step
 
-    def _go_on(self, move: Move) -> None:
+    def _go_on(self, move: MoveState) -> None:
         pace, now_s = self._pace(move), self._runtime.monotonic()
         try:
             _check(pace.access, move)
@@ -169,7 +169,7 @@ class Mover:
         numbers = [number for piece in step.pieces for number in piece]
         self._submit(move, MoveMessages(move.vhost, move.id, move.step, step.next_place, numbers, *step[1:]))
 
-    def _submit(self, move: Move, command: MoveMessages | EndMove) -> None:
+    def _submit(self, move: MoveState, command: MoveMessages | EndMove) -> None:
         before = move.step
 
         def applied() -> None:
@@ -184,7 +184,7 @@ class Mover:
         self._submissions.add(command, self._lane)
         self._submissions.read_barrier(applied, self._lane)
 
-    def _step(self, move: Move, access: Access, allowed: int) -> _Step | None:
+    def _step(self, move: MoveState, access: Access, allowed: int) -> _Step | None:
         """Look for the next messages that the move is for, `allowed` at most; None while they are being read."""
         source = self._machine.vhosts[move.vhost].queues.get(move.source)
         if source is None or source.number != move.source_number:
@@ -200,14 +200,14 @@ class Mover:
 
     def _look_at(
         self,
-        move: Move,
+        move: MoveState,
         access: Access,
         source: Queue,
         place: int,
         found: list[tuple[int, Range]],
         allowed: int,
     ) -> _Step | None:
-        pieces: list[Piece] = []
+        pieces: list[MovePiece] = []
         examined = matched = size = 0
         key = found[0][0]
         for number, (first, messages) in enumerate(found):
@@ -250,7 +250,7 @@ class Mover:
             return None
         return [message for group in groups for message in group.messages]
 
-    def _load(self, move: Move, indexes: list[int]) -> None:
+    def _load(self, move: MoveState, indexes: list[int]) -> None:
         def loaded() -> None:
             self._is_busy = False
             if self._leads and move.is_running:
@@ -262,14 +262,14 @@ class Mover:
         self._entries.load(indexes, loaded)
 
 
-def _check(access: Access, move: Move) -> None:
+def _check(access: Access, move: MoveState) -> None:
     """Raise AccessRefused if the user may not do any more what the move does."""
     access.check("read", "queue", move.source)
     if move.destination:
         access.check("write", "queue", move.destination)
 
 
-def _is_for(move: Move, access: Access, history: History | None) -> bool:
+def _is_for(move: MoveState, access: Access, history: History | None) -> bool:
     """Whether a move may be for messages with this history, as far as that tells."""
     if history is None:
         return bool(move.destination) and not (move.reason or move.from_queue)
@@ -303,7 +303,7 @@ def _is_equal(found: object, wanted: object) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def _add(pieces: list[Piece], key: int, examined: int, priority: int, ttl_ms: int) -> None:
+def _add(pieces: list[MovePiece], key: int, examined: int, priority: int, ttl_ms: int) -> None:
     """Add one message to the pieces of a step."""
     last = pieces[-1] if pieces else None
     if (
@@ -314,4 +314,4 @@ def _add(pieces: list[Piece], key: int, examined: int, priority: int, ttl_ms: in
     ):
         pieces[-1] = last._replace(count=last.count + 1)
     else:
-        pieces.append(Piece(key, 1, examined, priority, ttl_ms))
+        pieces.append(MovePiece(key, 1, examined, priority, ttl_ms))

@@ -11,7 +11,7 @@ import pytest
 from lone_broker import LoneBroker, wait_until
 
 from qq.machine import commands as c
-from qq.machine.moves import Move
+from qq.machine.moves import MoveState
 from qq.sessions import mover
 from qq.sessions.entries import MessagesGone
 
@@ -55,7 +55,7 @@ def bodies(channel: Any, queue: str) -> list[bytes]:
     return [body for _, _, body in drained(channel, queue)]
 
 
-def moved(broker: LoneBroker, command: c.BeginMove) -> Move:
+def moved(broker: LoneBroker, command: c.BeginMove) -> MoveState:
     """Have messages moved, and wait for the end."""
     broker.operate(command)
     move = broker.machine.moves.all[command.vhost, command.move]

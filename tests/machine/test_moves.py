@@ -18,8 +18,8 @@ from qq.machine.moves import (
     FILTER_BYTES_MAX,
     RUNNING_IN_VHOST_MAX,
     RUNNING_MAX,
-    Move,
-    Piece,
+    MovePiece,
+    MoveState,
 )
 from qq.ranges import NORMAL
 from qq.stored.properties import NO_PRIORITY, NO_TTL
@@ -49,7 +49,7 @@ def counts(driver: Driver, *names: str) -> list[int]:
     return [queue(driver, name).ready for name in names or ("q", "to")]
 
 
-def move(driver: Driver, name: str = "m") -> Move:
+def move(driver: Driver, name: str = "m") -> MoveState:
     return driver.machine.moves.all["/", name]
 
 
@@ -66,7 +66,7 @@ def step(
     numbers: list[int] = []
     examined = 0
     for first, count in pieces:
-        numbers += Piece(first, count, examined, priority, ttl_ms)
+        numbers += MovePiece(first, count, examined, priority, ttl_ms)
         examined += count
     return c.MoveMessages("/", name, number, place, numbers, examined, *then)
 
@@ -433,7 +433,7 @@ def test_pieces_are_numbers(numbers: list[object]) -> None:
 
 def test_numbers_of_half_a_piece_are_none(driver: Driver) -> None:
     driver.apply(publish(3), MOVE)
-    driver.apply(step(0, (0, 1))._replace(pieces=[*Piece(0, 1, 0, NO_PRIORITY, NO_TTL), 1, 2]))
+    driver.apply(step(0, (0, 1))._replace(pieces=[*MovePiece(0, 1, 0, NO_PRIORITY, NO_TTL), 1, 2]))
     assert counts(driver) == [2, 1]
 
 

@@ -56,7 +56,6 @@ from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
-from qq.sessions.mover import Mover
 from qq.tables import TABLE_DEPTH_MAX
 
 POWER_LOSSES = Options(
@@ -626,10 +625,6 @@ def take_any_step(moving: Moving, command: MoveMessages) -> None:
     take_step(moving, command if move is None else command._replace(step=move.step))
 
 
-def move_nothing(_: Mover) -> None:
-    """In place of `Mover.submit_step`."""
-
-
 outstanding = QueueMachine.outstanding
 
 
@@ -888,14 +883,6 @@ HAZARDS = [
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
         shown_by=9,
-    ),
-    Hazard(
-        Parts(),
-        QUEUES,
-        10,
-        "neither settled",
-        ("qq.sessions.mover.Mover.submit_step", move_nothing),
-        shown_by=3,
     ),
     Hazard(
         Parts(),
