@@ -18,6 +18,7 @@ from qq.machine.errors import Refused, not_found, the_queue
 from qq.machine.history import moved, moved_back
 from qq.machine.moves import FAILED, FINISHED, STOPPED, MovePiece, MoveState
 from qq.machine.publishing import is_bounded, singles
+from qq.machine.work import MOVED_AT_ONCE
 from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
     from qq.machine.vhost import VirtualHost
     from qq.ranges import Range
-
-LOOKED_MAX = 1_000
-"""How many messages of the source are looked at in a step: as many as a leader takes, and as many again that have come
-back since it looked. What is beyond is for the next step."""
 
 
 class _Moving(NamedTuple):
@@ -115,11 +112,11 @@ class Moving:
         found: list[tuple[int, Range]] = []
         if pieces:
             end = pieces[-1].first + pieces[-1].count
-            found = source.look(command.place, pieces[0].first, end, LOOKED_MAX)
+            found = source.look(command.place, pieces[0].first, end, MOVED_AT_ONCE)
         gone: list[tuple[int, Range]] = []
         # Where the next step begins, and how many messages were looked at before that.
         begins, examined = (command.next_place, command.next_key), command.examined
-        if sum(messages.count for _, messages in found) >= LOOKED_MAX:
+        if sum(messages.count for _, messages in found) >= MOVED_AT_ONCE:
             key, messages = found[-1]
             begins = command.place, key + messages.count
         move.waits_for = ""
@@ -142,7 +139,7 @@ class Moving:
             source.move_out(command.place, gone)
             self._core.touch(source)
         move.place, move.key = begins
-        move.examined += min(examined, LOOKED_MAX)  # sums of what a node says must fit in 63 bits
+        move.examined += min(examined, MOVED_AT_ONCE)  # sums of what a node says must fit in 63 bits
 
     def _target(self, move: MoveState, vhost: VirtualHost, source: Queue, messages: Range) -> Queue | None:
         """The queue that gets these messages; None if they stay, because they did not die or their queue is gone."""

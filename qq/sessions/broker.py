@@ -65,7 +65,7 @@ class Broker:
         self.entries = Entries([group], disk)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
-        self._mover = Mover(machine, self.submissions, self.entries, runtime)
+        self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._dispatcher = Dispatcher(self.counters)
         self.throttle = Throttle(name, machine, runtime, limits)
         self._last_id = 0

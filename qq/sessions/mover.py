@@ -29,7 +29,7 @@ from qq.stored.content import content_of
 from qq.stored.properties import kept_when_moved
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cluster.ports import Runtime
     from qq.machine.history import History
@@ -47,7 +47,7 @@ STEP_MESSAGES = 250
 STEP_BYTES = 1024 * 1024
 """Octets of messages at which a step looks at no more; a message is looked at whole."""
 RETRY_S = 0.5
-"""How long to wait for room in a queue, and before a step that was not taken is submitted again."""
+"""How long to wait for room in a queue, for the end of an alarm, and before a step that was not taken is repeated."""
 TICK_S = 0.1
 """How long to wait, at least, until a limited rate lets more messages pass."""
 
@@ -87,12 +87,19 @@ class Mover:
     """Has messages moved, while this node is the leader."""
 
     def __init__(
-        self, machine: QueueMachine, submissions: Submissions, entries: Entries, runtime: Runtime
+        self,
+        machine: QueueMachine,
+        submissions: Submissions,
+        entries: Entries,
+        runtime: Runtime,
+        must_wait: Callable[[], bool],
     ) -> None:
+        """`must_wait` tells whether publishers have to wait, because of an alarm: then moves wait, too."""
         self._machine = machine
         self._submissions = submissions
         self._entries = entries
         self._runtime = runtime
+        self._must_wait = must_wait
         self._lane = Lane()
         self._leads = False
         self._is_busy = False
@@ -156,6 +163,10 @@ class Mover:
             _check(pace.access, move)
         except AccessRefused as refused:
             self._submit(move, EndMove(move.vhost, move.id, str(refused)))
+            return
+        if self._must_wait():
+            pace.due_s = now_s + RETRY_S
+            self.submit_step()
             return
         allowed = pace.allowed(move.rate, now_s)
         if not allowed:

@@ -209,6 +209,21 @@ def test_dead_letters_stay_if_they_may_not_be_written_to_where_they_came_from(
     assert bodies(channel, "q") == [b"dies in theirs"]
 
 
+def test_while_publishers_wait_because_of_an_alarm_moves_wait_too(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "RETRY_S", 0.02)
+    publish(channel, b"a")
+    broker.alarm("the disk is full")
+    broker.operate(MOVE)
+    time.sleep(0.1)
+    move = broker.machine.moves.all["/", "m"]
+    assert (move.state, move.step) == ("running", 0)
+    broker.alarm(None)
+    wait_until(lambda: not move.is_running, "the end of the move")
+    assert bodies(channel, "to") == [b"a"]
+
+
 def test_moves_go_on_side_by_side(broker: LoneBroker, channel: Any) -> None:
     for number in range(3):
         for name in (f"from{number}", f"to{number}"):

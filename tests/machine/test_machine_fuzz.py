@@ -270,7 +270,7 @@ SMALL = {
     "qq.machine.moves.ENDED_IN_VHOST_MAX": 2,
     "qq.machine.moves.ENDED_MAX": 3,
     "qq.machine.moves.RUNNING_IN_VHOST_MAX": 3,
-    "qq.machine.moving.LOOKED_MAX": 4,
+    "qq.machine.moving.MOVED_AT_ONCE": 4,
     "qq.routing.masks.FEW_MAX": 1,
     "qq.machine.publishers.REFUSED_MAX": 2,
     "qq.machine.publishing.COPIES_MAX": 20,

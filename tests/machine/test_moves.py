@@ -448,7 +448,7 @@ def test_a_step_costs_what_it_is_about(driver: Driver) -> None:
 def test_what_is_too_much_for_a_step_is_left_for_the_next(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qq.machine.moving.LOOKED_MAX", 4)
+    monkeypatch.setattr("qq.machine.moving.MOVED_AT_ONCE", 4)
     driver.apply(publish(9), MOVE)
     driver.apply(step(0, (0, 1), (8, 1)))
     known = move(driver)
