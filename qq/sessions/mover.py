@@ -173,6 +173,8 @@ class Mover:
             pace.due_s = now_s + max(TICK_S, (1 - pace.passing) / move.rate)
             self.submit_step()
             return
+        if move.count:
+            allowed = min(allowed, move.count - move.moved)
         step = self._step(move, pace.access, allowed)
         if step is None:
             return  # it goes on when the messages are read
