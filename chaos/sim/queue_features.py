@@ -69,6 +69,8 @@ def draw_move(random: Random, name: str, user: str) -> BeginMove:
         reason=random.choice(("", "", "", "expired")),
         from_queue="",
         headers={},
+        shovel="",
+        is_endless=False,
     )
 
 

@@ -1,7 +1,7 @@
 """RabbitMQ's management API, as far as there is one.
 
 Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, queues.py, moves.py,
-replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
+shovels.py, replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
 definitions.py, operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py,
 view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
 
@@ -30,6 +30,7 @@ from qq.http.policies import PolicyEndpoints
 from qq.http.queues import QueueEndpoints
 from qq.http.replicas import ReplicaEndpoints
 from qq.http.sessions import LoginEndpoints
+from qq.http.shovels import ShovelEndpoints
 from qq.http.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.users import UserEndpoints
 from qq.http.vhosts import VhostEndpoints
@@ -47,6 +48,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
         MoveEndpoints(management),
+        ShovelEndpoints(management),
         ExchangeEndpoints(management),
         BindingEndpoints(management),
         PolicyEndpoints(management, operator=False),

@@ -336,6 +336,8 @@ def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
         reason=reason,
         from_queue=name_of(field(wanted, "from_queue", str, ""), "from_queue"),
         headers=headers,
+        shovel="",
+        is_endless=False,
     )
 
 

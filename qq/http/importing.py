@@ -18,6 +18,7 @@ from qq.http import bodies
 from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
 from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
+from qq.http.shovels import OtherBroker
 from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
@@ -225,7 +226,11 @@ class Import:
         what, key = f"parameter '{name}' of {component} in vhost '{vhost}'", (vhost, component, name)
         if not has_meaning(component):
             return self._skip(what)
-        return _Object(what, key, [read_parameter(vhost, component, name, row.get("value"))])
+        try:
+            change = read_parameter(vhost, component, name, row.get("value"))
+        except OtherBroker:
+            return self._skip(what)
+        return _Object(what, key, [change])
 
     def _exchange_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str, ""))

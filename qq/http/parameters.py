@@ -31,6 +31,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
+from qq.http.shovels import check_may_set, check_shovel
 from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog import CLUSTER_NAME
 from qq.machine.commands import (
@@ -44,6 +45,7 @@ from qq.machine.commands import (
     SetVhostLimits,
 )
 from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
+from qq.machine.moves import SHOVEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,8 +60,8 @@ OPERATOR_POLICIES = "operator_policy"
 POLICIES = "policy"
 """Policies are none of the parameters that are shown, though RabbitMQ keeps them with these."""
 
-COMPONENTS: dict[str, Callable[[str, Any], None]] = {}
-"""What checks the name and the value of a parameter, by component: it raises Refusal. None is there yet."""
+COMPONENTS: dict[str, Callable[[str, str, Any], None]] = {SHOVEL: check_shovel}
+"""What checks virtual host, name and value of a parameter, by component: it raises Refusal."""
 
 
 # --- what is shown
@@ -108,7 +110,7 @@ def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
         return bodies.put_policy(vhost, bodies.read_policy(name, value, operator=True))
     if not has_meaning(component):
         raise bad_request(f"Validation failed\n\ncomponent {component} not found\n")
-    COMPONENTS[component](bodies.name_of(name), value)
+    COMPONENTS[component](vhost, bodies.name_of(name), value)
     return PutParameter(vhost, component, name, _json(value))
 
 
@@ -178,7 +180,10 @@ class ParameterEndpoints:
         vhost = await self._vhost_to_change(request)
         named = request.match_info
         body = await read_body(request)
-        change = read_parameter(vhost, named["component"], named["name"], _value_in(body))
+        value = _value_in(body)
+        change = read_parameter(vhost, named["component"], named["name"], value)
+        if named["component"] == SHOVEL:
+            await check_may_set(request, self._management, vhost, login_of(request).user, value)
         is_new = await find(self._management, lambda: self._find(request, vhost)) is None
         await self._management.change(change)
         return put_answer(is_new=is_new)

@@ -410,6 +410,22 @@ class MoveStatus(NamedTuple):
     ended_ms: int
 
 
+class ShovelStatus(NamedTuple):
+    """A shovel of a virtual host."""
+
+    vhost: str
+    name: str
+    text: str
+    """The value of its parameter, as JSON."""
+    value: Mapping[str, Any]
+    move: MoveStatus | None
+    """The move under way for it; None if there is none."""
+    reason: str | None
+    """Why there is none; None if there is, or will be in a moment."""
+    node: str | None
+    """The node that sees to it: the one that leads."""
+
+
 class ParameterStatus(NamedTuple):
     """One parameter of a virtual host."""
 
@@ -666,6 +682,10 @@ class ManagementView(Protocol):
         ...
 
     def move(self, vhost: str, move: str) -> MoveStatus | None: ...
+
+    def shovels(self, vhost: str | None) -> Iterator[ShovelStatus]:
+        """The shovels of a virtual host, or of all."""
+        ...
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         """The exclusive queues of a user's connections: virtual hosts and names."""

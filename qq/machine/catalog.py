@@ -26,7 +26,7 @@ from qq.machine.commands import (
     SetPermissions,
     SetTopicPermissions,
 )
-from qq.machine.errors import internal_error, not_allowed, precondition_failed, the_queue
+from qq.machine.errors import internal_error, not_allowed, not_found, precondition_failed, the_queue
 from qq.machine.limits import (
     MAX_CHANNELS,
     MAX_CONNECTIONS,
@@ -42,7 +42,7 @@ from qq.machine.limits import (
     reached,
     table_bytes,
 )
-from qq.machine.moves import FILTER_BYTES_MAX, Moves
+from qq.machine.moves import FILTER_BYTES_MAX, SHOVEL, Moves
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
 from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
@@ -211,7 +211,9 @@ class Catalog:
             raise precondition_failed(
                 f"cannot begin a move: the headers of its filter take {size} bytes, the limit is {FILTER_BYTES_MAX}"
             )
-        self.moves.check_room(vhost.name, source.name, source.number)
+        if command.shovel and (SHOVEL, command.shovel) not in vhost.parameters:
+            raise not_found(f"shovel '{command.shovel}' in vhost '{vhost.name}'")
+        self.moves.check_room(vhost.name, source.name, source.number, for_shovel=bool(command.shovel))
 
     # Connections and channels
 

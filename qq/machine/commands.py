@@ -498,6 +498,8 @@ class BeginMove(NamedTuple):
     reason: str
     from_queue: str
     headers: Table
+    shovel: str
+    is_endless: bool
 
 
 class MoveMessages(NamedTuple):

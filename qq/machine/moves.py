@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from qq.machine.commands import Table
 
 RUNNING_MAX = 100
-"""How many moves may be under way in the cluster: they have their turns one after the other."""
+"""How many moves may be under way in the cluster: they have their turns one after the other. Those for shovels are
+counted by themselves, and as many."""
 RUNNING_IN_VHOST_MAX = 10
 """How many of these may be in one virtual host."""
 ENDED_MAX = 1_000
@@ -33,6 +34,11 @@ ENDED_IN_VHOST_MAX = 100
 """How many of these may be of one virtual host."""
 FILTER_BYTES_MAX = 2 * 1024
 """How much the headers that a move looks for may take (`limits.table_bytes`): 2 MB for all that are remembered."""
+
+SHOVEL = "shovel"
+"""The component whose parameters are shovels: moves that go on for as long as the parameter is there."""
+ENDLESS = 2**63
+"""More than any key."""
 
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 """What a move may be: under way, done, stopped by somebody, or at an end because it could not go on."""
@@ -86,12 +92,16 @@ class MoveState:
     """The queue in which messages must have died last; empty for any message."""
     headers: Table
     """Headers that messages must have, with these values."""
+    shovel: str
+    """The shovel that the move is carried out for, a parameter of the virtual host; empty if a user asked for it."""
+    is_endless: bool
+    """Whether it moves what comes later, too, until it is stopped. It goes through the source again and again."""
     begun_ms: int
     ready: int
     """How many messages were ready in the source when the move began."""
     returned_end: int
     position_end: int
-    """The keys from which on messages are too new, in RETURNED and in other places."""
+    """The keys from which on messages are too new, in RETURNED and in other places; of no account if it is endless."""
     step: int = 0
     """The number of the next step."""
     place: int = RETURNED
@@ -114,10 +124,12 @@ class MoveState:
     @property
     def is_through(self) -> bool:
         """Whether nothing is left to be moved."""
-        return self.place >= PLACES or 0 < self.count <= self.moved
+        return (self.place >= PLACES and not self.is_endless) or 0 < self.count <= self.moved
 
     def end_of(self, place: int) -> int:
         """The key in a place from which on messages are too new."""
+        if self.is_endless:
+            return ENDLESS
         return self.returned_end if place == RETURNED else self.position_end
 
 
@@ -141,17 +153,25 @@ class Moves:
     def of_vhost(self, vhost: str) -> list[MoveState]:
         return [move for move in self._all.values() if move.vhost == vhost]
 
-    def check_room(self, vhost: str, source: str, number: int) -> None:
+    def of_shovel(self, vhost: str, shovel: str) -> MoveState | None:
+        """The move under way for a shovel; None if there is none."""
+        for move in self._running.values():
+            if (move.vhost, move.shovel) == (vhost, shovel):
+                return move
+        return None
+
+    def check_room(self, vhost: str, source: str, number: int, *, for_shovel: bool) -> None:
         """Raise Refused if no other move may begin, or none of this queue."""
-        here = [move for move in self._running.values() if move.vhost == vhost]
-        for move in here:
+        alike = [move for move in self._running.values() if bool(move.shovel) == for_shovel]
+        here = [move for move in alike if move.vhost == vhost]
+        for move in self._running.values():
             if move.source_number == number:
                 raise precondition_failed(
                     f"messages of queue '{source}' in vhost '{vhost}' are being moved already (move '{move.id}')"
                 )
         for count, most, where in (
             (len(here), RUNNING_IN_VHOST_MAX, f"vhost '{vhost}'"),
-            (len(self._running), RUNNING_MAX, "the cluster"),
+            (len(alike), RUNNING_MAX, "the cluster"),
         ):
             if count >= most:
                 raise precondition_failed(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.machine.arguments import EXPIRY_MAX_MS
 from qq.machine.errors import Refused, not_found, the_queue
 from qq.machine.history import moved, moved_back
-from qq.machine.moves import FAILED, FINISHED, STOPPED, MovePiece, MoveState
+from qq.machine.moves import FAILED, FINISHED, SHOVEL, STOPPED, MovePiece, MoveState
 from qq.machine.publishing import is_bounded, singles
 from qq.machine.work import MOVED_AT_ONCE
 from qq.stored.properties import NO_TTL
@@ -75,6 +75,8 @@ class Moving:
             reason=command.reason,
             from_queue=command.from_queue,
             headers=command.headers,
+            shovel=command.shovel,
+            is_endless=command.is_endless,
             begun_ms=core.time_ms,
             ready=source.ready,
             returned_end=returned_end,
@@ -105,6 +107,8 @@ class Moving:
         self._move(move, vhost, source, command)
         if move.is_through:
             core.catalog.moves.end(move, FINISHED, "", core.time_ms)
+            if move.shovel:
+                vhost.parameters.pop((SHOVEL, move.shovel), None)  # one that was to end goes with its end
 
     def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
         """Move what a step is about, as far as there is room, and note how far the move has come."""

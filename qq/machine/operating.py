@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.errors import Refused
+from qq.machine.moves import SHOVEL, STOPPED
 from qq.machine.policies import policy_of
 from qq.machine.vhost import deleted
 
@@ -154,11 +155,21 @@ class Operating:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None and self._has_room(command):
             vhost.parameters[command.component, command.name] = command.value
+            self._end_shovel(command)
 
     def delete_parameter(self, command: DeleteParameter) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.parameters.pop((command.component, command.name), None)
+            self._end_shovel(command)
+
+    def _end_shovel(self, command: PutParameter | DeleteParameter) -> None:
+        """Stop the move for a shovel that is another one now, or gone; the leader begins the next one."""
+        if command.component == SHOVEL:
+            moves = self._core.catalog.moves
+            move = moves.of_shovel(command.vhost, command.name)
+            if move is not None:
+                moves.end(move, STOPPED, "", self._core.time_ms)
 
     def put_global_parameter(self, command: PutGlobalParameter) -> None:
         if self._has_room(command):

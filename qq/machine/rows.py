@@ -475,6 +475,8 @@ class MoveRow(NamedTuple):
     reason: str
     from_queue: str
     headers: Table
+    shovel: str
+    is_endless: bool
     begun_ms: int
     ready: int
     returned_end: int

@@ -21,6 +21,7 @@ from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
 from qq.sessions.login import Logins
 from qq.sessions.mover import Mover
+from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
 
@@ -66,6 +67,7 @@ class Broker:
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
+        self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
         self.throttle = Throttle(name, machine, runtime, limits)
         self._last_id = 0
@@ -136,6 +138,11 @@ class Broker:
         """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
         known = self.machine.users.get(user)
         return known is not None and "impersonator" in known.tags
+
+    @property
+    def leader(self) -> str | None:
+        """The node that leads, as far as this one knows; None if it knows of none yet."""
+        return self._leader
 
     # Back-pressure over all connections
 
@@ -216,6 +223,7 @@ class Broker:
         self.elections += 1
         self._dead_letters.lead(leader == self.name)
         self._mover.lead(leader == self.name)
+        self._shovels.lead(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
                 session.leader_changed()

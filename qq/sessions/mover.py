@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.backlog import PLACES
+from qq.machine.backlog import PLACES, RETURNED
 from qq.machine.commands import EndMove, MoveMessages
 from qq.machine.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
@@ -106,6 +106,8 @@ class Mover:
         """Whether a read or a step is under way."""
         self._wakes_s = inf
         """When it is looked again whether a move may go on, if nothing happens before."""
+        self._waiting = 0
+        """How many moves there were when all of them had to wait until then; 0 if they need not."""
         self._paces: dict[tuple[str, str], _MovePace] = {}
         """Of each move under way, by virtual host and id."""
         self._last = ("", "")
@@ -114,14 +116,17 @@ class Mover:
     def lead(self, leads: bool) -> None:
         """Begin to move messages if this node leads now; else leave that to the node that leads."""
         self._leads = leads
-        self._paces = {}
+        self._paces, self._waiting = {}, 0
         self.submit_step()
 
     def submit_step(self) -> None:
         """Submit the next step of the move whose turn it is, unless one is under way."""
-        if self._is_busy or not self._leads or not self._machine.moves.running:
+        running = self._machine.moves.running
+        if self._is_busy or not self._leads or not running:
             return
-        move = self._next(self._machine.moves.running)
+        if len(running) == self._waiting and self._runtime.monotonic() < self._wakes_s:
+            return  # they all wait, as they did when it was last asked for with some entry
+        move = self._next(running)
         if move is not None:
             self._last = move.vhost, move.id
             self._go_on(move)
@@ -136,16 +141,18 @@ class Mover:
         for key in keys[after:] + keys[:after]:
             pace = self._pace(running[key])
             if pace.due_s <= now_s:
+                self._waiting = 0
                 return running[key]
             due_s = min(due_s, pace.due_s)
         self._paces = {key: pace for key, pace in self._paces.items() if key in running}
+        self._waiting = len(running)
         if due_s < self._wakes_s:
             self._wakes_s = due_s
             self._runtime.call_later(due_s - now_s, self._wake)
         return None
 
     def _wake(self) -> None:
-        self._wakes_s = inf
+        self._wakes_s, self._waiting = inf, 0
         self.submit_step()
 
     def _pace(self, move: MoveState) -> _MovePace:
@@ -178,6 +185,10 @@ class Mover:
         step = self._step(move, pace.access, allowed)
         if step is None:
             return  # it goes on when the messages are read
+        if move.is_endless and not step.examined and self._has_queues(move):
+            pace.due_s = now_s + TICK_S  # as long as there is nothing, nothing is said of that
+            self.submit_step()
+            return
         pace.passing -= sum(piece.count for piece in step.pieces)
         numbers = [number for piece in step.pieces for number in piece]
         self._submit(move, MoveMessages(move.vhost, move.id, move.step, step.next_place, numbers, *step[1:]))
@@ -199,10 +210,11 @@ class Mover:
 
     def _step(self, move: MoveState, access: Access, allowed: int) -> _Step | None:
         """Look for the next messages that the move is for, `allowed` at most; None while they are being read."""
-        source = self._machine.vhosts[move.vhost].queues.get(move.source)
-        if source is None or source.number != move.source_number:
+        source = self._queue(move, move.source, move.source_number)
+        if source is None:
             return _Step([], 0, move.place, move.key)  # the machine finds out, too
-        place, key = move.place, move.key
+        # What came back lies before the place of the last step, and such a move passes nothing over.
+        place, key = (RETURNED, 0) if move.is_endless else (move.place, move.key)
         found = source.look(place, key, move.end_of(place), STEP_MESSAGES)
         while not found and place < PLACES:
             place, key = place + 1, 0
@@ -210,6 +222,15 @@ class Mover:
         if not found:
             return _Step([], 0, PLACES, 0)
         return self._look_at(move, access, source, place, found, allowed)
+
+    def _queue(self, move: MoveState, name: str, number: int) -> Queue | None:
+        """The queue of this name, if it is still the one that was meant."""
+        queue = self._machine.vhosts[move.vhost].queues.get(name)
+        return queue if queue is not None and queue.number == number else None
+
+    def _has_queues(self, move: MoveState) -> bool:
+        ends = (move.source, move.source_number), (move.destination, move.destination_number)
+        return all(self._queue(move, *end) is not None for end in ends)
 
     def _look_at(
         self,
@@ -276,7 +297,9 @@ class Mover:
 
 
 def _check(access: Access, move: MoveState) -> None:
-    """Raise AccessRefused if the user may not do any more what the move does."""
+    """Raise AccessRefused if the user may not do any more what the move does; a shovel may."""
+    if move.shovel:
+        return
     access.check("read", "queue", move.source)
     if move.destination:
         access.check("write", "queue", move.destination)

@@ -16,7 +16,7 @@ from qq.sessions import mover
 from qq.sessions.entries import MessagesGone
 
 QUORUM = {"x-queue-type": "quorum"}
-MOVE = c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {})
+MOVE = c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {}, "", False)
 
 
 @pytest.fixture
@@ -327,3 +327,65 @@ def test_a_step_looks_at_few_octets(
     assert moved(broker, MOVE).moved == 5
     examined = [command.examined for command in steps if isinstance(command, c.MoveMessages)]
     assert max(examined) <= 2
+
+
+# Shovels
+
+VALUE = '{"src-queue": "q", "dest-queue": "to"}'
+
+
+def test_a_shovel_moves_what_comes_until_it_is_deleted(broker: LoneBroker, channel: Any) -> None:
+    publish(channel, b"a")
+    broker.operate(c.PutParameter("/", "shovel", "s", VALUE))
+    moves = broker.machine.moves
+    wait_until(lambda: bool(moves.running), "a move")
+    publish(channel, b"b", b"c")
+    to = broker.machine.vhosts["/"].queues["to"]
+    wait_until(lambda: to.ready == 3, "all messages")
+    steps = next(iter(moves.running.values())).step
+    time.sleep(3 * mover.TICK_S)
+    assert next(iter(moves.running.values())).step == steps, "nothing is said of nothing"
+    broker.operate(c.DeleteParameter("/", "shovel", "s"))
+    publish(channel, b"d")
+    time.sleep(2 * mover.TICK_S)
+    assert bodies(channel, "q") == [b"d"]
+    assert bodies(channel, "to") == [b"a", b"b", b"c"]
+
+
+def test_what_comes_back_to_the_source_of_a_shovel_is_moved_too(broker: LoneBroker, channel: Any) -> None:
+    publish(channel, b"a", b"b")
+    held = channel.basic_get("q")[0].delivery_tag
+    broker.operate(c.PutParameter("/", "shovel", "s", VALUE))
+    to = broker.machine.vhosts["/"].queues["to"]
+    wait_until(lambda: to.ready == 1, "what was ready")
+    channel.basic_nack(held)
+    wait_until(lambda: to.ready == 2, "what came back")
+    assert bodies(channel, "to") == [b"b", b"a"]
+
+
+@pytest.mark.parametrize(("after", "left"), [('"queue-length"', 0), ("2", 1)])
+def test_a_shovel_that_was_to_end_is_gone_when_it_has(
+    broker: LoneBroker, channel: Any, after: str, left: int
+) -> None:
+    publish(channel, b"a", b"b", b"c")
+    value = VALUE.replace("}", f', "src-delete-after": {after}}}')
+    broker.operate(c.PutParameter("/", "shovel", "s", value))
+    wait_until(lambda: not broker.machine.vhosts["/"].parameters, "the end of the shovel")
+    assert (len(bodies(channel, "to")), len(bodies(channel, "q"))) == (3 - left, left)
+
+
+def test_a_shovel_begins_again_when_its_queues_are_there_again(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qq.sessions.shovels.LOOK_S", 0.02)
+    broker.operate(c.PutParameter("/", "shovel", "s", VALUE), c.PutParameter("/", "shovel", "strange", "[]"))
+    moves = broker.machine.moves
+    wait_until(lambda: bool(moves.running), "a move")
+    channel.queue_delete("to")
+    wait_until(lambda: not moves.running, "the end of the move")
+    publish(channel, b"a")
+    channel.queue_declare("to", durable=True, arguments=QUORUM)
+    wait_until(lambda: bool(moves.running), "another move")
+    to = broker.machine.vhosts["/"].queues["to"]
+    wait_until(lambda: to.ready == 1, "the message")
+    assert [move.state for move in moves.all.values()] == ["failed", "running"]

@@ -151,7 +151,7 @@ def test_what_is_not_there_is_not_found(node: Machine) -> None:
 def test_queues_and_moves_that_were_made_through_another_node_are_found(node: Machine) -> None:
     node.management.make_elsewhere(declared("new"))
     assert begun(node, source="new")["source"] == "new"
-    node.management.make_elsewhere(BeginMove("/", "there", "guest", "q", "to", 0, 0, "", "", {}))
+    node.management.make_elsewhere(BeginMove("/", "there", "guest", "q", "to", 0, 0, "", "", {}, "", False))
     assert node.api("moves/%2F/there").json["id"] == "there"
 
 

@@ -27,7 +27,7 @@ def node() -> Machine:
 def test_component(monkeypatch: pytest.MonkeyPatch) -> str:
     """A component whose parameters are called anything, and are never 13."""
 
-    def check(name: str, value: Any) -> None:
+    def check(_vhost: str, name: str, value: Any) -> None:
         if value == 13:
             raise bad_request(f"{name} may not be 13")
 

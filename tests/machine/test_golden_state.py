@@ -271,16 +271,17 @@ OPERATED_SINCE_8: Sequence[Command] = [
 ]
 MOVED_SINCE_8: Sequence[Sequence[Command]] = [
     [
-        c.BeginMove("/", "over", "ann", "single", "automatic", 2, 0, "", "", {}),
-        c.BeginMove("/", "waits", "bob", "priorities", "full", 9, 70, "rejected", "", {"h": 1}),
-        c.BeginMove("/", "fails", "ann", "levels", "", 0, 5, "expired", "dies", {"h": "text"}),
+        c.BeginMove("/", "over", "ann", "single", "automatic", 2, 0, "", "", {}, "", False),
+        c.BeginMove("/", "waits", "bob", "priorities", "full", 9, 70, "rejected", "", {"h": 1}, "", False),
+        c.BeginMove("/", "fails", "ann", "levels", "", 0, 5, "expired", "dies", {"h": "text"}, "", False),
     ],
     [
         # The third message of two: the step ends there.
         c.MoveMessages("/", "over", 0, 28, [1, 2, 1, NO_PRIORITY, NO_TTL, 4, 1, 3, 7, 10**9], 5, 28, 6),
         c.MoveMessages("/", "waits", 0, 28, [0, 3, 0, NO_PRIORITY, NO_TTL], 3, 28, 3),
         c.EndMove("/", "fails", "it could not go on"),
-        c.BeginMove("/", "again", "ann", "single", "automatic", 1, 2, "", "", {}),
+        c.PutParameter("/", "shovel", "again and again", "{}"),
+        c.BeginMove("/", "again", "", "single", "automatic", 1, 2, "", "", {}, "again and again", True),
     ],
 ]
 CONNECTED: Sequence[Command] = [

@@ -675,7 +675,7 @@ class Chance(Random):
             source, destination = self.choice(list(vhost.queues)), self.choice(["", *vhost.queues])
             name = self.choice(["m", "n", str(self.random())])
             count = self.choice([0, 0, 2])
-            found.append(BeginMove("/", name, "u", source, destination, count, 0, "", "", {}))
+            found.append(BeginMove("/", name, "u", source, destination, count, 0, "", "", {}, "", False))
         for move in machine.moves.running.values():
             source = machine.vhosts[move.vhost].queues.get(move.source)
             if self.random() < 0.1:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from qq.machine.queue import Queue
 
-MOVE = c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {})
+MOVE = c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {}, "", False)
 PLACE = place_of(NORMAL)
 
 
@@ -455,3 +455,54 @@ def test_what_is_too_much_for_a_step_is_left_for_the_next(
     assert (known.state, known.key, known.moved) == ("running", 4, 1)
     driver.apply(step(1, (4, 2), (8, 1)), step(2, (8, 1)))
     assert (known.state, known.moved, counts(driver)) == ("finished", 4, [5, 4])
+
+
+# Shovels
+
+SHOVEL = c.PutParameter("/", "shovel", "s", "{}")
+FOR_SHOVEL = MOVE._replace(user="", shovel="s")
+
+
+def shovels(driver: Driver) -> list[str]:
+    return [name for component, name in driver.machine.vhosts["/"].parameters if component == "shovel"]
+
+
+def test_a_move_for_a_shovel_needs_the_shovel(driver: Driver) -> None:
+    assert refusal(driver, FOR_SHOVEL) == "no shovel 's' in vhost '/'"
+    driver.apply(SHOVEL, FOR_SHOVEL)
+    assert driver.machine.moves.of_shovel("/", "s") is move(driver)
+
+
+def test_a_shovel_that_is_done_goes_in_the_same_step(driver: Driver) -> None:
+    driver.apply(publish(3), SHOVEL, SHOVEL._replace(name="other"), FOR_SHOVEL)
+    driver.apply(step(0, (0, 2), then=(PLACE, 2)))
+    assert shovels(driver) == ["s", "other"]
+    driver.apply(step(1, (2, 1)))
+    assert (shovels(driver), move(driver).state) == (["other"], "finished")
+    assert reloaded(driver.machine).vhosts["/"].parameters.keys() == {("shovel", "other")}
+
+
+@pytest.mark.parametrize("change", [SHOVEL, c.DeleteParameter("/", "shovel", "s")])
+def test_a_shovel_that_changes_or_goes_stops_its_move(driver: Driver, change: c.Command) -> None:
+    driver.apply(declare("more"), SHOVEL, FOR_SHOVEL, MOVE._replace(move="n", source="more"))
+    driver.apply(change)
+    assert (move(driver).state, move(driver, "n").state) == ("stopped", "running")
+
+
+def test_an_endless_move_goes_on_with_what_comes_and_ends_with_its_count(driver: Driver) -> None:
+    driver.apply(publish(1), SHOVEL, FOR_SHOVEL._replace(is_endless=True, count=3))
+    driver.apply(publish(1), step(0, (0, 2)))
+    assert (counts(driver), move(driver).state) == ([0, 2], "running")
+    driver.apply(publish(2), step(1, (2, 2)))
+    assert (counts(driver), move(driver).state, shovels(driver)) == ([1, 3], "finished", [])
+
+
+def test_shovels_take_no_room_from_other_moves(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qq.machine.moves.RUNNING_IN_VHOST_MAX", 1)
+    driver.apply(declare("more"), declare("third"), SHOVEL, SHOVEL._replace(name="t"), FOR_SHOVEL)
+    driver.apply(MOVE._replace(move="n", source="more"))
+    assert len(driver.machine.moves.running) == 2
+    assert "are being moved already" in refusal(driver, MOVE._replace(move="o"))
+    assert "1 moves are under way" in refusal(
+        driver, FOR_SHOVEL._replace(move="p", source="third", shovel="t")
+    )
