@@ -20,6 +20,7 @@ from qq import __version__, garbage
 from qq.cli import ending
 from qq.cli.layout import BASE_PORT_MAX
 from qq.errors import OperatingError
+from qq.packages import find_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ TIMEOUT_S = 600.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit status."""
     options = _parser().parse_args(arguments)
-    _find_cluster()
+    find_cluster()
     try:
         return _run(options)
     except OperatingError as error:
@@ -42,16 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:  # before the command had its own signal handlers
         return 130
-
-
-def _find_cluster() -> None:
-    """Have `cluster` be ours, whatever else has that name where Python looks.
-
-    It stands beside `qq` in a checkout, and inside of it where qq is installed (setup.py).
-    """
-    ours = Path(__file__).parents[1]
-    bundled = ours / "bundled"
-    sys.path.insert(0, str(bundled if bundled.is_dir() else ours.parent))
 
 
 def _name(options: argparse.Namespace) -> str:
