@@ -58,7 +58,7 @@ def address(node: ClusterNode) -> str:
 def exit_status(node: ClusterNode) -> int | None:
     poll(lambda: not node.running, lambda: f"{node.name} goes on")
     assert node._process is not None
-    return node._process.returncode
+    return node._process.poll()
 
 
 def until_down(asked: ClusterNode, name: str) -> None:
