@@ -144,6 +144,9 @@ class NodeLimits:
     """How long a request's body may take."""
     http_idle_timeout_s: float = 60.0
     """How long a client may send no request, or not read its answer."""
+    http_session_s: float = 8 * 3600.0
+    """How long somebody who has logged in with the page stays logged in. RabbitMQ's login_session_timeout, with its
+    default."""
     message_bytes: int = 16 * 1024 * 1024
     """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
     it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes

@@ -168,7 +168,7 @@ class Node:
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
-            self._secrets.current if self._secrets else config.secrets,
+            self._cluster_secrets(),
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
@@ -212,7 +212,9 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product, self._own_node(), self.links.reach)
+        self.management = Management(
+            self.broker, self.group, product, self._own_node(), self.links.reach, self._cluster_secrets
+        )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -224,6 +226,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
             tasks.create_task(self._watch_rates())
+            tasks.create_task(self.management.watch_sessions())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_files())
             tasks.create_task(self._watch_loop())
@@ -255,6 +258,10 @@ class Node:
         if self._garbage.look(installs, is_short=is_low, now_s=now_s):
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
+
+    def _cluster_secrets(self) -> tuple[bytes, ...]:
+        """The secrets of the cluster that are in use now."""
+        return self._secrets.current if self._secrets else self.config.secrets
 
     async def _watch_files(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -240,6 +241,9 @@ class _Runtime:
     def monotonic(self) -> float:
         return 0.0
 
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
@@ -272,7 +276,8 @@ class MachineManagement(Management):
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
         )
-        super().__init__(broker, cast("Any", group), product, own, group.reach)
+        self.secrets = [b"0123456789abcdef"]
+        super().__init__(broker, cast("Any", group), product, own, group.reach, lambda: self.secrets)
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group
