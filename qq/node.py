@@ -42,6 +42,7 @@ from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
 from qq.http.view import (
+    NOT_CARRIED_OUT,
     CertificateFiles,
     ClusterStatus,
     Listener,
@@ -622,7 +623,8 @@ class Node:
             async with asyncio.timeout(HTTP_LOGIN_TIMEOUT_S):
                 await decided
         except TimeoutError:  # nobody is refused for good
-            raise Unavailable("without a majority of the cluster the login cannot be decided") from None
+            why = self.group.why_undecided() or "the log does not go on"
+            raise Unavailable(f"the login cannot be decided: {why}; {NOT_CARRIED_OUT}") from None
         finally:
             self._http_logins -= 1
             attempt.cancel()

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from qq.machine.policies import Policy
 
 
+NOT_CARRIED_OUT = "not carried out"
+UNKNOWN = "outcome unknown: it may still be carried out"
+"""What is known of the outcome of a request that is given up; it ends the text of `Unavailable`."""
+
+
 class Unavailable(Exception):
     """A change was not applied in time, and may still be; or a login could not be decided."""
 

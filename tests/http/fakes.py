@@ -196,6 +196,9 @@ class _Group:
     def disk_failed(self, error: Exception) -> None:
         raise error
 
+    def why_undecided(self) -> str | None:
+        return None if self.leader else "no majority: n2, n3 do not answer"
+
     def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
