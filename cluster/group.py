@@ -182,6 +182,10 @@ class Group:
         """How many snapshots of others have taken the place of this node's log, in this life."""
         return self._installing.count
 
+    def why_undecided(self) -> str | None:
+        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        return self.statuses.why_undecided()
+
     def _is_majority_alone(self) -> bool:
         return self.configurations.membership.is_majority([self.config.name])
 

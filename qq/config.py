@@ -144,6 +144,9 @@ class NodeLimits:
     """How long a request's body may take."""
     http_idle_timeout_s: float = 60.0
     """How long a client may send no request, or not read its answer."""
+    http_session_s: float = 8 * 3600.0
+    """How long somebody who has logged in with the page stays logged in. RabbitMQ's login_session_timeout, with its
+    default."""
     message_bytes: int = 16 * 1024 * 1024
     """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
     it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes
@@ -192,6 +195,10 @@ class NodeLimits:
     and in one entry of the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
+    majority_timeout_ms: int = 30_000
+    """Clients that wait for an answer are told to try again (320), outcome unknown, when the node has known no leader
+    for so long, and others are not let in; 0: never. Elections take seconds; after a minute a majority without this
+    node gives its clients up."""
     catch_up_bytes_per_s: int = 64 * 1024 * 1024
     """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. Where the log
     grows by more than half of that, it is fed twice as fast as the log grows."""
@@ -213,6 +220,7 @@ _MAY_BE_ZERO = (
     "default_consumer_prefetch",
     "consumer_max_per_channel",
     "publish_timeout_ms",
+    "majority_timeout_ms",
     "connection_publishes_per_s",
     "connection_publish_bytes_per_s",
 )

@@ -42,6 +42,7 @@ from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
 from qq.http.view import (
+    NOT_CARRIED_OUT,
     CertificateFiles,
     ClusterStatus,
     Listener,
@@ -168,7 +169,7 @@ class Node:
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
-            self._secrets.current if self._secrets else config.secrets,
+            self._cluster_secrets(),
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
@@ -212,7 +213,9 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product, self._own_node(), self.links.reach)
+        self.management = Management(
+            self.broker, self.group, product, self._own_node(), self.links.reach, self._cluster_secrets
+        )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -224,6 +227,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
             tasks.create_task(self._watch_rates())
+            tasks.create_task(self.management.watch_sessions())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_files())
             tasks.create_task(self._watch_loop())
@@ -255,6 +259,10 @@ class Node:
         if self._garbage.look(installs, is_short=is_low, now_s=now_s):
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
+
+    def _cluster_secrets(self) -> tuple[bytes, ...]:
+        """The secrets of the cluster that are in use now."""
+        return self._secrets.current if self._secrets else self.config.secrets
 
     async def _watch_files(self) -> None:
         while True:
@@ -615,7 +623,8 @@ class Node:
             async with asyncio.timeout(HTTP_LOGIN_TIMEOUT_S):
                 await decided
         except TimeoutError:  # nobody is refused for good
-            raise Unavailable("without a majority of the cluster the login cannot be decided") from None
+            why = self.group.why_undecided() or "the log does not go on"
+            raise Unavailable(f"the login cannot be decided: {why}; {NOT_CARRIED_OUT}") from None
         finally:
             self._http_logins -= 1
             attempt.cancel()

@@ -57,6 +57,8 @@ CLOSE_GRACE_S = 3.0
 A client has as long to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the
 client for up to 30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
 """
+LAST_WORDS_S = 1.0
+"""How long a connection stays open in which nothing can be done, until the client asks for something."""
 HELD_BYTES_MAX = 256 * 1024
 """Octets that a client may send while one of its channels holds methods back until an earlier one is answered."""
 BEATS = 2
@@ -113,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
         "_heartbeat",
         "_held_bytes",
         "_holding",
+        "_last_words",
         "_leaves",
         "_lookout",
         "_name_in",
@@ -194,6 +197,8 @@ class ClientConnection(asyncio.Protocol):
         """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
         self._leaves = False
         """Whether the client has asked to close the connection, and what it published before still has to wait."""
+        self._last_words = ""
+        """Why the connection will be closed at once, though it was opened; empty if it will not."""
         self._parting = False
         """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
@@ -312,6 +317,10 @@ class ClientConnection(asyncio.Protocol):
             if self._amqp.phase is Phase.CLOSING:
                 return  # one of them has failed the connection: nothing behind that is carried out or answered
             match event:
+                case CloseRequested() if self._last_words:
+                    self._part()
+                case _ if self._last_words:
+                    self._say_last_words()
                 case LoginAttempt():
                     self._login(event)
                 case VhostRequested():
@@ -360,6 +369,9 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
+        if undecided := self._broker.leaderless.why_given_up():
+            self._let_in_to_say(undecided)
+            return
         limit = self._broker.limits.connection_max
         if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
@@ -500,7 +512,27 @@ class ClientConnection(asyncio.Protocol):
     def _handshake_too_slow(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
         self._server.complaints.about("handshake", text)
-        self._transport.abort()
+        why = self._broker.why_undecided() or "the cluster has not answered in time"
+        if self._amqp.phase is Phase.VHOST:
+            self._let_in_to_say(why)
+        elif self._amqp.phase is Phase.LOGIN and self._amqp.capabilities.authentication_failure_close:
+            self.shut_down(f"{why}; {_TRY_AGAIN}")
+        else:
+            self._transport.abort()
+
+    def _let_in_to_say(self, why: str) -> None:
+        """Open a connection that cannot be decided about, and close it with the reason as soon as the client asks.
+
+        Clients take what comes in place of connection.open-ok, or at once behind it, for a refusal of the virtual host,
+        or do not read it.
+        """
+        self._last_words = f"{why}; {_TRY_AGAIN}"
+        self._stop_timers()
+        self._deadline = self._broker.runtime.call_later(LAST_WORDS_S, self._say_last_words)
+        self._go_on(self._amqp.accept_vhost)
+
+    def _say_last_words(self) -> None:
+        self.shut_down(self._last_words)
 
     def _pushed_out(self) -> None:
         text = (
@@ -608,6 +640,10 @@ class ClientConnection(asyncio.Protocol):
 
     # In
 
+    @property
+    def waits_for_log(self) -> bool:
+        return self._amqp.phase is Phase.OPEN and (self._uncommitted_bytes > 0 or bool(self._holding))
+
     def count_uncommitted(self, size: int) -> None:
         """Count octets that this connection has asked for (size > 0) or that the log has now taken in (size < 0)."""
         self._uncommitted_bytes += size
@@ -682,6 +718,7 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
+_TRY_AGAIN = "try again, here or at another node"
 _UNCOMMITTED = "the log has to take in what was asked for"
 _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"

@@ -60,7 +60,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         OperationEndpoints(management),
         BackupEndpoint(management),
         MemberEndpoints(management),
-        LoginEndpoints(view),
+        LoginEndpoints(view, management),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

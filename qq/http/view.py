@@ -24,8 +24,25 @@ if TYPE_CHECKING:
     from qq.machine.policies import Policy
 
 
+NOT_CARRIED_OUT = "not carried out"
+UNKNOWN = "outcome unknown: it may still be carried out"
+"""What is known of the outcome of a request that is given up; it ends the text of `Unavailable`."""
+
+
 class Unavailable(Exception):
     """A change was not applied in time, and may still be; or a login could not be decided."""
+
+
+class WebLogin(NamedTuple):
+    """Somebody who has logged in with the page: a session that is good now."""
+
+    token: str
+    """What a browser keeps of it, and shows with each request."""
+    user: str
+    tags: Collection[str]
+    csrf_token: str
+    expires_s: int
+    """When it ends by itself, in seconds since 1970."""
 
 
 class LoginThrottled(Exception):
@@ -639,6 +656,20 @@ class ManagementView(Protocol):
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         """The exclusive queues of a user's connections: virtual hosts and names."""
+        ...
+
+    # Web sessions
+
+    def begin_session(self, user: str) -> WebLogin | None:
+        """Begin a session of a user who has just logged in; None if the user is gone."""
+        ...
+
+    async def session(self, token: str, peer_host: str) -> WebLogin | None:
+        """The session that a token is of, if it is good. Raises Unavailable if that cannot be known now."""
+        ...
+
+    async def end_session(self, token: str) -> None:
+        """End a session here, and at the nodes that answer."""
         ...
 
     async def wait_applied(self) -> None:

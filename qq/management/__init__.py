@@ -2,9 +2,9 @@
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
 figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
-(members.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show
-all of it (others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP
-and JSON (qq/http), what a change does (qq/machine, cluster).
+(members.py), who is logged in with the page (web_sessions.py), what nodes say of themselves (nodes.py), backups
+(backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
+is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -25,8 +25,11 @@ from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 from qq.management.rates import SAMPLE_INTERVAL_S
+from qq.management.web_sessions import WebSessions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cluster.group import Group
     from qq.http.view import Product
     from qq.management.members import Reach
@@ -44,11 +47,20 @@ class Management(
     LeadershipTransfers,
     MemberChanges,
     Backups,
+    WebSessions,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
-        """`reach` connects to a node (`PeerLinks.reach`)."""
+    def __init__(
+        self,
+        broker: Broker,
+        group: Group,
+        product: Product,
+        own: OwnNode,
+        reach: Reach,
+        cluster_secrets: Callable[[], Sequence[bytes]],
+    ) -> None:
+        """`reach` connects to a node (`PeerLinks.reach`); `cluster_secrets` returns those that are in use now."""
         self.others = OtherNodes(
             group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
         )
@@ -61,6 +73,7 @@ class Management(
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)
+        WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
 
     async def watch(self) -> None:
         """Take samples for rates, until cancelled."""

@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
-from qq.http.view import RequestRefused, Unavailable
+from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
@@ -88,7 +88,7 @@ class Changes:
         for change in missed:
             _check_place(catalog, change)
         if missed and submissions.times_unseen != unseen_before:
-            raise Unavailable("the change is not there: the node was away from its cluster")
+            raise Unavailable(f"the change is not there, and the node was away from its cluster; {UNKNOWN}")
 
     def room(self, told: Mapping[str, Table]) -> Room:
         return Room(self._broker.machine.catalog, told)
@@ -100,7 +100,7 @@ class Changes:
 
     async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
         if self._broker.alarm is not None:
-            raise Unavailable(f"publishers must wait: {self._broker.alarm}; nothing was published")
+            raise Unavailable(f"publishers must wait: {self._broker.alarm}; {NOT_CARRIED_OUT}")
         async with RequestSession(self._broker, vhost, user) as session:
             return await session.publish(publication)
 

@@ -12,7 +12,15 @@ import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import AckMode, Message, PublicationRejected, RequestRefused, Unavailable
+from qq.http.view import (
+    NOT_CARRIED_OUT,
+    UNKNOWN,
+    AckMode,
+    Message,
+    PublicationRejected,
+    RequestRefused,
+    Unavailable,
+)
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
@@ -55,13 +63,20 @@ _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
 
 
 async def until_applied(
-    broker: Broker, commands: Sequence[Command], look: Callable[[], T], lane: Lane | None = None
+    broker: Broker,
+    commands: Sequence[Command],
+    look: Callable[[], T],
+    lane: Lane | None = None,
+    *,
+    changes: bool | None = None,
 ) -> T:
     """Submit commands; return what `look` finds when this node has applied them, or had to give them up.
 
     Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
     cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the node's own.
+    `changes` says whether something changes with all this; by default that is so if there are commands.
     """
+    changes = bool(commands) if changes is None else changes
     for command in commands:
         check_command(command, broker.machine.version)
     applied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -71,7 +86,7 @@ async def until_applied(
             applied.set_result(look())
 
     if broker.is_full:
-        raise Unavailable(f"{broker.why_full}; nothing was changed")
+        raise Unavailable(f"{broker.why_full}; {UNKNOWN if changes and not commands else NOT_CARRIED_OUT}")
     for command in commands:
         broker.submissions.add(command, lane)
     broker.submissions.read_barrier(told, lane)
@@ -80,11 +95,8 @@ async def until_applied(
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
         # As long as the log goes on, the change waits for what is before it, and for no majority.
         if not applied.done() and broker.submissions.batches_applied == before:
-            raise Unavailable(
-                "no majority of the nodes has taken the change; it may still be made"
-                if commands
-                else "no majority of the nodes answers; nothing was changed"
-            )
+            why = broker.why_undecided() or "the log does not go on"
+            raise Unavailable(f"{why}; {UNKNOWN if changes else NOT_CARRIED_OUT}")
     return applied.result()
 
 
@@ -103,6 +115,9 @@ class _OperatorConnection:
         self.user = user
         self.in_log = self.is_admitted = False
         self.failure: Failed | ConnectionForced | None = None
+
+    waits_for_log = False
+    """Never true: the request that waits is told by itself."""
 
     def facts(self) -> ConnectionFacts:
         return ConnectionFacts()
@@ -230,7 +245,7 @@ class RequestSession:
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
-            raise Unavailable("the node was away from its cluster; it may be done, or not")
+            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
         return results[before:]
 
     def _own(self, command: Declaration | c.Get) -> Command:
@@ -256,12 +271,12 @@ class RequestSession:
         session.published = 1
         run = OpenEnqueue(session, 1, exchange, routing_key, True, attributes)
         broker.submissions.publish(run, messages, is_new=True)
-        await until_applied(broker, [], lambda: None, connection.lane)
+        await until_applied(broker, [], lambda: None, connection.lane, changes=True)
         failure = connection.failure or session.failure
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text)
         if session.is_safe is None:
-            raise Unavailable("nobody knows whether the message is published; it may be")
+            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
         if not session.is_safe:
             raise PublicationRejected
         return not session.is_returned
@@ -276,7 +291,7 @@ class RequestSession:
                 async with asyncio.timeout(CHANGE_TIMEOUT_S):
                     await session.may_go_on.wait()
             except TimeoutError:
-                raise Unavailable("a limit of publishing is reached; nothing was published") from None
+                raise Unavailable(f"a limit of publishing is reached; {NOT_CARRIED_OUT}") from None
         throttle.charge(self._connection, messages, 1)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:

@@ -19,6 +19,7 @@ from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
+from qq.sessions.leaderless import Leaderless
 from qq.sessions.login import Logins
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
@@ -66,6 +67,10 @@ class Broker:
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._dispatcher = Dispatcher(self.counters)
         self.throttle = Throttle(name, machine, runtime, limits)
+        self.leaderless = Leaderless(
+            self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
+        )
+        self.why_undecided = group.why_undecided
         self._last_id = 0
         self._full: dict[Connection, None] = {}
         self._leader: str | None = None
@@ -207,6 +212,7 @@ class Broker:
         self.submissions.give_up()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
+        self.leaderless.leader_changed(leader)
         if leader is None or leader == self._leader:
             return
         is_failover, self._leader = self._leader is not None, leader

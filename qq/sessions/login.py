@@ -167,6 +167,13 @@ class Logins:
         attempt.timer = self._runtime.call_later(wait_s, partial(self._look, attempt))
         return attempt
 
+    def may_come_from(self, user: str, peer_host: str) -> bool:
+        """Whether a user may be logged in from an address: some may be so from this machine only."""
+        return self._may_come_from(user, is_local=is_loopback(peer_host))
+
+    def _may_come_from(self, user: str, *, is_local: bool) -> bool:
+        return is_local or user not in self._loopback_users
+
     def cancel(self, attempt: Attempt) -> None:
         """Give a login up. A look that was not made costs nothing; one that was made costs the same."""
         attempt.answer = None
@@ -188,7 +195,7 @@ class Logins:
             hashed = hash_password(compared.salt, password, compared.hashing)
             # Nobody logs in without a password, though it be the right one: as in RabbitMQ.
             right = hmac.compare_digest(hashed, compared.hash) and password != b""
-        return right and (user not in self._loopback_users or login.is_local)
+        return right and self._may_come_from(user, is_local=login.is_local)
 
     # What failures cost
 

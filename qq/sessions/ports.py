@@ -65,6 +65,10 @@ class Log(MessageStore, Protocol):
         """Report that a read of the log has failed for a reason that the reader does not know."""
         ...
 
+    def why_undecided(self) -> str | None:
+        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        ...
+
 
 class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
@@ -109,6 +113,11 @@ class Connection(Payer, Protocol):
 
     def facts(self) -> ConnectionFacts: ...
 
+    @property
+    def waits_for_log(self) -> bool:
+        """Whether something was asked for that the log has not answered yet."""
+        ...
+
     # What the log says
 
     def admitted(self) -> None:
@@ -128,7 +137,7 @@ class Connection(Payer, Protocol):
         ...
 
     def shut_down(self, text: str, /) -> None:
-        """Tell the client to go to another node, and why: this one stops, or is under maintenance."""
+        """Tell the client to go to another node, and why: this one stops, is under maintenance, or has no majority."""
         ...
 
     def close_now(self) -> None:

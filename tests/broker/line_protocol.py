@@ -188,6 +188,10 @@ class LineConnection(asyncio.Protocol):
 
     # Connection: what the log says of it
 
+    @property
+    def waits_for_log(self) -> bool:
+        return self._uncommitted > 0
+
     def count_uncommitted(self, size: int) -> None:
         self._uncommitted += size
         if self._uncommitted > self._broker.uncommitted_bytes_max or self._broker.is_full:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -195,6 +196,9 @@ class _Group:
     def disk_failed(self, error: Exception) -> None:
         raise error
 
+    def why_undecided(self) -> str | None:
+        return None if self.leader else "no majority: n2, n3 do not answer"
+
     def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
@@ -240,6 +244,9 @@ class _Runtime:
     def monotonic(self) -> float:
         return 0.0
 
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
@@ -272,7 +279,8 @@ class MachineManagement(Management):
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
         )
-        super().__init__(broker, cast("Any", group), product, own, group.reach)
+        self.secrets = [b"0123456789abcdef"]
+        super().__init__(broker, cast("Any", group), product, own, group.reach, lambda: self.secrets)
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from fakes import PASSWORD, MachineManagement
-from http_node import Node, login
+from fakes import MachineManagement
+from http_node import Node
 
 from cluster.envelope import Alarm
 from cluster.member_changes import Verb
@@ -233,22 +233,6 @@ def test_the_queues_of_a_user_are_those_of_its_connections(node: Machine) -> Non
     assert node.api("users/nobody/queues").json == []
     node.add_user("ann", "management")
     assert node.api("users/guest/queues", user="ann").json == []
-
-
-# --- login
-
-
-def test_a_login_with_a_form_says_who_one_is(node: Machine) -> None:
-    form = {"username": "guest", "password": PASSWORD}
-    answer = node.ask("/api/login", "POST", data=form)
-    assert answer.status == 200
-    assert answer.json["user"] == node.api("whoami").json
-    assert f"Basic {answer.json['token']['value']}" == login("guest")["Authorization"]
-    assert node.ask("/api/login", "DELETE").status == 204
-    node.view.tags["ann"] = ["other"]
-    for data in (form | {"password": "x"}, form | {"username": "ann"}, {}, b"\xff", b"a=1&" * 9):
-        assert node.ask("/api/login", "POST", data=data).status in (400, 401)
-    assert node.ask("/api/login", "POST", data=form, headers={"Origin": "http://other"}).status == 403
 
 
 # --- replicas
