@@ -42,7 +42,8 @@ _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
 class ForkedProcess:
     """A process that a fork server has started, with the methods of `subprocess.Popen` that its users need."""
 
-    def __init__(self, pid: int, handle: int, told: socket.socket) -> None:
+    def __init__(self, pid: int, handle: int, told: int) -> None:
+        """`handle` refers to the process, and from `told` its exit status can be read when it has ended."""
         self.pid = pid
         self._handle = handle
         self._told = told
@@ -50,7 +51,7 @@ class ForkedProcess:
         self._asking = threading.Lock()
 
     def __del__(self) -> None:
-        self._told.close()
+        os.close(self._told)
         os.close(self._handle)
 
     def poll(self) -> int | None:
@@ -77,11 +78,14 @@ class ForkedProcess:
 
     def _ask(self, timeout: float | None) -> int | None:
         with self._asking:
-            if self._status is None and select.select([self._told], [], [], timeout)[0]:
-                line = self._told.recv(16)
-                self._status = (
-                    int(line) if line else -signal.SIGKILL
-                )  # the server is gone, and has taken it along
+            ended = select.poll()  # descriptors may be too many for `select`
+            ended.register(self._told, select.POLLIN)
+            if self._status is None and ended.poll(None if timeout is None else timeout * 1000):
+                line = b""
+                with suppress(ConnectionResetError):
+                    line = os.read(self._told, 16)
+                # Without a line the server is gone, and has taken the process along.
+                self._status = int(line) if line else -signal.SIGKILL
             return self._status
 
 
@@ -108,15 +112,20 @@ class ForkServer:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
     ) -> ForkedProcess:
-        """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors."""
+        """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors.
+
+        Raises OSError if the server is gone.
+        """
         request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
         ours, theirs = socket.socketpair()
         with self._asking, theirs:
             socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr])
         ours.sendall(request)
         ours.shutdown(socket.SHUT_WR)
-        answer, [handle], _, _ = socket.recv_fds(ours, 16, 1)
-        return ForkedProcess(int(answer), handle, ours)
+        answer, handles, _, _ = socket.recv_fds(ours, 16, 1)
+        if not handles:
+            raise ConnectionResetError("the fork server is gone")
+        return ForkedProcess(int(answer), handles[0], ours.detach())
 
     @property
     def pid(self) -> int:

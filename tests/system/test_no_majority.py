@@ -84,4 +84,5 @@ def test_clients_that_wait_are_told_and_others_stay(cluster: LocalCluster) -> No
         other.start()
     cluster.wait_caught_up()
     assert idle.queue_declare(queue, durable=True, arguments=QUORUM).method.message_count == 1
+    idle.connection.close()
     connect(node).close()
