@@ -23,6 +23,7 @@ from qq.amqp.connection import (
     CloseRequested,
     LoginAttempt,
     Phase,
+    SecretRenewed,
     ServerConnection,
     VhostRequested,
 )
@@ -33,9 +34,11 @@ from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
 from qq.amqp_server.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
+from qq.machine.commands import SINCE, ConnectVouched
+from qq.scopes import TokenUser
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.lanes import Lane
-from qq.sessions.login import Login
+from qq.sessions.login import InvalidToken, Login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
     from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
     from qq.machine.effects import ConnectionForced, Failed
-    from qq.sessions.login import Attempt
+    from qq.scopes import Scopes
+    from qq.sessions.login import Attempt, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ CLOSE_GRACE_S = 3.0
 A client has as long to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the
 client for up to 30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
 """
+EXPIRY_LOOK_S = 60.0
+"""How often it is looked whether a token has expired, at least."""
 LAST_WORDS_S = 1.0
 """How long a connection stays open in which nothing can be done, until the client asks for something."""
 HELD_BYTES_MAX = 256 * 1024
@@ -110,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         "_channels",
         "_connected_ms",
         "_deadline",
+        "_expiry",
         "_flush_asked",
         "_has_read",
         "_heartbeat",
@@ -145,6 +152,7 @@ class ClientConnection(asyncio.Protocol):
         "lane",
         "peer_host",
         "peer_port",
+        "scopes",
         "user",
         "vhost",
     )
@@ -169,6 +177,10 @@ class ClientConnection(asyncio.Protocol):
         self.lane = Lane(self)
         """The lane in which what it asks the log for waits."""
         self.user = ""
+        self.scopes: Scopes | None = None
+        """What the user may do, if a token vouches for the user."""
+        self._expiry: Timer | None = None
+        """When it is looked whether the token has expired."""
         self.vhost = ""
         self.in_log = False
         """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
@@ -300,6 +312,8 @@ class ClientConnection(asyncio.Protocol):
             self._attempt.cancel()
         self._end()
         self._stop_timers()
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -329,6 +343,8 @@ class ClientConnection(asyncio.Protocol):
                     self._leaves = self._broker.throttle.holds(self.id)
                     if not self._leaves:
                         self._part()
+                case SecretRenewed():
+                    self._renew_secret(event.secret)
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
@@ -346,18 +362,81 @@ class ClientConnection(asyncio.Protocol):
         login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
         user, mechanism = attempt.user, attempt.mechanism
 
-        def decided(admitted: bool) -> None:
+        def decided(found: Outcome) -> None:
             self._attempt = None
             if self._amqp.phase is not Phase.LOGIN or self._transport.is_closing():
                 return
-            if admitted:
+            if found:
                 self.user = user
+                if isinstance(found, TokenUser):
+                    self.user = found.name
+                    self._go_by(found)
                 self._place.make_known()
                 self._go_on(self._amqp.accept_login)
             else:
                 self._refuse(user, mechanism)
 
         self._attempt = self._broker.logins.attempt(login, decided)
+
+    # Tokens
+
+    def _go_by(self, user: TokenUser) -> None:
+        """Have what the client may do, and for how long, follow from this token."""
+        self.scopes = user.scopes
+        for channel in self._channels.values():
+            channel.core.access.renew(user.scopes)
+        self._expire_at(user.expires_s)
+
+    def _expire_at(self, expires_s: float) -> None:
+        """Close the connection when the token has expired. The wall clock may be set meanwhile, so it is looked at."""
+
+        def look() -> None:
+            if self._broker.runtime.wall_ms() >= expires_s * 1000:
+                text = f"the token of user '{self.user}' has expired"
+                self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
+            else:
+                self._expire_at(expires_s)
+
+        if self._expiry is not None:
+            self._expiry.cancel()
+        left_s = expires_s - self._broker.runtime.wall_ms() / 1000
+        self._expiry = self._broker.runtime.call_later(min(max(left_s, 0.0), EXPIRY_LOOK_S), look)
+
+    def _renew_secret(self, secret: bytes) -> None:
+        """Take another token of the same user. Passwords do not expire: as in RabbitMQ a new one is only answered."""
+        if self.scopes is None:
+            self._amqp.accept_secret()
+            return
+
+        def judged(outcome: TokenUser | InvalidToken) -> None:
+            if self._amqp.phase is not Phase.OPEN or self._transport.is_closing():
+                return
+            if isinstance(outcome, InvalidToken):
+                self._refuse_secret(str(outcome))
+            elif outcome.name != self.user:
+                self._refuse_secret("it is another user's")
+            elif not outcome.scopes.opens(self.vhost):
+                self._refuse_secret(f"access to vhost '{self.vhost}' refused for user '{self.user}'")
+            else:
+                self._go_by(outcome)
+                self._amqp.accept_secret()
+                self._ask_flush()
+
+        self._broker.logins.verify(secret, judged)
+
+    def _refuse_secret(self, why: str) -> None:
+        text = f"New secret was refused by one of the backends: {why}"
+        self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 70))
+
+    def _why_not_in(self, vhost: str) -> str | None:
+        """Why somebody who is known by a token may not enter a virtual host; None if that is no reason."""
+        if self.scopes is None:
+            return None
+        if not self.scopes.opens(vhost):
+            return f"access to vhost '{vhost}' refused for user '{self.user}'"
+        if self._broker.machine.version < SINCE[ConnectVouched]:
+            return "tokens are good for a login when the upgrade of the cluster is finished"
+        return None
 
     def _refuse(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
@@ -381,6 +460,9 @@ class ClientConnection(asyncio.Protocol):
             # Clients that come again and again would fill the memory of a node without a majority.
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
+            return
+        if why := self._why_not_in(vhost):
+            self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, why, 10, 40))
             return
         self.vhost = vhost
         self._broker.connect(self)

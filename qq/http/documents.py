@@ -180,8 +180,8 @@ def whoami_document(login: Operator) -> dict[str, Any]:
     return {
         "name": login.user,
         "tags": tags,
-        "is_internal_user": True,
-        "auth_backend": "rabbit_auth_backend_internal",
+        "is_internal_user": login.scopes is None,
+        "auth_backend": f"rabbit_auth_backend_{'internal' if login.scopes is None else 'oauth2'}",
     }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from qq.http.errors import Handler
     from qq.http.view import ManagementView, NodeView, WebLogin
+    from qq.scopes import Scopes
 
 ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
@@ -65,6 +66,8 @@ class Operator(NamedTuple):
 
     user: str
     tags: frozenset[str]
+    scopes: Scopes | None = None
+    """What the user may do, if a token vouches for the user; None: what the cluster's permissions say."""
 
     def has_one_of(self, tags: Collection[str]) -> bool:
         return not self.tags.isdisjoint(tags)
@@ -95,10 +98,10 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
     its browser remembers a password is an accident.
     """
     if hdrs.AUTHORIZATION in request.headers and not is_from_page(request):
-        return await log_in(view, request, *_credentials(request))
+        return await log_in(view, request, *_credentials(view, request))
     session = await session_of(management, request)
     if session is None:
-        return await log_in(view, request, *_credentials(request))
+        return await log_in(view, request, *_credentials(view, request))
     check_csrf(request, session)
     operator = Operator(session.user, frozenset(session.tags))
     _require(operator, READERS)
@@ -107,10 +110,10 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
 
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
     """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
-    tags = await view.authenticate(user, password, request.remote or "")
-    if tags is None:
+    found = await view.authenticate(user, password, request.remote or "")
+    if found is None:
         raise unauthorized("login was refused")
-    operator = Operator(user, frozenset(tags))
+    operator = Operator(found.user, frozenset(found.tags), found.scopes)
     _require(operator, READERS)
     return operator
 
@@ -196,8 +199,11 @@ def check_csrf(request: web.Request, session: WebLogin) -> None:
 _READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)
 
 
-def _credentials(request: web.Request) -> tuple[str, str]:
+def _credentials(view: NodeView, request: web.Request) -> tuple[str, str]:
+    """The user and the password of a request, or no user and a token (RFC 6750)."""
     scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if scheme.lower() == "bearer" and view.takes_tokens:
+        return "", encoded.strip()
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except ValueError:  # not base64, or not UTF-8

@@ -150,7 +150,8 @@ class QueueEndpoints:
         vhost, name = await self._existing(request)
         count, ack_mode, as_base64, truncate = read_get(await read_body(request))
         await self._check_reader(request, vhost, name)
-        messages = await self._management.get(vhost, name, login_of(request).user, count, ack_mode)
+        login = login_of(request)
+        messages = await self._management.get(vhost, name, login.user, count, ack_mode, login.scopes)
         documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
         return await write_list(request, documents)
 

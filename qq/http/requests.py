@@ -80,6 +80,8 @@ def sees(
     login = login_of(request)
     if login.has_one_of(all_seeing):
         return management.has_vhost
+    if login.scopes is not None:
+        return login.scopes.opens
     mine = frozenset(row.vhost for row in management.permissions() if row.user == login.user)
     return mine.__contains__
 
@@ -202,7 +204,8 @@ async def check_permitted(
     request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get | NewMessage
 ) -> None:
     """Raise RequestRefused unless a client of the same user might do this."""
-    await management.check_permitted(login_of(request).user, command, vhost)
+    login = login_of(request)
+    await management.check_permitted(login.user, command, vhost, login.scopes)
 
 
 async def declare(
@@ -210,4 +213,5 @@ async def declare(
 ) -> None:
     """Carry out a declaration, if a client of the same user might do it. Raises RequestRefused."""
     await check_permitted(request, management, vhost, declaration)
-    await management.declare(vhost, login_of(request).user, [declaration])
+    login = login_of(request)
+    await management.declare(vhost, login.user, [declaration], login.scopes)

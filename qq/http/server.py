@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 LINE_BYTES_MAX = 8190
-FIELD_BYTES_MAX = 4096
+FIELD_BYTES_MAX = 8190
+"""The longest field of a header: a token of OAuth 2 may have some thousand octets."""
 FIELDS_MAX = 64
 """The most fields in a request's header."""
 _STOP_TIMEOUT_S = 1.0

@@ -53,6 +53,8 @@ class LoginEndpoints:
         check_origin(request)
         user, password = await _credentials(request)
         operator = await log_in(self._view, request, user, password)
+        if operator.scopes is not None:  # it expires before a session does, and nobody keeps it
+            raise unauthorized("a token is sent with each request, and begins no session")
         session = self._management.begin_session(operator.user)
         if session is None:
             raise unauthorized("login was refused")

@@ -115,11 +115,11 @@ class ExchangeEndpoints:
 
     async def publish(self, request: web.Request) -> web.Response:
         exchange = await self._existing(request, "exchange_not_found")
-        vhost, user = exchange.vhost, login_of(request).user
+        vhost, login = exchange.vhost, login_of(request)
         publication = read_publication(exchange.name, await read_body(request, bytes_max=PUBLISH_BYTES_MAX))
         try:
             await check_permitted(request, self._management, vhost, publication)
-            is_routed = await self._management.publish(vhost, user, publication)
+            is_routed = await self._management.publish(vhost, login.user, publication, login.scopes)
         except RequestRefused as refused:
             # RabbitMQ has published before it hears of that, and its answer is the error of AMQP.
             name = ReplyCode(refused.code).name

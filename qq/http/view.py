@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
+    from qq.scopes import Scopes
 
 
 NOT_CARRIED_OUT = "not carried out"
@@ -31,6 +32,15 @@ UNKNOWN = "outcome unknown: it may still be carried out"
 
 class Unavailable(Exception):
     """A change was not applied in time, and may still be; or a login could not be decided."""
+
+
+class LoggedIn(NamedTuple):
+    """Somebody who has logged in."""
+
+    user: str
+    tags: Collection[str]
+    scopes: Scopes | None = None
+    """What the user may do, if a token vouches for the user and not the cluster's list."""
 
 
 class WebLogin(NamedTuple):
@@ -478,11 +488,16 @@ class NodeView(Protocol):
         """
         ...
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
-        """The tags of a user, if this is the password; None if not, and that may take seconds, against guessing.
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
+        """Who this is, if it is the password, or a token that is good; None if not.
 
-        Raises LoginThrottled, Unavailable.
+        That may take seconds, against guessing. Raises LoginThrottled, Unavailable.
         """
+        ...
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether tokens of OAuth 2 are good for a login."""
         ...
 
 
@@ -547,12 +562,20 @@ class ManagementView(Protocol):
         ...
 
     async def get(
-        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+        self,
+        vhost: str,
+        queue: str,
+        user: str,
+        count: int,
+        ack_mode: AckMode,
+        scopes: Scopes | None = None,
     ) -> Sequence[Message]:
         """Take up to `count` ready messages as a client of that user would. Raises RequestRefused."""
         ...
 
-    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+    async def publish(
+        self, vhost: str, user: str, publication: NewMessage, scopes: Scopes | None = None
+    ) -> bool:
         """Publish a message as a client of that user would; returns whether any queue has it.
 
         Raises RequestRefused, Unavailable; PublicationRejected if a queue has no room.
@@ -755,8 +778,13 @@ class ManagementView(Protocol):
         """Raise InvalidCommand for what the log cannot hold, or not at the version of the state that is agreed on."""
         ...
 
-    async def check_permitted(self, user: str, command: Declaration | Get | NewMessage, vhost: str) -> None:
-        """Raise RequestRefused unless a client of that user might do this."""
+    async def check_permitted(
+        self, user: str, command: Declaration | Get | NewMessage, vhost: str, scopes: Scopes | None = None
+    ) -> None:
+        """Raise RequestRefused unless a client of that user might do this.
+
+        Here and below, `scopes` are those of the token that vouches for the user, if one does.
+        """
         ...
 
     def room(self, told: Mapping[str, Table]) -> RoomView:
@@ -771,7 +799,9 @@ class ManagementView(Protocol):
         """Have something changed, all at once. Returns when this node has applied it."""
         ...
 
-    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
+    async def declare(
+        self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None
+    ) -> None:
         """Have something done as a client of that user would, one after the other.
 
         Raises RequestRefused at the first that fails. The user needs permissions in the virtual host, no matter which.

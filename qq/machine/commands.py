@@ -295,6 +295,17 @@ class Connect(NamedTuple):
     user: str
 
 
+class ConnectVouched(NamedTuple):
+    """Open a connection of a user whom a token vouches for: users and permissions of the log are not asked.
+
+    It is answered as Connect is.
+    """
+
+    session: int
+    vhost: str
+    user: str
+
+
 class OpenChannel(NamedTuple):
     """Open a channel (channel.open): the session acts in its connection's virtual host. Only a refusal is answered."""
 
@@ -536,6 +547,7 @@ Method = (
     | Recover
     | Declaration
     | Connect
+    | ConnectVouched
     | OpenChannel
 )
 """Commands that are a method of a client on its channel, and may be refused."""
@@ -599,6 +611,7 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         DeleteParameter: 55,
         PutGlobalParameter: 56,
         DeleteGlobalParameter: 57,
+        ConnectVouched: 58,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qq.http.view import AckMode, Message, NewMessage
     from qq.machine.catalog import Catalog
     from qq.machine.commands import Change, Declaration, Table
+    from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
 DECLARATIONS_PER_BATCH = 100
@@ -53,9 +54,15 @@ class Changes:
     def check_command(self, command: Change | Declaration) -> None:
         check_command(command, self._broker.machine.version)
 
-    async def check_permitted(self, user: str, command: Declaration | c.Get | NewMessage, vhost: str) -> None:
+    async def check_permitted(
+        self,
+        user: str,
+        command: Declaration | c.Get | NewMessage,
+        vhost: str,
+        scopes: Scopes | None = None,
+    ) -> None:
         """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
-        access = Access(self._broker.machine, user, vhost)
+        access = Access(self._broker.machine, user, vhost, scopes)
         try:
             check(access, command)
         except AccessRefused:
@@ -93,21 +100,31 @@ class Changes:
     def room(self, told: Mapping[str, Table]) -> Room:
         return Room(self._broker.machine.catalog, told)
 
-    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
-        async with RequestSession(self._broker, vhost, user) as session:
+    async def declare(
+        self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None
+    ) -> None:
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             for start in range(0, len(declarations), DECLARATIONS_PER_BATCH):
                 await session.ask(declarations[start : start + DECLARATIONS_PER_BATCH])
 
-    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+    async def publish(
+        self, vhost: str, user: str, publication: NewMessage, scopes: Scopes | None = None
+    ) -> bool:
         if self._broker.alarm is not None:
             raise Unavailable(f"publishers must wait: {self._broker.alarm}; {NOT_CARRIED_OUT}")
-        async with RequestSession(self._broker, vhost, user) as session:
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             return await session.publish(publication)
 
     async def get(
-        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+        self,
+        vhost: str,
+        queue: str,
+        user: str,
+        count: int,
+        ack_mode: AckMode,
+        scopes: Scopes | None = None,
     ) -> Sequence[Message]:
-        async with RequestSession(self._broker, vhost, user) as session:
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             return await session.get(queue, count, ack_mode)
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Command
     from qq.machine.effects import ConnectionForced, Failed, Result, Returned
     from qq.ranges import Range
+    from qq.scopes import Scopes
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
     from qq.sessions.ports import SessionConsumer
@@ -105,7 +106,7 @@ class _OperatorConnection:
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
 
-    def __init__(self, number: int, vhost: str, user: str) -> None:
+    def __init__(self, number: int, vhost: str, user: str, scopes: Scopes | None) -> None:
         self.id = number
         self.lane = Lane()
         """The lane has no payer: a request that waits asks for nothing else, and the node's limit is enough."""
@@ -113,6 +114,7 @@ class _OperatorConnection:
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
         self.user = user
+        self.scopes = scopes
         self.in_log = self.is_admitted = False
         self.failure: Failed | ConnectionForced | None = None
 
@@ -219,13 +221,19 @@ class _OperatorSession:
 class RequestSession:
     """A session of a user in a virtual host, in a connection of its own."""
 
-    def __init__(self, broker: Broker, vhost: str, user: str) -> None:
+    def __init__(self, broker: Broker, vhost: str, user: str, scopes: Scopes | None = None) -> None:
+        """`scopes` are those of the token that vouches for the user, if one does."""
         self._broker = broker
-        self._connection = _OperatorConnection(broker.new_id(), vhost, user)
+        self._connection = _OperatorConnection(broker.new_id(), vhost, user, scopes)
         self._session = _OperatorSession(broker.new_id(), self._connection)
 
     async def __aenter__(self) -> Self:
-        """Open the session; if that is refused, so is what is asked for first."""
+        """Open the session; if that is refused, so is what is asked for first. Raises RequestRefused."""
+        scopes, vhost = self._connection.scopes, self._connection.vhost
+        if scopes is not None and not scopes.opens(vhost):
+            text = f"access to vhost '{vhost}' refused for user '{self._connection.user}'"
+            raise RequestRefused(ReplyCode.NOT_ALLOWED, text)
+        check_command(self._broker.connection_command(self._connection), self._broker.machine.version)
         self._broker.connection_opened(self._connection)
         self._broker.connect(self._connection)
         self._broker.session_opened(self._session)
@@ -262,7 +270,7 @@ class RequestSession:
         broker, session, connection = self._broker, self._session, self._connection
         try:
             message = make(publication.properties, publication.body, FRAME_MAX)
-            user = None if broker.may_impersonate(connection.user) else connection.user
+            user = None if broker.may_impersonate(connection) else connection.user
             [(attributes, messages)] = group([message], flags(message), user)
         except ValueError as error:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_IMPERSONATOR = "impersonator"
+
 
 class Broker:
     """The sessions of this node. It is the `GroupEvents` of the group whose log it is given."""
@@ -113,12 +115,16 @@ class Broker:
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
     def connect(self, connection: Connection) -> None:
-        """Ask the log to let a connection into its virtual host."""
-        connection.in_log = True
+        """Ask the log to let a connection into its virtual host. Raises InvalidCommand if the log cannot."""
         connection.lane.tenant = self.submissions.tenant(connection.vhost)
-        self.submissions.add(
-            commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
-        )
+        self.submissions.add(self.connection_command(connection), connection.lane)
+        connection.in_log = True
+
+    def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
+        """The command that lets a connection in; that for users of tokens is not known to release 0.1."""
+        is_vouched = connection.scopes is not None
+        connect = commands.ConnectVouched if is_vouched else commands.Connect
+        return connect(connection.id, connection.vhost, connection.user)
 
     def session_opened(self, session: Session) -> None:
         self._dispatcher.sessions[session.session] = session
@@ -135,10 +141,12 @@ class Broker:
             self.counters.channels_closed += 1
             self.submissions.add(commands.SessionDown(session.session), session.connection.lane)
 
-    def may_impersonate(self, user: str) -> bool:
-        """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
-        known = self.machine.users.get(user)
-        return known is not None and "impersonator" in known.tags
+    def may_impersonate(self, connection: Connection) -> bool:
+        """Whether messages of its user may have any `user-id` (RabbitMQ's tag impersonator)."""
+        if connection.scopes is not None:
+            return _IMPERSONATOR in connection.scopes.tags
+        known = self.machine.users.get(connection.user)
+        return known is not None and _IMPERSONATOR in known.tags
 
     # Back-pressure over all connections
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Result,
         Returned,
     )
+    from qq.scopes import Scopes
     from qq.sessions.facts import ConnectionFacts, SessionFacts
     from qq.sessions.lanes import Lane
 
@@ -77,6 +78,8 @@ class Connection(Payer, Protocol):
     """The number of the connection, which no other connection or session has while the process lives."""
     vhost: str
     user: str
+    scopes: Scopes | None
+    """What the user may do, if a token vouches for the user; None: what the log says."""
     in_log: bool
     """Whether the log was asked to let the connection in: then the log has to hear when it is gone."""
     is_admitted: bool

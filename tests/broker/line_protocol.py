@@ -62,6 +62,7 @@ class LineConnection(asyncio.Protocol):
         self.session = broker.new_id()
         self.lane = Lane(self)
         self.user = ""
+        self.scopes = None
         self.in_log = self.is_admitted = False
         self.client_properties: Mapping[str, object] = {}
         self.has_failed = False

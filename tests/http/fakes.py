@@ -35,6 +35,7 @@ from qq.http.view import (
     ClusterStatus,
     ConsumerStatus,
     Listener,
+    LoggedIn,
     Message,
     NodeState,
     NodeStatus,
@@ -95,9 +96,11 @@ class FakeView:
     def infos(self, endpoint: str) -> dict[str, dict[str, str]]:
         return {"rabbitmq_identity_info": {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint}}
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
-        is_right = password == PASSWORD and is_loopback(peer_host)
-        return self.tags.get(user) if is_right else None
+    takes_tokens = False
+
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
+        is_right = password == PASSWORD and is_loopback(peer_host) and user in self.tags
+        return LoggedIn(user, self.tags[user]) if is_right else None
 
 
 class _Group:
