@@ -284,6 +284,7 @@ _MOST = {
     "frame_max": 16 * 1024 * 1024,
     "message_bytes": 128 * 1024 * 1024,
     "transaction_bytes": 128 * 1024 * 1024,
+    "http_session_s": 366 * 86_400,
     # What a segment's footer can tell.
     "segment_bytes": 2**32 - 1,
     "segment_entries": 2**32 - 1,

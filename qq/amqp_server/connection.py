@@ -138,6 +138,7 @@ class ClientConnection(asyncio.Protocol):
         "_reads",
         "_reasons_to_pause",
         "_refused",
+        "_renews",
         "_server",
         "_silent_beats",
         "_transport",
@@ -181,6 +182,8 @@ class ClientConnection(asyncio.Protocol):
         """What the user may do, if a token vouches for the user."""
         self._expiry: Timer | None = None
         """When it is looked whether the token has expired."""
+        self._renews = False
+        """Whether the client has sent another token, which waits for the keys of its issuer."""
         self.vhost = ""
         self.in_log = False
         """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
@@ -407,8 +410,14 @@ class ClientConnection(asyncio.Protocol):
         if self.scopes is None:
             self._amqp.accept_secret()
             return
+        if self._renews:
+            text = "connection.update-secret before the answer to the last one"
+            self.fail(ConnectionFault(ReplyCode.COMMAND_INVALID, text, 10, 70))
+            return
+        self._renews = True
 
         def judged(outcome: TokenUser | InvalidToken) -> None:
+            self._renews = False
             if self._amqp.phase is not Phase.OPEN or self._transport.is_closing():
                 return
             if isinstance(outcome, InvalidToken):

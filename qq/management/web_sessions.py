@@ -18,7 +18,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from qq.http.tokens import ID_BYTES, Tokens, WebSession
-from qq.http.view import WebLogin
+from qq.http.view import Unavailable, WebLogin
 from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
@@ -108,8 +108,13 @@ class WebSessions:
             return None
         user = self._user_of(opened)
         if user is None:
+            unseen_before = self._broker.submissions.times_unseen
             await until_applied(self._broker, [], lambda: None)
             user = self._user_of(opened)
+            if user is None and self._broker.submissions.times_unseen != unseen_before:
+                raise Unavailable(
+                    "the node was away from its cluster: it does not know whose session this is"
+                )
         if user is None:
             self._ended.add(opened.session)  # so that it is not looked for again
             return None

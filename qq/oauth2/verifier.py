@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_CLAIMS = ("sub", "client_id")
 """The claims that name the user if no other is there, as in RabbitMQ."""
 NAME_BYTES_MAX = 255
-SCOPES_MAX = 1000
+EXPIRY_S_MAX = 2**40
+"""The last moment of which anybody can tell that it has come."""
+SCOPES_MAX = 200
 """The most scopes of a token: each may be looked at for each thing that a client has not asked for before."""
 _BEGIN_OF_JSON = b"eyJ"
 """What every JSON object begins with in base64."""
@@ -56,7 +58,9 @@ class Verifier:
             raise InvalidToken("nobody knows the key that it is signed with")
         claims = self._claims(token, key)
         name = self._name(claims)
-        return TokenUser(name, Scopes(self._scopes(claims)), int(claims["exp"]) + self._config.leeway_s)
+        return TokenUser(
+            name, Scopes(self._scopes(claims)), min(int(claims["exp"]), EXPIRY_S_MAX) + self._config.leeway_s
+        )
 
     async def close(self) -> None:
         await self._keys.close()

@@ -16,6 +16,7 @@ from cluster.envelope import Inquiry, InquiryAnswer
 from cluster.inquiries import Inquiries
 from qq.http import tokens
 from qq.http.tokens import Tokens, WebSession
+from qq.http.view import Unavailable
 from qq.machine.access import SHA256, User
 from qq.machine.commands import DeleteUser, PutUser
 from qq.management import web_sessions
@@ -426,6 +427,28 @@ def test_a_session_of_a_user_who_was_just_made_elsewhere_is_good(node: Machine) 
         session = elsewhere.begin_session("ann")
         assert session is not None
         node.management.make_elsewhere(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
+        assert await node.management.session(session.token, "::1") == session
+
+    asyncio.run(story())
+
+
+def test_a_node_that_was_away_ends_no_session_that_it_does_not_know(node: Machine) -> None:
+    """What it does not know may have happened while it was away."""
+
+    async def story() -> None:
+        elsewhere = MachineManagement()
+        elsewhere.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
+        session = elsewhere.begin_session("ann")
+        assert session is not None
+        broker = node.management._broker
+        broker.live = True
+        asking = asyncio.ensure_future(node.management.session(session.token, "::1"))
+        await asyncio.sleep(0)
+        broker.submissions.give_up()
+        with pytest.raises(Unavailable):
+            await asking
+        broker.submissions.applied(0)
+        node.management.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
         assert await node.management.session(session.token, "::1") == session
 
     asyncio.run(story())
