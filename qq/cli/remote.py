@@ -86,7 +86,12 @@ class Remote:
         timeout_s: float | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout_s` is for how many seconds from now the command tries; without it, it asks once for everything."""
+        """`timeout_s` is for how many seconds from now the command tries; without it, it asks once for everything.
+
+        Raises CommandError if nobody of this name can log in (RFC 7617).
+        """
+        if ":" in login.user:
+            raise CommandError(f"user {login.user!r}: with a colon in the name one can not log in over HTTP")
         self._urls = urls
         self._login = login
         self._end_s = time.monotonic() + (timeout_s or 0.0)

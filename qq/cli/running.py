@@ -62,6 +62,9 @@ def _run(arguments: Sequence[str]) -> int:
     except OperatingError as error:
         _say(names[COMMAND], str(error))
         return error.exit_status
+    except UnicodeEncodeError:  # octets of the command line, of which there may be a password
+        _say(names[COMMAND], "a name or a text that was given is not UTF-8")
+        return 1
     except BrokenPipeError:
         raise
     except OSError as error:  # of a file, or of the standard output, which has no name

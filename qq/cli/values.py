@@ -69,6 +69,12 @@ def _required_name(text: str) -> str:
     return _name(text)
 
 
+def _line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of text")
+    return text
+
+
 def _seed(text: str) -> Seed:
     from qq.config import seed_in  # noqa: PLC0415
 
@@ -105,6 +111,7 @@ NODE = Value("NODE", _node_name)
 NAME = Value("NAME", _name)
 """A name of the broker's, which may be empty; REQUIRED may not."""
 REQUIRED = Value("NAME", _required_name)
+LINE = Value("TEXT", _line)
 PEER = Value("HOST:PORT", _seed)
 SECONDS = Value("SECONDS", _seconds)
 JSON = Value("JSON", _json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from qq.cli import main
+from qq.cli import main, progress
 from qq.testing import ClusterNode, LocalCluster, _reserve_ports
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def real_node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> 
 
 
 @pytest.fixture
-def called(capfd: pytest.CaptureFixture[str]) -> Qq:
-    """Call a command in this process."""
+def called(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Qq:
+    """Call a command in this process; that it waits is not told, however slow the machine is."""
+    monkeypatch.setattr(progress, "NOTICE_S", 60.0)
 
     def called(*arguments: str) -> Said:
         capfd.readouterr()

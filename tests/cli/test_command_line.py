@@ -103,6 +103,7 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
             "qq declare queue",
             "--type and x-queue-type in --arguments do not agree: give one of them",
         ),
+        (["close", "connection", "--name", "x", "--reason", "a\nb"], "qq close connection", None),
         (["up", "--nodes", "2"], "qq up", None),
         (["up", "--base-port", "99999"], "qq up", None),
         (["completion", "tcsh"], "qq completion", None),
@@ -117,6 +118,22 @@ def test_a_mistake_is_one_line_that_says_what_was_meant(
     assert errors.endswith(f" (see `{command} --help`)\n")
     assert said in (None, errors.removeprefix(f"{command}: ").partition(" (see ")[0])
     assert len(errors) < 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--user", "a:b"],
+        ["status", "--user", "\udcff"],
+        ["status", "--password", "\udcff"],
+        ["drain", "\udcff"],
+        ["context", "add", "a", "--url", "a:1", "--user", "\udcff"],
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(called: Qq, arguments: list[str]) -> None:
+    status, output, errors = called(*arguments, *([] if "--url" in arguments else ["--url", "127.0.0.1:9"]))
+    assert (status, output, errors.count("\n")) == (1, "", 1)
+    assert "not UTF-8" in errors or "with a colon" in errors
 
 
 def test_names_of_rabbitmqs_tools_are_understood(called: Qq) -> None:

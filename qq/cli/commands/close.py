@@ -8,12 +8,12 @@ import click
 
 from qq.cli.options import asks_node
 from qq.cli.tree import CommandGroup
-from qq.cli.values import REQUIRED
+from qq.cli.values import LINE, REQUIRED
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
-_reason = click.option("--reason", metavar="TEXT", help="What the client is told.")
+_reason = click.option("--reason", type=LINE, metavar="TEXT", help="What the client is told.")
 
 
 @click.group("close", cls=CommandGroup, short_help="close connections of clients")
