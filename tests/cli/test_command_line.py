@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
+import socket
 import subprocess
 import sys
-import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -215,34 +217,28 @@ def test_what_directs_a_terminal_is_shown_and_not_done(text: str, shown: str) ->
     assert escaped(text) == shown
 
 
-def on_a_terminal(*arguments: str, typed: bytes = b"") -> tuple[int, str]:
-    """Run a command on a terminal; return its exit status, and what was to be seen."""
+def on_a_terminal(*arguments: str, at: str = "", typed: str = "", number: int = 0) -> tuple[int, str]:
+    """Run a command on a terminal; return its exit status, and what was to be seen.
+
+    Whenever one sees what matches `at`, one types something, or the first time one sends a signal.
+    """
     ours, its = pty.openpty()
-    seen: list[bytes] = []
-
-    def look() -> None:
-        try:
-            while part := os.read(ours, 4096):
-                seen.append(part)
-                if typed and part.rstrip().endswith(b":"):
-                    os.write(ours, typed)
-        except OSError:  # there is no terminal any more
-            pass
-
-    process = subprocess.Popen(
-        [*QQ, *arguments],
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
-    )
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen([*QQ, *arguments], stdin=its, stdout=its, stderr=its, env=environ)
     os.close(its)
-    looking = threading.Thread(target=look)
-    looking.start()
-    status = process.wait(30)
-    looking.join()
+    seen, done = "", 0
+    with suppress(OSError):  # there is no terminal any more
+        while part := os.read(ours, 65536):
+            seen += part.decode(errors="replace")
+            if at and re.search(at, seen[done:]):
+                done = len(seen)
+                if typed:
+                    os.write(ours, typed.encode())
+                elif number:
+                    process.send_signal(number)
+                    number = 0
     os.close(ours)
-    return status, b"".join(seen).decode()
+    return process.wait(30), seen
 
 
 def test_a_terminal_is_shown_a_table(qq: Qq, real_node: ClusterNode) -> None:
@@ -260,10 +256,36 @@ def test_a_terminal_is_shown_a_table(qq: Qq, real_node: ClusterNode) -> None:
 def test_a_new_password_is_asked_for_twice_and_not_shown(qq: Qq, real_node: ClusterNode) -> None:
     url = f"127.0.0.1:{real_node.http_port}"
     status, seen = on_a_terminal(
-        "declare", "user", "--name", "typed", "--tags", "management", "--url", url, typed=b"s3cret\n"
+        "declare",
+        "user",
+        "--name",
+        "typed",
+        "--tags",
+        "management",
+        "--url",
+        url,
+        at="(password|confirmation): ",
+        typed="s3cret\n",
     )
     assert status == 0
     assert "Repeat for confirmation" in seen
     assert "s3cret" not in seen
     assert qq("list", "vhosts", "--user", "typed", "--password", "s3cret").status == 0
     assert qq("delete", "user", "--name", "typed").status == 0
+
+
+def test_the_busiest_are_watched_until_one_has_seen_enough(real_node: ClusterNode) -> None:
+    options = "--url", f"127.0.0.1:{real_node.http_port}", "--interval", "0.5"
+    status, seen = on_a_terminal("top", *options, at="sent bytes/s", number=signal.SIGINT)
+    assert status == 130
+    assert "published/s" in seen
+    assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
+
+
+def test_who_waits_at_a_terminal_is_shown_that(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        status, seen = on_a_terminal("status", "--url", url, at="waiting for an answer", number=signal.SIGINT)
+    assert status == 130
+    assert "Traceback" not in seen
+    assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
