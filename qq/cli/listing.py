@@ -66,7 +66,7 @@ def things(
 ) -> Iterator[dict[str, Any]]:
     """Read the things of a list, a page at a time; raises CommandError."""
     count = count or Count("reading", None)
-    first = node.get(path, {**query, **_page(1)}, count.wait("the first page"))
+    first = _first_page(node, path, {**query, **_page(1)}, count.wait("the first page"))
     read, page = 0, first
     for number in range(2, _count(node, first, "page_count") + 2):
         yield from page["items"]
@@ -85,6 +85,17 @@ def things(
 
 def _page(number: int) -> dict[str, str]:
     return {"page": str(number), "page_size": str(PAGE_SIZE)}
+
+
+def _first_page(node: Remote, path: str, query: Mapping[str, str], wait: Wait) -> dict[str, Any]:
+    answer = node.send("GET", path, query=query, kind=object, wait=wait).document
+    if isinstance(answer, list):  # as release 0.1 answers, which also leaves nothing out
+        raise CommandError(
+            f"{node.url}: this node is of a release that lists nothing page by page; upgrade it first"
+        )
+    if not isinstance(answer, dict):
+        raise node.is_foreign()
+    return answer
 
 
 def _page_at(node: Remote, path: str, query: Mapping[str, str], wait: Wait) -> dict[str, Any] | None:

@@ -9,12 +9,13 @@ status what kind of thing it was.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
-from click.exceptions import Exit, NoArgsIsHelpError
+from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
 from qq.cli.escaping import escaped
 from qq.cli.root import COMPLETION_VARIABLE, NAME, root
@@ -33,6 +34,8 @@ UNREAD = 141
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal of another time has no letters for
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         instruction = os.environ.get(COMPLETION_VARIABLE)
         return _run(arguments) if instruction is None else _complete(instruction)
@@ -81,6 +84,8 @@ def _say(command: str, text: str) -> None:
 
 def _text_of(error: click.UsageError) -> str:
     """What is wrong, as a part of one line."""
+    if isinstance(error, NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
+        return f"No such option '{error.option_name}' here: options stand behind the whole command"
     text = error.format_message()
     for given in ("No such command", "No such option"):
         text = text.replace(f"{given}: ", f"{given} ", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from qq.cli import progress
 from qq.cli.escaping import escaped
 from qq.cli.root import SECTIONS, root
 
@@ -67,6 +69,16 @@ def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> No
         (["lst"], "qq", "No such command 'lst'. Did you mean 'list'?"),
         (["list", "queue"], "qq list", "No such command 'queue'. Did you mean 'queues'?"),
         (["xyz"], "qq", "No such command 'xyz'"),
+        (
+            ["--vhost", "v", "list", "users"],
+            "qq",
+            "No such option '--vhost' here: options stand behind the whole command",
+        ),
+        (
+            ["list", "-x", "users"],
+            "qq list",
+            "No such option '-x' here: options stand behind the whole command",
+        ),
         (["drain", "--timeuot", "1"], "qq drain", "No such option '--timeuot'. Did you mean '--timeout'?"),
         (["declare", "queue"], "qq declare queue", "Missing option '--name'"),
         (
@@ -204,6 +216,16 @@ def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+def test_letters_that_a_terminal_does_not_have_are_written_out(real_node: ClusterNode, qq: Qq) -> None:
+    assert qq("declare", "exchange", "--name", "é☃").status == 0
+    command = [*QQ, "list", "exchanges", "--name", "é", "--url", f"127.0.0.1:{real_node.http_port}"]
+    environ = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    for form, shown in (("table", b"\xe9\\u2603"), ("csv", b",\xe9\\u2603,"), ("json", b'"\\u00e9\\u2603"')):
+        ended = subprocess.run([*command, "-o", form], env=environ, capture_output=True, check=True)
+        assert shown in ended.stdout
+    assert qq("delete", "exchange", "--name", "é☃").status == 0
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -289,3 +311,28 @@ def test_who_waits_at_a_terminal_is_shown_that(tmp_path: Path) -> None:
     assert status == 130
     assert "Traceback" not in seen
     assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_how_far_something_long_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(*, prints: bool = False) -> str:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress.counted("reading things", in_bytes=True, prints=prints) as count:
+            count.so_far(5_000, 10_000)
+        return terminal.getvalue()
+
+    assert shown() == "", "it was fast"
+    monkeypatch.setattr(progress, "NOTICE_S", 0.0)
+    assert "reading things" in shown()
+    assert "5.0/10.0 kB" in shown()
+    assert "reading things" in shown(prints=True), "what it prints goes elsewhere"
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert shown(prints=True) == ""
