@@ -147,6 +147,7 @@ def document_of(context: Context) -> dict[str, Any]:
 
 
 def _write(file: Path, text: str) -> None:
+    file = file.resolve()  # a link to it stays one
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     try:

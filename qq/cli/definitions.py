@@ -55,14 +55,20 @@ def _target(file: str) -> Generator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    directory, name = os.path.split(os.path.abspath(file))  # noqa: PTH100 -- a path may end with a slash
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)  # nobody else may read it
+    path = Path(file).resolve()
+    if path.exists() and not path.is_file():  # a pipe, or a device, in whose place there must be no file
+        with path.open("wb") as target:
+            yield target
+        return
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=f".{path.name}.", dir=path.parent
+    )  # nobody else may read it
     try:
         with os.fdopen(descriptor, "wb") as target:
             yield target
             target.flush()
             os.fsync(descriptor)
-        Path(temporary).replace(file)
+        Path(temporary).replace(path)
     except BaseException:
         with suppress(FileNotFoundError):
             Path(temporary).unlink()

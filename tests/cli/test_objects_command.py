@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -251,6 +253,16 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
     before = file.read_text()
     assert qq("definitions", "export", str(file), "--vhost", "nowhere").status == 1
     assert (file.read_text(), list(tmp_path.glob(".definitions*"))) == (before, [])
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    assert qq("definitions", "export", str(link)).status == 0
+    assert (link.is_symlink(), json.loads(file.read_text())["vhosts"] != []) == (True, True)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as others:
+        read = others.submit(pipe.read_text)
+        assert qq("definitions", "export", str(pipe)).status == 0
+        assert json.loads(read.result(30))["vhosts"]
+    assert pipe.is_fifo()
     missing = tmp_path / "no" / "file"
     assert qq("definitions", "export", str(missing)).errors.endswith(": No such file or directory\n")
 
