@@ -1,6 +1,6 @@
 """Limits of virtual hosts and of users, as one list.
 
-Lives here: rows of both, and setting and removing one. Not here: which limits there are (machine/limits.py).
+Lives here: rows of both. Not here: setting and removing one (objects.py), which there are (machine/limits.py).
 """
 
 from __future__ import annotations
