@@ -495,6 +495,7 @@ class Node:
             memory_limit_bytes=self.memory_limit_bytes,
             disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
             write_times=self.disk.write_times,
+            loop_times=self._loop_delays,
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),

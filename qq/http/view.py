@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cluster.fitness import Verdict
     from cluster.member_changes import MemberChange
+    from qq.diagnosis.findings import Diagnosis
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
@@ -743,6 +744,10 @@ class ManagementView(Protocol):
 
         Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
+        ...
+
+    async def diagnosis(self) -> Diagnosis:
+        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
         ...
 
     # Changes

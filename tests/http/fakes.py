@@ -135,14 +135,15 @@ class _Group:
         """One that the cluster has committed, and that this node applies before what is submitted now."""
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
+        self.apply_times = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0)),
-            "n2": SimpleNamespace(alarm=Alarm(0)),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=()),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=()),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
@@ -231,9 +232,9 @@ class _Group:
 
 def _statuses() -> list[Any]:
     return [
-        SimpleNamespace(name="n1", state="leader", last_index=20),
-        SimpleNamespace(name="n2", state="follower", last_index=13),
-        SimpleNamespace(name="n3", state="down", last_index=5),
+        SimpleNamespace(name="n1", state="leader", last_index=20, standing="voter", clock_offset_ms=0),
+        SimpleNamespace(name="n2", state="follower", last_index=13, standing="voter", clock_offset_ms=-7),
+        SimpleNamespace(name="n3", state="down", last_index=5, standing=None, clock_offset_ms=None),
     ]
 
 
@@ -275,6 +276,7 @@ class MachineManagement(Management):
             memory_limit_bytes=2**30,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
+            loop_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
