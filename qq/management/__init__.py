@@ -1,12 +1,12 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
-figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
-(members.py), who is logged in with the page (web_sessions.py), what nodes say of themselves (nodes.py), backups
-(backups.py), what nodes ask each other in order to show all of it (others.py), by which facts is judged what is wrong
-(diagnosis.py, vitals.py, client_watch.py), and what becomes of clients while a node is under maintenance
-(maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster), what is wrong
-(qq/diagnosis).
+figures.py), how old messages are (entry_times.py), how a change gets into the log (changes.py, sessions.py), who leads
+(leadership.py), who the members are (members.py), who is logged in with the page (web_sessions.py), what nodes say of
+themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), by which
+facts is judged what is wrong (diagnosis.py, vitals.py, client_watch.py), and what becomes of clients while a node is
+under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster), what is
+wrong (qq/diagnosis).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -71,7 +71,7 @@ class Management(
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
-        ObjectFigures.__init__(self, broker, group)
+        ObjectFigures.__init__(self, broker, group, self.entry_times)
         NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)

@@ -20,6 +20,7 @@ from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
+from qq.management.entry_times import EntryTimes
 from qq.management.rates import LENGTHS, UNTOLD, QueueNumbers, Rates, numbers_of, with_rates
 from qq.management.totals import ExchangeNumbers, KeptSamples, VhostNumbers, VhostTotals, of_exchange
 from qq.metrics import ClusterTotals
@@ -51,6 +52,7 @@ class QueueReports:
         self._rates = Rates()
         self._vhost_totals = VhostTotals()
         self._kept_samples = KeptSamples()
+        self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch()
         self.totals: ClusterTotals | None = None
@@ -64,6 +66,7 @@ class QueueReports:
 
     async def _sample_queues(self) -> None:
         """Take samples for rates."""
+        self.entry_times.note(self._group.engine.applied_index, self._group.time_ms())
         queues = list(self._machine.queues())
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()

@@ -115,7 +115,7 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
-        self.engine = SimpleNamespace(is_leader=True)
+        self.engine = SimpleNamespace(is_leader=True, applied_index=1)
         self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(7, 8)}.get
