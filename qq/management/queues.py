@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.http.slices import Slices
-from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
+from qq.http.view import ConsumerStatus, Message, QueueStatus, ThingRows
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
@@ -159,7 +159,7 @@ class QueueReports:
         queue = self._queue(vhost, name)
         return None if queue is None else _status(self._rows([queue]), queue)
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
         return self._rows([queue for each in known for queue in each.queues.values()])
 
@@ -200,7 +200,7 @@ class QueueReports:
             status.name for status in statuses if status.state != DOWN
         ]
 
-    def _rows(self, queues: Sequence[Queue]) -> QueueRows:
+    def _rows(self, queues: Sequence[Queue]) -> ThingRows:
         now_ms, leader, (members, online) = self._group.time_ms(), self._group.leader, self._members()
 
         def capacity(queue: Queue) -> float:
@@ -219,7 +219,7 @@ class QueueReports:
             "owner_pid_details": self._owner,
             "message_stats": lambda queue: self._message_stats(queue, now_ms),
         }
-        return QueueRows(queues, fields)
+        return ThingRows(queues, fields)
 
     def _owner(self, queue: Queue) -> dict[str, Any]:
         """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
@@ -307,7 +307,7 @@ def _prefetch(queue: Queue) -> int:
     return 0 if 0 in some or LIVE_UNLIMITED in some else max(some, default=0)
 
 
-def _status(rows: QueueRows, queue: Queue) -> QueueStatus:
+def _status(rows: ThingRows, queue: Queue) -> QueueStatus:
     return QueueStatus(**{name: field(queue) for name, field in rows.fields.items()})
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, cast
 
 import aiohttp
 import pika
+from aiohttp import hdrs
 from connections import Client, Row, allow_files, connected, shown
 from pamqp import commands, header
 from pamqp.body import ContentBody
@@ -65,9 +66,9 @@ class Phase(NamedTuple):
     waited_ms: list[float]
     """How long the publisher waited for each confirm."""
 
-    @property
-    def p99_ms(self) -> float:
-        return statistics.quantiles(self.waited_ms, n=100)[98]
+    def cut_ms(self, place: int) -> float:
+        """The wait that so many hundredths, and one more, do not exceed."""
+        return statistics.quantiles(self.waited_ms, n=100)[place]
 
 
 class Watcher:
@@ -146,10 +147,13 @@ def judge(quiet: list[Phase], watched: list[Phase], names: list[str]) -> list[Ro
         percent = 100 * (beside - without)
         figures = f"{percent:.2f} % of a core (beside {100 * without:.2f} %)"
         rows.append(Row(f"{name}: watching it", figures, f"below {CORE_PERCENT:g} %", percent < CORE_PERCENT))
-    without, beside = (statistics.median(each.p99_ms for each in phases) for phases in (quiet, watched))
-    figures = f"{without:.1f} ms, watched {beside:.1f} ms"
-    is_met = beside - without < LONGER_MS
-    rows.append(Row("a publisher's confirms, p99", figures, f"{LONGER_MS:g} ms more at most", is_met))
+    for name, place in (("p50", 49), ("p99", 98)):
+        without, beside = (
+            statistics.median(each.cut_ms(place) for each in phases) for phases in (quiet, watched)
+        )
+        figures = f"{without:.1f} ms, watched {beside:.1f} ms"
+        is_met = beside - without < LONGER_MS
+        rows.append(Row(f"a publisher's confirms, {name}", figures, f"{LONGER_MS:g} ms more at most", is_met))
     return rows
 
 
@@ -181,8 +185,8 @@ async def measure(cluster: LocalCluster, options: argparse.Namespace) -> list[Ro
     await asyncio.sleep(EVERY_S)
     quiet: list[Phase] = []
     watched: list[Phase] = []
-    login = aiohttp.BasicAuth("guest", "guest")
-    async with aiohttp.ClientSession(auth=login) as session:
+    login = {hdrs.AUTHORIZATION: aiohttp.encode_basic_auth("guest", "guest")}
+    async with aiohttp.ClientSession(headers=login) as session:
         watcher = Watcher(session, cluster.nodes)
         await watcher.ask_all()
         watcher.taken_s.clear()

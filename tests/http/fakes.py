@@ -39,8 +39,8 @@ from qq.http.view import (
     NodeState,
     NodeStatus,
     Product,
-    QueueRows,
     QueueStatus,
+    ThingRows,
     Unavailable,
 )
 from qq.machine.codec import encode_batch
@@ -342,9 +342,9 @@ class FakeManagement(MachineManagement):
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         return self._shown(name) if name in self._names(vhost) else None
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         fields = {name: attrgetter(name) for name in QueueStatus._fields}
-        return QueueRows(list(self.queues(vhost)), fields)
+        return ThingRows(list(self.queues(vhost)), fields)
 
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []
