@@ -178,6 +178,11 @@ class Group:
         return self.leadership.reign.leader
 
     @property
+    def catch_up_times(self) -> Histogram:
+        """How long it has taken this node to catch up by snapshots of others."""
+        return self._installing.taker.times
+
+    @property
     def snapshots_installed(self) -> int:
         """How many snapshots of others have taken the place of this node's log, in this life."""
         return self._installing.count

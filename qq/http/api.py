@@ -1,9 +1,9 @@
 """RabbitMQ's management API, as far as there is one.
 
-Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, queues.py, replicas.py,
-policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py, definitions.py,
-operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py, view.py), who may
-ask (login.py), where the answers come from and what a change does (qq/management).
+Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, doctor.py, queues.py,
+replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
+definitions.py, operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py,
+view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
 
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
@@ -18,6 +18,7 @@ from aiohttp import web
 from qq.http.backup import BackupEndpoint
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
+from qq.http.doctor import DoctorEndpoint
 from qq.http.health import HealthEndpoints
 from qq.http.members import MemberEndpoints
 from qq.http.nodes import NodeEndpoints
@@ -43,6 +44,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         OverviewEndpoints(management),
         NodeEndpoints(view, management),
         HealthEndpoints(view, management),
+        DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
         ExchangeEndpoints(management),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         Deduplication,
         ExchangeStatus,
         Message,
-        QueueRows,
         QueueStatus,
+        ThingRows,
         VhostStatus,
     )
     from qq.machine.access import User
@@ -69,10 +69,10 @@ def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
     return {**fields, "arguments": lambda thing: plain(thing.arguments)}
 
 
-def queue_fields(rows: QueueRows) -> dict[str, Callable[[Any], Any]]:
-    """What a document says of a queue, by name."""
+def row_fields(rows: ThingRows) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a thing of these, by name."""
     arguments = rows.fields["arguments"]
-    return {**rows.fields, "arguments": lambda queue: plain(arguments(queue))}
+    return {**rows.fields, "arguments": lambda thing: plain(arguments(thing))}
 
 
 QUEUE_BASICS = (

@@ -203,7 +203,8 @@ async def _runs(
     listing: Listing[T], things: list[T], order: Sequence[str], slices: Slices, *, reverse: bool
 ) -> list[list[tuple[Any, ...]]]:
     """Sort things into runs, to be merged; they are last in their rows. What is equal stays in its order."""
-    columns = [await _column(listing, things, column, slices) for column in dict.fromkeys(order)]
+    wanted = [column for column in dict.fromkeys(order) if _may_have(listing, column)]
+    columns = [await _column(listing, things, column, slices) for column in wanted]
     runs: list[list[tuple[Any, ...]]] = []
     for start in range(0, len(things), RUN):
         part = slice(start, start + RUN)
@@ -231,6 +232,11 @@ async def _column(listing: Listing[T], things: list[T], column: str, slices: Sli
         values[start : start + STEP] = map(_rank, values[start : start + STEP])
         await slices.give_way()
     return values
+
+
+def _may_have(listing: Listing[T], column: str) -> bool:
+    """Whether things may have anything in a column, so that it matters for their order."""
+    return listing.fields is None or column.partition(".")[0] in listing.fields
 
 
 def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:

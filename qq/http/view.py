@@ -12,13 +12,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
 
     from cluster.fitness import Verdict
     from cluster.member_changes import MemberChange
+    from qq.diagnosis.findings import Diagnosis
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
@@ -235,10 +236,10 @@ Client = Mapping[str, Any]
 log; the id is the number of the connection, or of the channel's session."""
 
 
-class QueueRows(NamedTuple):
+class ThingRows(NamedTuple):
     """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
 
-    things: Sequence[Any]
+    things: Iterable[Any]
     fields: Mapping[str, Callable[[Any], Any]]
     """What is told of a thing, by its name in a status."""
 
@@ -548,8 +549,14 @@ class ManagementView(Protocol):
 
     def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]: ...
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
+        ...
+
+    def binding_rows(
+        self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
+    ) -> ThingRows:
+        """The bindings that `bindings` tells, with the fields of `BindingStatus`."""
         ...
 
     async def browse(
@@ -766,6 +773,10 @@ class ManagementView(Protocol):
 
         Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
+        ...
+
+    async def diagnosis(self) -> Diagnosis:
+        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
         ...
 
     # Changes

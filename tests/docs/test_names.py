@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shlex
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -339,7 +340,7 @@ PREFIXES = {"rabbitmq_", "rabbitmq_detailed_", "rabbitmq_cluster_"}
 def known_metrics() -> set[str]:
     raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
-    delays = DelayMetrics(Histogram(), Histogram(), Histogram(), Histogram())
+    delays = DelayMetrics(*(Histogram() for _ in fields(DelayMetrics)))
     snapshot = MetricsSnapshot(
         "n1",
         "c",
@@ -351,6 +352,7 @@ def known_metrics() -> set[str]:
         delays,
         0.0,
         1.0,
+        1,
         1,
         ClusterTotals(1, 1, 1, 1, 1, 1, 1),
     )

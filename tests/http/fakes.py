@@ -40,8 +40,8 @@ from qq.http.view import (
     NodeState,
     NodeStatus,
     Product,
-    QueueRows,
     QueueStatus,
+    ThingRows,
     Unavailable,
 )
 from qq.machine.codec import encode_batch
@@ -118,7 +118,7 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
-        self.engine = SimpleNamespace(is_leader=True)
+        self.engine = SimpleNamespace(is_leader=True, applied_index=1)
         self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(7, 8)}.get
@@ -138,14 +138,15 @@ class _Group:
         """One that the cluster has committed, and that this node applies before what is submitted now."""
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
+        self.apply_times = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0)),
-            "n2": SimpleNamespace(alarm=Alarm(0)),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=()),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=()),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
@@ -234,9 +235,9 @@ class _Group:
 
 def _statuses() -> list[Any]:
     return [
-        SimpleNamespace(name="n1", state="leader", last_index=20),
-        SimpleNamespace(name="n2", state="follower", last_index=13),
-        SimpleNamespace(name="n3", state="down", last_index=5),
+        SimpleNamespace(name="n1", state="leader", last_index=20, standing="voter", clock_offset_ms=0),
+        SimpleNamespace(name="n2", state="follower", last_index=13, standing="voter", clock_offset_ms=-7),
+        SimpleNamespace(name="n3", state="down", last_index=5, standing=None, clock_offset_ms=None),
     ]
 
 
@@ -278,6 +279,7 @@ class MachineManagement(Management):
             memory_limit_bytes=2**30,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
+            loop_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
@@ -343,9 +345,9 @@ class FakeManagement(MachineManagement):
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         return self._shown(name) if name in self._names(vhost) else None
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         fields = {name: attrgetter(name) for name in QueueStatus._fields}
-        return QueueRows(list(self.queues(vhost)), fields)
+        return ThingRows(list(self.queues(vhost)), fields)
 
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []
