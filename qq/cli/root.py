@@ -15,7 +15,7 @@ COMPLETION_VARIABLE = "_QQ_COMPLETE"
 """The environment variable by which a shell asks what may come next (completing.py)."""
 SECTIONS = {
     "Nodes": ("up", "serve"),
-    "The cluster": ("status", "leader", "member", "drain", "revive", "check", "upgrade"),
+    "The cluster": ("status", "doctor", "leader", "member", "drain", "revive", "check", "upgrade"),
     "What is in it": ("list", "top", "declare", "delete", "definitions", "change-password", "close"),
     "Messages": ("publish", "get", "peek", "purge"),
     "Data": ("backup", "restore", "recover", "inspect"),

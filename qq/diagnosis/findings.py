@@ -234,16 +234,16 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
-    """What a terminal shows of the document that HTTP tells: each finding in three lines, and then the verdict.
+    """What a terminal shows of the document that HTTP tells: the verdict, and each finding in three lines.
 
     Names in it may have any characters: those that are not printed are shown as escapes.
     """
+    yield _printable(document["verdict"])
     for each in document["findings"]:
         since = f", since {each['since']}" if each["since"] else ""
         yield _printable(f"{each['severity'].upper()} {each['code']}: {each['subject']}{since}")
         yield _printable(f"    {each['text']}")
         yield _printable(f"    -> {each['advice']}")
-    yield _printable(document["verdict"])
 
 
 def _printable(text: str) -> str:

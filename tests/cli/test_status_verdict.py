@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -82,3 +83,20 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
 )  # fmt: skip
 def test_a_cluster_is_judged_in_a_line(answer: dict[str, Any], is_well: bool, text: str) -> None:
     assert judge(answer) == (is_well, text)
+
+
+# --- what the doctor says
+
+
+def test_the_doctor_s_verdict_comes_first_and_is_the_exit_status(qq: Any) -> None:
+    said = qq("doctor")
+    document = json.loads(qq("doctor", "-o", "json").output)
+    assert said.lines[0] == document["verdict"]
+    grave = [each for each in document["findings"] if each["severity"] != "info"]
+    assert said.status == bool(grave)
+    codes = [each["code"] for each in document["findings"]]
+    assert "members-few" in codes
+    assert qq("doctor", "-o", "csv").lines[0] == "severity,code,subject,text,advice,since"
+    assert [line.split()[1] for line in said.lines if line.startswith(("INFO ", "WARNING "))] == [
+        f"{code}:" for code in codes
+    ]
