@@ -1,10 +1,11 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
-figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
-(members.py), who is logged in with the page (web_sessions.py), what nodes say of themselves (nodes.py), backups
-(backups.py), what nodes ask each other in order to show all of it (others.py), and what becomes of clients while a node
-is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster).
+figures.py), how numbers were some time ago (charts.py), how a change gets into the log (changes.py, sessions.py), who
+leads (leadership.py), who the members are (members.py), who is logged in with the page (web_sessions.py), what nodes
+say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py),
+and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what
+a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.charts import Charts
 from qq.management.clients import ClientReports
 from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
@@ -48,6 +50,7 @@ class Management(
     MemberChanges,
     Backups,
     WebSessions,
+    Charts,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
@@ -74,10 +77,12 @@ class Management(
         Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)
         WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
+        Charts.__init__(self, broker, group, own.write_times, self._numbers_of)
 
     async def watch(self) -> None:
         """Take samples for rates, until cancelled."""
         while True:
             await self._sample_queues()
             await self._sample_clients()
+            await self._note_histories()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
