@@ -67,7 +67,9 @@ def install() -> Programs:
         return find()
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["apt-get", *command], check=False, env=environment, capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise NoBrowser(f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}; {REMEDY}")
     return find()

@@ -44,7 +44,12 @@ def fill(node: ClusterNode) -> None:
         api(node, f"users/{name}", "PUT", {"password": name, "tags": tags})
     api(node, "permissions/%2F/worker", "PUT", {"configure": "^worker", "write": ".*", "read": ".*"})
     api(node, "permissions/%2F/ada", "PUT", {"configure": ".*", "write": ".*", "read": ".*"})
-    policy = {"pattern": "^orders\\.", "apply-to": "queues", "definition": {"max-length": 100000}, "priority": 1}
+    policy = {
+        "pattern": "^orders\\.",
+        "apply-to": "queues",
+        "definition": {"max-length": 100000},
+        "priority": 1,
+    }
     api(node, "policies/%2F/long-orders", "PUT", policy)
     with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
         channel = connection.channel()
@@ -98,7 +103,9 @@ def _publish(node: ClusterNode, key: str, pause_s: float, ended: threading.Event
         number = 0
         while not ended.wait(pause_s):
             number += 1
-            body = json.dumps({"order": number, "state": key.partition(".")[2], "total": number * 7 % 1000 / 10})
+            body = json.dumps(
+                {"order": number, "state": key.partition(".")[2], "total": number * 7 % 1000 / 10}
+            )
             properties = pika.BasicProperties(
                 content_type="application/json",
                 delivery_mode=2,

@@ -1,5 +1,5 @@
 /** Requests to the node. */
-import { credentials, ended } from "./session.js";
+import { check, credentials } from "./session.js";
 
 export class ApiError extends Error {
   /** @param {number} status @param {string} reason */
@@ -48,12 +48,9 @@ export async function ask(method, where, body) {
   const text = await answer.text();
   const told = parsed(text);
   if (answer.ok) return told;
-  if (answer.status === 401 && told?.reason !== undefined && isLogin(told.reason)) ended();
+  if (answer.status === 401) await check().catch(() => null);
   throw new ApiError(answer.status, told?.reason || told?.error || `The node answered ${answer.status}.`);
 }
-
-/** RabbitMQ answers 401 also to what a user may not do: only some of it means that the login has ended. */
-const isLogin = (/** @type {string} */ reason) => /^(login was refused|a user and a password|the session|log in)/i.test(reason);
 
 /** @param {string} text */
 function parsed(text) {

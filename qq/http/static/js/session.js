@@ -41,12 +41,16 @@ export async function login(username, password) {
 
 export async function logout() {
   await fetch(`${location.origin}/api/session`, { method: "DELETE", headers: credentials("DELETE") }).catch(() => null);
-  ended();
+  session.set(null);
 }
 
-/** Note that the node does not know the session any more. */
-export function ended() {
-  session.set(null);
+/**
+ * Look whether the session is still good, after a 401: RabbitMQ's API answers so, too, to what a user may not do.
+ * @returns {Promise<void>}
+ */
+export async function check() {
+  const answer = await fetch(`${location.origin}/api/session`, { headers: credentials() });
+  if (answer.status === 401) session.set(null);
 }
 
 /** @param {...string} tags */

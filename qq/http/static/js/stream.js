@@ -4,7 +4,7 @@
  * EventSource cannot say that a session has ended, nor be told to be quiet while nobody looks: so events are read from a
  * fetch. The node ends each stream after some minutes, and is asked for the next one at once.
  */
-import { credentials, ended } from "./session.js";
+import { check, credentials } from "./session.js";
 import { Store, useStore } from "./store.js";
 import { query } from "./api.js";
 import { useEffect, useState } from "./lib.js";
@@ -45,7 +45,7 @@ function follow(where, show, complain) {
       liveness.set("waiting");
       wait = WAITS_MS[Math.min(failures++, WAITS_MS.length - 1)];
       const status = /** @type {any} */ (error).status ?? 0;
-      if (status === 401) return ended();
+      if (status === 401) await check().catch(() => null);
       complain({ status, reason: /** @type {any} */ (error).reason ?? "The node does not answer. Trying again." });
     }
     if (!stopped && current === controller) timer = setTimeout(run, wait);

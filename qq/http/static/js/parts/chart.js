@@ -8,7 +8,9 @@ import { theme } from "../theme.js";
 
 /** How far back, in seconds. @type {Record<string, [number, string]>} */
 const RANGES = { "15m": [900, "15 min"], "1h": [3600, "1 h"], "8h": [28800, "8 h"], "24h": [86400, "24 h"], "7d": [604800, "7 d"] };
-const HEIGHT = 168;
+const HEIGHT = 176;
+const DAY_S = 86400;
+const YOUNG_S = 120;
 const SYNC = "all";
 
 /** @returns {string} the range in the address */
@@ -72,7 +74,7 @@ export function Chart({ title, times, lines, format, range }) {
   const shown = useStore(theme);
   const labels = lines.map((line) => line.label).join();
   useLayoutEffect(() => {
-    const made = new uPlot(options(lines, format, place.current), [[]], place.current);
+    const made = new uPlot(options(lines, format, place.current, RANGES[range][0]), [[]], place.current);
     chart.current = made;
     const observer = new ResizeObserver(() => made.setSize({ width: place.current.clientWidth, height: HEIGHT }));
     observer.observe(place.current);
@@ -80,12 +82,12 @@ export function Chart({ title, times, lines, format, range }) {
       observer.disconnect();
       made.destroy();
     };
-  }, [shown, labels]);
+  }, [shown, labels, range]);
   useLayoutEffect(() => {
     const now = times.length ? times[times.length - 1] / 1000 : Date.now() / 1000;
     chart.current.batch(() => {
       chart.current.setData([times.map((time) => time / 1000), ...lines.map((line) => line.values)], false);
-      chart.current.setScale("x", { min: now - RANGES[range][0], max: now });
+      chart.current.setScale("x", { min: begin(times, now, RANGES[range][0]), max: now });
     });
   });
   return html`<section class="card chart">
@@ -97,8 +99,20 @@ export function Chart({ title, times, lines, format, range }) {
   </section>`;
 }
 
-/** @param {Line[]} lines @param {(value: number | null | undefined) => string} format @param {HTMLElement} place */
-function options(lines, format, place) {
+/** Where the time axis begins: a node that has just started shows what it has, and not hours of nothing. @param {number[]} times @param {number} now @param {number} ageS */
+function begin(times, now, ageS) {
+  const has = times.length ? now - times[0] / 1000 : 0;
+  return now - Math.min(ageS, Math.max(has, YOUNG_S));
+}
+
+/**
+ * @param {Line[]} lines
+ * @param {(value: number | null | undefined) => string} format
+ * @param {HTMLElement} place
+ * @param {number} ageS
+ */
+function options(lines, format, place, ageS) {
+  const when = new Intl.DateTimeFormat(undefined, ageS > DAY_S ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
   const style = getComputedStyle(document.documentElement);
   const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -106,11 +120,12 @@ function options(lines, format, place) {
     width: Math.max(place.clientWidth, 100),
     height: HEIGHT,
     legend: { show: false },
+    padding: [8, 10, 0, 0],
     cursor: { sync: { key: SYNC }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _min, /** @type {number} */ max) => [0, max > 0 ? max * 1.15 : 1] } },
     axes: [
-      { ...axis, space: 70 },
-      { ...axis, size: 62, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map(format) },
+      { ...axis, size: 26, space: 70, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map((each) => when.format(each * 1000)) },
+      { ...axis, size: 58, gap: 4, values: (/** @type {any} */ _u, /** @type {number[]} */ splits) => splits.map(format) },
     ],
     series: [{}, ...lines.map((line) => ({
       label: line.label,

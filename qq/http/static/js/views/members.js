@@ -33,7 +33,7 @@ function Member({ member, leader, status, report, head }) {
       ${member.role !== "voter" && html`<${State} is=${member.role} />`}${member.drained && html`<${Badge} state="warn">under maintenance<//>`}</span></div>
     <${Position} status=${status} head=${head} />
     <${Facts} rows=${[
-      ["Address", `${member.host}:${member.port}`], ["Lag", member.lag === null ? "–" : `${whole(member.lag)} entries`], ["Committed", whole(status?.commit_index)], ["Applied", whole(status?.applied_index)],
+      ["Address", `${member.host}:${member.port}`], ["Lag", isLeader || member.lag === null ? "–" : `${whole(member.lag)} entries`], ["Committed", whole(status?.commit_index)], ["Applied", whole(status?.applied_index)],
       ["Checkpoint", whole(status?.checkpoint_index)], ["Term", whole(status?.term)],
       ["Memory", report?.mem_used === undefined ? "–" : `${bytes(report.mem_used)} of ${bytes(report.mem_limit)}`], ["Disk free", bytes(report?.disk_free)],
       ["Connections", report?.sockets_used === undefined ? "–" : `${whole(report.sockets_used)} of ${whole(report.sockets_total)}`], ["Up", duration(report?.uptime)],

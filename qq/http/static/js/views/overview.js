@@ -61,7 +61,7 @@ function Figures({ told, vhost }) {
   return html`<div class="figures">
     <${Figure} label="Published" value=${rate(stats.publish_details.rate)} note=${`${short(stats.publish)} since the start`} />
     <${Figure} label="Delivered" value=${rate(stats.deliver_get_details.rate)} note=${`${rate(stats.redeliver_details.rate)} again`} />
-    <${Figure} label="Acknowledged" value=${rate(stats.ack_details.rate)} />
+    <${Figure} label="Acknowledged" value=${rate(stats.ack_details.rate)} note=${`${short(stats.ack)} since the start`} />
     <${Figure} label="Ready" value=${short(lengths.messages_ready)} note=${`${short(lengths.messages_unacknowledged)} unacknowledged`} />
     <${Figure} label="Queues" value=${html`<a href=${to(["queues"], { vhost })}>${whole(totals.queues)}</a>`} note=${`${whole(totals.exchanges)} exchanges`} />
     <${Figure} label="Connections" value=${html`<a href=${to(["connections"], { vhost })}>${whole(totals.connections)}</a>`}
@@ -78,7 +78,7 @@ function Charts({ known, range, isWhole }) {
     ({ label, values: (known[count] ?? []).map((value, at) => (value ? known[total][at] / value : 0)), colour });
   return html`<div class="charts">
     <${Chart} title="Messages a second" times=${times} range=${range} format=${rate} lines=${[
-      line("published", "publish", 1), line("delivered", "deliver_get", 2), line("acknowledged", "ack", 3), line("redelivered", "redeliver", 4)]} />
+      line("published", "publish", 1), line("delivered", "deliver_get", 2), line("acked", "ack", 3), line("redelivered", "redeliver", 4)]} />
     <${Chart} title="Messages in queues" times=${times} range=${range} format=${short} lines=${[
       line("ready", "messages_ready", 1), line("unacknowledged", "messages_unacknowledged", 4)]} />
     ${isWhole && html`

@@ -59,7 +59,7 @@ function Figures({ queue }) {
     <${Figure} label="Ready" value=${short(queue.messages_ready)} note=${bytes(queue.message_bytes_ready)} />
     <${Figure} label="Unacknowledged" value=${short(queue.messages_unacknowledged)} note=${bytes(queue.message_bytes_unacknowledged)} />
     <${Figure} label="Delayed" value=${short(queue.messages_delayed)} note=${`${short(queue.messages_dlx)} dying`} />
-    <${Figure} label="Published" value=${of("publish")} />
+    <${Figure} label="Published" value=${of("publish")} note=${`${of("dead_letter")} dead-lettered`} />
     <${Figure} label="Delivered" value=${of("deliver_get")} note=${`${of("redeliver")} again`} />
     <${Figure} label="Consumers" value=${whole(queue.consumers)} note=${`capacity ${percent(queue.consumer_capacity)}`} />
   </div>`;
@@ -76,7 +76,7 @@ function Now({ queue, known, range }) {
       <${Chart} title="Messages" times=${known.times} range=${range} format=${short} lines=${[
         line("ready", "messages_ready", 1), line("unacknowledged", "messages_unacknowledged", 4)]} />
       <${Chart} title="Messages a second" times=${known.times} range=${range} format=${rate} lines=${[
-        line("published", "publish", 1), line("delivered", "deliver_get", 2), line("acknowledged", "ack", 3), line("dead-lettered", "dead_letter", 5)]} />
+        line("published", "publish", 1), line("delivered", "deliver_get", 2), line("acked", "ack", 3), line("dead-lettered", "dead_letter", 5)]} />
       <${Chart} title="Consumer capacity" times=${known.times} range=${range} format=${percent} lines=${[{ label: "capacity", values: capacity, colour: 2 }]} />
     </div>
     <div class="columns"><${Origins} queue=${queue} /><${Replicas} queue=${queue} /></div>`;
