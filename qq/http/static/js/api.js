@@ -35,7 +35,7 @@ export function query(values) {
  * @returns {Promise<any>} the document; null if there is none
  */
 export async function ask(method, where, body) {
-  const headers = { Accept: "application/json", ...credentials(method) };
+  const headers = /** @type {Record<string, string>} */ ({ Accept: "application/json", ...credentials(method) });
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   let answer;

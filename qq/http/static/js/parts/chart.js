@@ -1,11 +1,12 @@
 /** Charts over time, drawn by uPlot, in the colours of the theme. */
-import uPlot from "../../vendor/uPlot.mjs";
+import library from "../../vendor/uPlot.mjs";
 import { get, query } from "../api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib.js";
 import { adjust, usePlace } from "../router.js";
 import { useStore } from "../store.js";
 import { theme } from "../theme.js";
 
+const Plot = /** @type {any} */ (library);
 /** How far back, in seconds. @type {Record<string, [number, string]>} */
 const RANGES = { "15m": [900, "15 min"], "1h": [3600, "1 h"], "8h": [28800, "8 h"], "24h": [86400, "24 h"], "7d": [604800, "7 d"] };
 const HEIGHT = 176;
@@ -74,7 +75,7 @@ export function Chart({ title, times, lines, format, range }) {
   const shown = useStore(theme);
   const labels = lines.map((line) => line.label).join();
   useLayoutEffect(() => {
-    const made = new uPlot(options(lines, format, place.current, RANGES[range][0]), [[]], place.current);
+    const made = new Plot(options(lines, format, place.current, RANGES[range][0]), [[]], place.current);
     chart.current = made;
     const observer = new ResizeObserver(() => made.setSize({ width: place.current.clientWidth, height: HEIGHT }));
     observer.observe(place.current);

@@ -26,6 +26,7 @@ const NAVIGATION = [
     ["definitions", "Definitions", may.administer],
   ]],
 ];
+/** @type {Record<string, string>} */
 const LIVENESS = { live: "Live", waiting: "Waiting for the node", paused: "Paused" };
 
 /** @param {{children: any}} props */
@@ -73,7 +74,7 @@ function Top({ onMenu }) {
       </select>
     </label>`}
     <span class="space"></span>
-    <span class=${`live ${isLive}`} role="status"><i></i>${LIVENESS[/** @type {keyof LIVENESS} */ (isLive)]}</span>
+    <span class=${`live ${isLive}`} role="status"><i></i>${LIVENESS[isLive]}</span>
     <button class="plain" title="Keys (?)" aria-label="Keys" onClick=${() => help.set(!help.value)}>?</button>
     <button class="plain" name="theme" title="Dark or light (t)" aria-label="Dark or light" onClick=${toggle}>${shown === "dark" ? "☀" : "☾"}</button>
     <span class="who" title=${user?.tags.join(", ")}>${user?.name}</span>

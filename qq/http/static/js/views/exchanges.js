@@ -101,7 +101,7 @@ export function Exchange({ names: [vhost, name] }) {
   const [bindings, setBindings] = useState(/** @type {any} */ (null));
   const [problem, setProblem] = useState(/** @type {any} */ (null));
   const isDefault = name === "amq.default";
-  const may = useMay({ vhost, exchange: isDefault ? undefined : name });
+  const may = useMay(isDefault ? { vhost } : { vhost, exchange: name });
   const read = async () => {
     setExchange(await get(path`exchanges/${vhost}/${name}`));
     const paged = query({ page: 1, page_size: SHOWN_MAX });
