@@ -19,7 +19,7 @@ from qq.http.backup import BackupEndpoint
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
 from qq.http.health import HealthEndpoints
-from qq.http.live import LiveEndpoint
+from qq.http.live import STREAMS_MAX, LiveEndpoint
 from qq.http.live_views import LiveViews
 from qq.http.members import MemberEndpoints
 from qq.http.nodes import NodeEndpoints
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
 
-def routes(view: NodeView, management: ManagementView, streams_max: int) -> list[web.RouteDef]:
+def routes(view: NodeView, management: ManagementView, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
     """Everything below /api but what the node tells of itself (app.py)."""
     live = LiveViews(view, management)
     resources = (

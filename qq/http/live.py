@@ -2,18 +2,19 @@
 
 Lives here: the stream, and how those who look at the same share the work. Not here: what is told (live_views.py).
 
-Law: viewers do not cost the broker. What several look at is made once; one thing is made at a time, and all of it takes
-one part in SHARE of the time at most, however many look. Who does not read what is sent is dropped, and nothing waits
-for them: each is sent the newest, and not what was before it.
+Law: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of it
+takes one part in SHARE of the time at most, however many look. Who does not read what is sent is dropped, and nothing
+waits for them: each is sent the newest, and not what was before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -31,6 +32,10 @@ INTERVAL_S = 2.0
 """How often is looked what has changed, if that costs little."""
 SHARE = 10
 """What took a moment to make is followed by a rest of so many moments."""
+AT_ONCE = 4
+"""How many things are made at a time."""
+STREAMS_MAX = 64
+"""How many streams there may be at a time, unless the settings say otherwise."""
 STREAM_S = 120.0
 """How long a stream is: then the page asks for another, and it is looked anew who may see what."""
 QUIET_S = 15.0
@@ -49,19 +54,48 @@ class Told(NamedTuple):
     event: bytes
 
 
+class Spent(Generator[Any, Any, bytes]):
+    """Something that is awaited, and how long it has kept the event loop busy; what it waited for does not count."""
+
+    def __init__(self, work: Awaitable[bytes]) -> None:
+        self._steps = work.__await__()
+        self.seconds = 0.0
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        return self
+
+    def send(self, value: Any, /) -> Any:
+        return self._timed(self._steps.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._timed(self._steps.throw, *error)
+
+    def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        began_s = monotonic()
+        try:
+            return step(*arguments)
+        finally:
+            self.seconds += monotonic() - began_s
+
+
 class Turns:
-    """Has one thing made at a time, and rests after each."""
+    """Has few things made at a time, and rests after each.
+
+    More than one, because some wait for other nodes, and nobody else should have to wait for a node that is gone.
+    """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._rested_s = 0.0
 
     async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        async with self._lock:
-            began_s = monotonic()
+        async with self._places:
+            await asyncio.sleep(max(self._rested_s - monotonic(), 0))
+            spent = Spent(make())
             try:
-                return await make()
+                return await spent
             finally:
-                await asyncio.sleep((monotonic() - began_s) * SHARE)
+                self._rested_s = max(self._rested_s, monotonic()) + spent.seconds * SHARE
 
 
 class Feed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq import memory
 from qq.http.slices import Slices
-from qq.management.history import Histories, Shape
+from qq.management.history import NumberHistories, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ class Charts:
         self._group = group
         self._write_times = write_times
         self._numbers_of_thing = numbers_of
-        self._histories = Histories(_SHAPES)
+        self._histories = NumberHistories(_SHAPES)
         self._histories.of(_ALL)
 
     def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:

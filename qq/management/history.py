@@ -97,7 +97,7 @@ class Shape(NamedTuple):
     values: tuple[str, ...]
 
 
-class History:
+class NumberHistory:
     """The earlier numbers of one thing."""
 
     def __init__(self, shape: Shape) -> None:
@@ -138,17 +138,17 @@ class History:
         return {"times": times, **dict(zip(self._names, rounded, strict=True))}
 
 
-class Histories:
+class NumberHistories:
     """The histories of many things, each by a key of its own; whoever was looked at last is last."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         """`shapes` are by the first word of a key."""
         self._shapes = shapes
-        self._histories: dict[tuple[str, ...], History] = {}
+        self._histories: dict[tuple[str, ...], NumberHistory] = {}
 
-    def of(self, key: tuple[str, ...]) -> History:
+    def of(self, key: tuple[str, ...]) -> NumberHistory:
         """The history of a thing, which begins now if there was none. Another's goes for it if there are too many."""
-        history = self._histories.pop(key, None) or History(self._shapes[key[0]])
+        history = self._histories.pop(key, None) or NumberHistory(self._shapes[key[0]])
         self._histories[key] = history
         while len(self._histories) > THINGS_MAX:
             del self._histories[next(iter(self._histories))]
@@ -159,7 +159,7 @@ class Histories:
         if key not in self._histories and len(self._histories) < THINGS_MAX:
             self.of(key)
 
-    def all(self) -> list[tuple[tuple[str, ...], History]]:
+    def all(self) -> list[tuple[tuple[str, ...], NumberHistory]]:
         return list(self._histories.items())
 
     def forget(self, key: tuple[str, ...]) -> None:

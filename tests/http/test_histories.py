@@ -11,7 +11,7 @@ from http_node import Node
 
 from qq.machine.commands import DeclareQueue
 from qq.management import history
-from qq.management.history import LEVELS, Histories, History, Shape
+from qq.management.history import LEVELS, NumberHistories, NumberHistory, Shape
 
 DAY_S = 86_400
 
@@ -24,8 +24,8 @@ class Numbers(NamedTuple):
 SHAPE = Shape(("published",), ("ready",))
 
 
-def noted(samples: int, *, step_s: int = 5, each: int = 10) -> History:
-    kept = History(SHAPE)
+def noted(samples: int, *, step_s: int = 5, each: int = 10) -> NumberHistory:
+    kept = NumberHistory(SHAPE)
     for number in range(samples):
         kept.note(number * step_s * 1000, Numbers(number * each, number))
     return kept
@@ -69,7 +69,7 @@ def test_of_too_many_things_those_are_forgotten_that_nobody_has_looked_at_for_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "THINGS_MAX", 3)
-    kept = Histories({"queue": SHAPE})
+    kept = NumberHistories({"queue": SHAPE})
     for name in "abc":
         kept.of(("queue", "/", name))
     kept.begin_if_room(("queue", "/", "x"))

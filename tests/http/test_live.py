@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from qq.http import live
 from qq.http.app import build_app
-from qq.http.live import Feed, Turns
+from qq.http.live import Feed, Spent, Turns
 from qq.http.server import HttpLimits
 from qq.machine.commands import DeclareQueue, DeleteQueue
 
@@ -62,6 +62,12 @@ async def events(answer: Any) -> AsyncIterator[tuple[str, Any]]:
                 yield "", None
             case _:
                 pass
+
+
+def work(seconds: float) -> None:
+    until_s = monotonic() + seconds
+    while monotonic() < until_s:
+        pass
 
 
 def look(client: Client, query: str, user: str = "guest") -> Any:
@@ -251,9 +257,9 @@ def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_
 
     async def make() -> bytes:
         nonlocal busy_s
-        began_s = monotonic()
-        await asyncio.sleep(0.01)
-        busy_s += monotonic() - began_s
+        await asyncio.sleep(0)
+        work(0.01)
+        busy_s += 0.01
         return str(busy_s).encode()
 
     async def story() -> float:
@@ -263,9 +269,54 @@ def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_
             await feed.first()
         nonlocal busy_s
         busy_s, began_s = 0.0, monotonic()
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(1.5)
         for feed in feeds:
             await feed.close()
         return busy_s / (monotonic() - began_s)
 
-    assert 0 < asyncio.run(story()) < 0.15
+    assert 0.03 < asyncio.run(story()) < 0.15
+
+
+def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
+    async def wait() -> bytes:
+        await asyncio.sleep(0.5)
+        return b""
+
+    async def quick() -> bytes:
+        return str(monotonic()).encode()
+
+    async def story() -> int:
+        turns = Turns()
+        slow, fast = [Feed(wait, turns) for _ in range(3)], Feed(quick, turns)
+        for feed in slow:
+            feed._task = asyncio.create_task(feed._go_on(live.Told(0, b"")))
+        told, seen, until_s = await fast.first(), 0, monotonic() + 0.4
+        while monotonic() < until_s:
+            told, seen = await fast.newer_than(told), seen + 1
+        for feed in (*slow, fast):
+            await feed.close()
+        return seen
+
+    assert asyncio.run(story()) > 5
+
+
+def test_the_time_of_what_is_cancelled_counts_too() -> None:
+    async def make() -> bytes:
+        work(0.02)
+        await asyncio.sleep(60)
+        return b""
+
+    async def story() -> float:
+        spent = Spent(make())
+
+        async def wait() -> bytes:
+            return await spent
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return spent.seconds
+
+    assert 0.02 <= asyncio.run(story()) < 0.05

@@ -6,6 +6,7 @@ Lives here: what is in it. Not here: what is done with it (screenshots.py, test_
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 QUORUM = {"x-queue-type": "quorum"}
 REJECTED_EVERY = 7
+WAVE_S = 11.0
+"""In so many seconds, 2 pi times, the rate of publishing rises and falls."""
 
 
 def api(node: ClusterNode, path: str, method: str = "GET", body: Any = None, user: str = "guest") -> Any:
@@ -101,7 +104,7 @@ def _publish(node: ClusterNode, key: str, pause_s: float, ended: threading.Event
         channel = connection.channel()
         channel.confirm_delivery()
         number = 0
-        while not ended.wait(pause_s):
+        while not ended.wait(pause_s * (1.2 + math.sin(time.monotonic() / WAVE_S))):
             number += 1
             body = json.dumps(
                 {"order": number, "state": key.partition(".")[2], "total": number * 7 % 1000 / 10}

@@ -121,7 +121,7 @@ function options(lines, format, place, ageS) {
     width: Math.max(place.clientWidth, 100),
     height: HEIGHT,
     legend: { show: false },
-    padding: [8, 10, 0, 0],
+    padding: [8, 4, 0, 0],
     cursor: { sync: { key: SYNC }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _min, /** @type {number} */ max) => [0, max > 0 ? max * 1.15 : 1] } },
     axes: [

@@ -72,8 +72,7 @@ export function Message({ vhost, message }) {
 /** @param {{vhost: string, deaths: any[]}} props */
 const Deaths = ({ vhost, deaths }) => html`<h4>How it died</h4>
   <ol class="deaths">${deaths.map((death, at) => html`<li key=${at}>
-    <${Badge} state="warn">${death.reason}<//>
-    <span>in <${QueueLink} vhost=${vhost} name=${death.queue} />, ${death.count === 1 ? "once" : `${whole(death.count)} times`}</span>
-    <span class="muted">published to <${ExchangeLink} vhost=${vhost} name=${death.exchange} />
-      with ${(death["routing-keys"] ?? []).join(", ")}${death.time ? `, ${moment(death.time * 1000)}` : ""}</span>
+    <${Badge} state="warn">${death.reason}<//>${" in "}<${QueueLink} vhost=${vhost} name=${death.queue} />
+    ${death.count === 1 ? " once" : ` ${whole(death.count)} times`}${death.time ? `, first ${moment(death.time * 1000)}` : ""}
+    <span class="muted">${", published to "}<${ExchangeLink} vhost=${vhost} name=${death.exchange} />${` with ${(death["routing-keys"] ?? []).join(", ")}`}</span>
   </li>`)}</ol>`;

@@ -218,4 +218,3 @@ function askToGet(vhost, name) {
     },
   });
 }
-
