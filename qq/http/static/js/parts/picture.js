@@ -36,31 +36,52 @@ function layout(exchanges, bindings) {
     add("exchange", binding.source);
     add(binding.destination_type, binding.destination);
   }
-  // An exchange is to the right of those that it is bound to; circles end where they are deepest.
-  for (let depth = 0; depth < DEPTH_MAX; depth++) {
+  // An exchange is to the left of all that it leads to; circles end where they are deepest.
+  const depth = new Map([...nodes.keys()].map((id) => [id, 0]));
+  for (let turn = 0; turn < DEPTH_MAX; turn++) {
     for (const binding of bindings) {
-      const from = nodes.get(idOf("exchange", binding.source)), into = nodes.get(idOf(binding.destination_type, binding.destination));
-      if (from && into && from !== into && into.column <= from.column && from.column < DEPTH_MAX) into.column = from.column + 1;
+      const from = idOf("exchange", binding.source), into = depth.get(idOf(binding.destination_type, binding.destination)) ?? 0;
+      if ((depth.get(from) ?? 0) <= into && into < DEPTH_MAX) depth.set(from, into + 1);
     }
   }
-  const last = Math.max(1, ...[...nodes.values()].map((node) => node.column));
-  for (const node of nodes.values()) if (node.kind === "queue") node.column = last;
-  place([...nodes.values()], bindings, last);
-  return { nodes: [...nodes.values()], byId: nodes, last };
+  const last = Math.max(1, ...depth.values());
+  for (const node of nodes.values()) node.column = node.kind === "queue" ? last : Math.min(last - (depth.get(node.id) ?? 0), last - 1);
+  const ways = bindings.map((binding) => wayOf(binding, nodes));
+  place([...nodes.values()], ways, last);
+  return { nodes, ways, last };
 }
 
-/** Give each node its height: in the middle of those that lead to it, so that few lines cross. @param {Node[]} nodes @param {any[]} bindings @param {number} last */
-function place(nodes, bindings, last) {
-  const byId = new Map(nodes.map((node) => [node.id, node]));
+/**
+ * What a line goes through. Where it passes a column it has a place of its own there, and is not drawn over others.
+ * @param {any} binding
+ * @param {Map<string, Node>} nodes
+ * @returns {Node[]}
+ */
+function wayOf(binding, nodes) {
+  const from = /** @type {Node} */ (nodes.get(idOf("exchange", binding.source)));
+  const into = /** @type {Node} */ (nodes.get(idOf(binding.destination_type, binding.destination)));
+  const way = [from];
+  for (let column = from.column + 1; column < into.column; column++) {
+    const id = `passing\n${from.id}\n${column}`;
+    if (!nodes.has(id)) nodes.set(id, { id, kind: "passing", name: from.name, column, y: 0 });
+    way.push(/** @type {Node} */ (nodes.get(id)));
+  }
+  return [...way, into];
+}
+
+/** Give each node its height: in the middle of those that lead to it, so that few lines cross. @param {Node[]} nodes @param {Node[][]} ways @param {number} last */
+function place(nodes, ways, last) {
+  /** @type {Map<Node, Set<Node>>} */
+  const before = new Map();
+  for (const way of ways) way.slice(1).forEach((node, at) => before.set(node, (before.get(node) ?? new Set()).add(way[at])));
   for (let column = 0; column <= last; column++) {
-    const here = nodes.filter((node) => node.column === column);
     const middle = (/** @type {Node} */ node) => {
-      const from = bindings.filter((each) => idOf(each.destination_type, each.destination) === node.id).map((each) => byId.get(idOf("exchange", each.source))?.y ?? 0);
+      const from = [...(before.get(node) ?? [])].map((each) => each.y);
       return from.length ? from.reduce((a, b) => a + b) / from.length : 0;
     };
-    const wanted = new Map(here.map((node) => [node, middle(node)]));
-    here.sort((a, b) => (wanted.get(a) ?? 0) - (wanted.get(b) ?? 0) || a.name.localeCompare(b.name));
-    here.forEach((node, at) => { node.y = MARGIN + at * (HEIGHT + DOWN); });
+    const here = nodes.filter((node) => node.column === column).map((node) => /** @type {[Node, number]} */ ([node, middle(node)]));
+    here.sort(([a, y], [b, z]) => y - z || a.name.localeCompare(b.name));
+    here.forEach(([node], at) => { node.y = MARGIN + at * (HEIGHT + DOWN); });
   }
 }
 
@@ -70,20 +91,15 @@ const clipped = (text) => (text.length > 26 ? `${text.slice(0, 25)}…` : text);
 /** @param {{vhost: string, exchanges: any[], bindings: any[]}} props */
 export function Picture({ vhost, exchanges, bindings }) {
   const [near, setNear] = useState("");
-  const { nodes, byId, last } = layout(exchanges, bindings);
+  const { nodes, ways, last } = layout(exchanges, bindings);
+  const all = [...nodes.values()], shown = all.filter((node) => node.kind !== "passing");
   const x = (/** @type {Node} */ node) => MARGIN + node.column * (WIDTH + ACROSS);
-  const height = Math.max(...nodes.map((node) => node.y)) + HEIGHT + MARGIN;
+  const height = Math.max(...all.map((node) => node.y)) + HEIGHT + MARGIN;
   const width = 2 * MARGIN + last * (WIDTH + ACROSS) + WIDTH;
-  const edges = bindings.map((binding) => ({
-    binding,
-    from: /** @type {Node} */ (byId.get(idOf("exchange", binding.source))),
-    into: /** @type {Node} */ (byId.get(idOf(binding.destination_type, binding.destination))),
-  }));
-  const isNear = (/** @type {any} */ edge) => edge.from.id === near || edge.into.id === near;
+  const isNear = (/** @type {Node[]} */ way) => way[0].id === near || way[way.length - 1].id === near;
   return html`<div class="scroll picture"><svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="img" aria-label="Exchanges and bindings">
-    ${edges.map((edge) => html`<${Edge} key=${`${edge.from.id} ${edge.into.id} ${edge.binding.properties_key}`} edge=${edge} x=${x}
-      look=${near ? (isNear(edge) ? "near" : "far") : ""} />`)}
-    ${nodes.map((node) => html`<a key=${node.id} href=${to([`${node.kind}s`, vhost, node.name])} class=${`node ${node.kind}`}
+    ${ways.map((way, at) => html`<${Edge} key=${at} way=${way} binding=${bindings[at]} x=${x} look=${near ? (isNear(way) ? "near" : "far") : ""} />`)}
+    ${shown.map((node) => html`<a key=${node.id} href=${to([`${node.kind}s`, vhost, node.name])} class=${`node ${node.kind}`}
       onMouseEnter=${() => setNear(node.id)} onMouseLeave=${() => setNear("")} onFocus=${() => setNear(node.id)} onBlur=${() => setNear("")}>
       <title>${node.name}</title>
       <rect x=${x(node)} y=${node.y} width=${WIDTH} height=${HEIGHT} rx=${node.kind === "queue" ? 6 : HEIGHT / 2} />
@@ -93,12 +109,16 @@ export function Picture({ vhost, exchanges, bindings }) {
   </svg></div>`;
 }
 
-/** @param {{edge: any, x: (node: Node) => number, look: string}} props */
-function Edge({ edge: { from, into, binding }, x, look }) {
-  const x1 = x(from) + WIDTH, y1 = from.y + HEIGHT / 2, x2 = x(into), y2 = into.y + HEIGHT / 2, bend = Math.max((x2 - x1) / 2, 40);
+/** @param {{way: Node[], binding: any, x: (node: Node) => number, look: string}} props */
+function Edge({ way, binding, x, look }) {
+  const middle = (/** @type {Node} */ node) => node.y + HEIGHT / 2, into = way[way.length - 1];
+  const path = way.slice(1).map((node, at) => {
+    const x1 = x(way[at]) + WIDTH, x2 = x(node), bend = Math.max((x2 - x1) / 2, 40), y1 = middle(way[at]), y2 = middle(node);
+    return `C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}${node === into ? "" : ` H${x2 + WIDTH}`}`;
+  });
   const told = [binding.routing_key, ...Object.entries(binding.arguments).map(([name, value]) => `${name}: ${argument(value)}`)].filter(Boolean).join(", ");
   return html`<g class=${`edge ${look}`}><title>${`${binding.source} → ${binding.destination}: ${told || "(no key)"}`}</title>
-    <path d=${`M${x1} ${y1} C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`} />
-    ${look === "near" && html`<text x=${x2 - 10} y=${y2 - 6} text-anchor="end">${clipped(told)}</text>`}
+    <path d=${`M${x(way[0]) + WIDTH} ${middle(way[0])} ${path.join(" ")}`} />
+    ${look === "near" && html`<text x=${x(into) - 10} y=${middle(into) - 6} text-anchor="end">${clipped(told)}</text>`}
   </g>`;
 }
