@@ -4,6 +4,9 @@
 #   make test TESTS=tests/http           a part of the tests
 #   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
+#   make page ARGS="-k theme"            the management page in a real browser; then what `make bench` leaves out: 20,000 queues on it
+#   make page-types                      the types of its scripts, with npm
+#   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
@@ -38,7 +41,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # of a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup venv java toxiproxy up test quick interop deploy-test lint docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -74,13 +77,17 @@ java: $(VENV)/chaos-stamp
 toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
+chromium: venv
+	@$(BIN)/python tests/page/chromium.py --install
+
 up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
-# Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
+# Where Java, Toxiproxy or Chromium cannot be had, the tests that need them fail and say so.
 test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
+	-@$(MAKE) --no-print-directory chromium
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 quick: venv
@@ -90,6 +97,17 @@ quick: venv
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop
+
+page: chromium
+	$(BIN)/python -m pytest -n 0 -v tests/page $(ARGS)
+	$(BIN)/python tests/page/many_queues.py
+
+# For who has npm: the types that the scripts of the page say they have. Their libraries are somebody else's.
+page-types:
+	! npm exec --yes --package=typescript@7.0.2 -- tsc -p tests/page/tsconfig.json | grep '/static/js/'
+
+screenshots: chromium
+	$(BIN)/python tests/page/screenshots.py
 
 # The figures are printed as they are measured. ARGS="-k mistake" runs a part.
 deploy-test: venv

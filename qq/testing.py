@@ -132,7 +132,12 @@ class ClusterNode:
             if SERVE_COMMAND is None:
                 server = fork_server(self.name)
                 environment = node_environment() | {PARENT_VARIABLE: str(server.pid)}
-                return server.start(["serve", *config], environment, stdout=log.fileno(), stderr=log.fileno())
+                try:
+                    return server.start(
+                        ["serve", *config], environment, stdout=log.fileno(), stderr=log.fileno()
+                    )
+                except OSError as error:
+                    raise ClusterError(f"{self.name} cannot be started: {error}") from error
             return subprocess.Popen(  # noqa: S603
                 [*SERVE_COMMAND, *config],
                 stdin=subprocess.DEVNULL,

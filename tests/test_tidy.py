@@ -26,7 +26,8 @@ TEXT = {
     ".yml",
     "",
 }
-BUILT = {"__pycache__", "build"}
+NOT_OURS = {"__pycache__", "build", "vendor"}
+"""Directories of what is made, or made by others."""
 LOCK_FILES = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock", "package-lock.json", "yarn.lock")
 
 # Directories of one machine: a home, a checkout, a place for local packages.
@@ -42,7 +43,7 @@ def _text_files() -> list[Path]:
         file
         for name in OURS
         for file in sorted((ROOT / name).rglob("*"))
-        if not BUILT.intersection(file.relative_to(ROOT).parts)
+        if not NOT_OURS.intersection(file.relative_to(ROOT).parts)
     ]
     files = [*sorted(ROOT.iterdir()), *below]
     return [file for file in files if file.is_file() and file.suffix in TEXT and file.name != ".git"]

@@ -2,8 +2,8 @@
 
 Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, doctor.py, queues.py,
 replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
-definitions.py, operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py,
-view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
+definitions.py, operations.py, members.py, backup.py, sessions.py, live.py), what a document holds (documents.py,
+bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
 
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
@@ -20,6 +20,8 @@ from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
 from qq.http.doctor import DoctorEndpoint
 from qq.http.health import HealthEndpoints
+from qq.http.live import STREAMS_MAX, LiveEndpoint
+from qq.http.live_views import LiveViews
 from qq.http.members import MemberEndpoints
 from qq.http.nodes import NodeEndpoints
 from qq.http.operations import OperationEndpoints
@@ -27,6 +29,7 @@ from qq.http.overview import OverviewEndpoints
 from qq.http.parameters import GlobalParameterEndpoints, ParameterEndpoints
 from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
 from qq.http.policies import PolicyEndpoints
+from qq.http.policy_matches import PolicyMatchEndpoint
 from qq.http.queues import QueueEndpoints
 from qq.http.replicas import ReplicaEndpoints
 from qq.http.sessions import LoginEndpoints
@@ -38,9 +41,12 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
 
-def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
+def routes(view: NodeView, management: ManagementView, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
     """Everything below /api but what the node tells of itself (app.py)."""
+    live = LiveViews(view, management)
     resources = (
+        LiveEndpoint(live.by_name(), streams_max),
+        live,
         OverviewEndpoints(management),
         NodeEndpoints(view, management),
         HealthEndpoints(view, management),
@@ -51,6 +57,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         BindingEndpoints(management),
         PolicyEndpoints(management, operator=False),
         PolicyEndpoints(management, operator=True),
+        PolicyMatchEndpoint(management),
         ParameterEndpoints(management),
         GlobalParameterEndpoints(management),
         VhostEndpoints(management),

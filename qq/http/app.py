@@ -41,6 +41,7 @@ METRICS_SHARE = 20
 READING = "the node reads its log"
 """The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
+_STATIC_PATH = "/static"
 _HEADERS = {
     "Cache-Control": "no-store",
     # The page has its scripts and styles in files of their own, fetches from its own node only, and is in no frame.
@@ -51,6 +52,8 @@ _HEADERS = {
     # With no-referrer browsers do not say, either, of which site the page is that sends a form.
     "Referrer-Policy": "same-origin",
 }
+_KEPT_IF_SAME = "no-cache"
+"""A browser keeps the files of the page, and asks each time whether they are still the same."""
 _STRICT_TRANSPORT = "max-age=31536000"
 """For a year a browser that was here over TLS comes over TLS only."""
 
@@ -96,8 +99,8 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(view, management),
-            web.static("/static", _STATIC),
+            *api.routes(view, management, limits.requests // 2),
+            web.static(_STATIC_PATH, _STATIC),
         ]
     )
     return app
@@ -186,3 +189,5 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.update(_HEADERS)
     if is_encrypted(request):
         response.headers["Strict-Transport-Security"] = _STRICT_TRANSPORT
+    if request.path.startswith(_STATIC_PATH):
+        response.headers[hdrs.CACHE_CONTROL] = _KEPT_IF_SAME

@@ -258,6 +258,10 @@ class ConsumerStatus(NamedTuple):
     activity_status: str
     """"up"; of a queue with a single active consumer "single_active" or "waiting"."""
     arguments: Mapping[str, Any]
+    messages_unacknowledged: int = 0
+    """How many messages it has been given and has not settled."""
+    credit: int | None = None
+    """How many more messages it would take now; None if there is no limit."""
 
 
 class Message(NamedTuple):
@@ -654,6 +658,22 @@ class ManagementView(Protocol):
         A thing is ("queue", VHOST, NAME), ("exchange", VHOST, NAME), ("vhost", NAME) or ("all",). Its samples are kept
         from the moment at which they are first asked for; before, there are none.
         """
+        ...
+
+    def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
+        """How numbers of a thing were in the last `age_s` seconds, by name, the oldest first; with their `times` (ms).
+
+        A thing is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and is there. Counts are told as rates. A
+        history begins with the node, or when it is first asked for if there are many things.
+        """
+        ...
+
+    def newest_sample(self, thing: tuple[str, ...]) -> Mapping[str, float]:
+        """The last of the numbers that `history` tells, with its `time`; {} before there is one."""
+        ...
+
+    def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
+        """The queues in which messages have died since this node started, and where these go."""
         ...
 
     def churn(self) -> Mapping[str, Any]:

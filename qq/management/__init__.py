@@ -1,12 +1,12 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
-figures.py), how old messages are (entry_times.py), how a change gets into the log (changes.py, sessions.py), who leads
-(leadership.py), who the members are (members.py), who is logged in with the page (web_sessions.py), what nodes say of
-themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show all of it (others.py), by which
-facts is judged what is wrong (diagnosis.py, vitals.py, client_watch.py), and what becomes of clients while a node is
-under maintenance (maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster), what is
-wrong (qq/diagnosis).
+figures.py), how old messages are (entry_times.py), how numbers were some time ago (charts.py), how a change gets into
+the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), who is logged in with
+the page (web_sessions.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other
+in order to show all of it (others.py), by which facts is judged what is wrong (diagnosis.py, vitals.py,
+client_watch.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and
+JSON (qq/http), what a change does (qq/machine, cluster), what is wrong (qq/diagnosis).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.charts import Charts
 from qq.management.clients import ClientReports
 from qq.management.diagnosis import Diagnoses
 from qq.management.figures import ObjectFigures
@@ -52,6 +53,7 @@ class Management(
     Backups,
     WebSessions,
     Diagnoses,
+    Charts,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
@@ -81,6 +83,7 @@ class Management(
         Diagnoses.__init__(
             self, broker, group, own, self.others, self.client_watch, self, self.cluster_members
         )
+        Charts.__init__(self, broker, group, own.write_times, self._numbers_of)
 
     async def watch(self) -> None:
         """Take samples for rates, and judge them, until cancelled."""
@@ -88,4 +91,5 @@ class Management(
             await self._sample_queues()
             await self._sample_clients()
             await self.diagnose()
+            await self._note_histories()
             await asyncio.sleep(SAMPLE_INTERVAL_S)

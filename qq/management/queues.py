@@ -163,6 +163,12 @@ class QueueReports:
         known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
         return self._rows([queue for each in known for queue in each.queues.values()])
 
+    def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
+        rows = self.queue_rows(vhost)
+        fields = {name: field for name, field in rows.fields.items() if name in _DEAD_LETTERING}
+        died = [queue for queue in rows.things if queue.tally.died]
+        return ThingRows(died, fields | _DEATHS)
+
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
             if consumer.live and vhost in (None, consumer.queue.vhost):
@@ -260,6 +266,8 @@ class QueueReports:
             active=is_active,
             activity_status=activity,
             arguments=consumer.arguments,
+            messages_unacknowledged=len(consumer.unacked),
+            credit=consumer.credit if is_limited else None,
         )
 
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
@@ -375,3 +383,14 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "message_bytes_ram": lambda _: 0,
 }
 """What is told of a queue whatever else is the case, by its name in `QueueStatus`."""
+
+_DEAD_LETTERING = ("name", "vhost", "type", "policy", "messages", "messages_dlx")
+_DEATHS: dict[str, Callable[[Queue], Any]] = {
+    "died": lambda queue: dict(queue.tally.died),
+    "died_in_all": lambda queue: sum(queue.tally.died.values()),
+    "dead_letter": attrgetter("tally.dead_lettered"),
+    "dead_letter_exchange": attrgetter("settings.dead_letter_exchange"),
+    "dead_letter_routing_key": attrgetter("settings.dead_letter_routing_key"),
+    "dead_letter_strategy": attrgetter("settings.dead_letter_strategy"),
+}
+"""What is told of a queue in which messages die, besides `_DEAD_LETTERING`."""

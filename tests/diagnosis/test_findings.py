@@ -81,20 +81,20 @@ def test_its_forms() -> None:
     }
     assert (document["findings"][1]["since"], document["omitted"]) == (None, 3)
     assert list(lines_of(document)) == [
+        "1 warning, 1 info, 3 more; first of all: node n2: it does not answer",
         "WARNING node-down: node n2, since 2027-01-15T08:00:00Z",
         "    it does not answer",
         f"    -> {KINDS['node-down'].advice}",
         "INFO limited-by: cluster",
         "    y",
         f"    -> {KINDS['limited-by'].advice}",
-        "1 warning, 1 info, 3 more; first of all: node n2: it does not answer",
     ]
 
 
 def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
     finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
     lines = list(lines_of(document_of(Diagnosis([finding]))))
-    assert lines[0] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
+    assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
     assert all(line.isprintable() for line in lines)
 
 
