@@ -102,6 +102,6 @@ def test_the_doctor_s_verdict_comes_first_and_is_the_exit_status(qq: Any) -> Non
     codes = [each["code"] for each in document["findings"]]
     assert "members-few" in codes
     assert qq("doctor", "-o", "csv").lines[0] == "severity,code,subject,text,advice,since"
-    assert [line.split()[1] for line in said.lines if line.startswith(("INFO ", "WARNING "))] == [
-        f"{code}:" for code in codes
-    ]
+    assert [
+        line.split()[1] for line in said.lines if line.startswith(("CRITICAL ", "INFO ", "WARNING "))
+    ] == [f"{code}:" for code in codes]
