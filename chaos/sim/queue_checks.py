@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chaos.sim.move_checks import MoveOracle
 from chaos.sim.queue_model import (
     Consumer,
     Deaths,
@@ -30,6 +31,7 @@ from chaos.sim.queue_model import (
     goes_in_circles,
     is_full,
     names_of,
+    over_after,
     ready_messages,
     rejects,
     waiting_ranges,
@@ -47,6 +49,7 @@ from qq.machine.commands import (
     Enqueue,
     Get,
     Limit,
+    MoveMessages,
     Publish,
     PurgeQueue,
     Recover,
@@ -150,6 +153,7 @@ class QueueOracle:
         """Targets of what was refused in a batch, though it was neither delayed nor part of a transaction."""
         self._grown: dict[QueueModel, None] = {}
         """Queues to which messages came back in a batch, or died in it: a limit is no reason against that."""
+        self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrivals of the messages delivered for the first time by the effects under way, by queue and level."""
 
@@ -166,6 +170,10 @@ class QueueOracle:
         model = self._queues.get(queue)
         return 0 if model is None else len(model.dying) + len(model.died)
 
+    @property
+    def moves_under_way(self) -> int:
+        return self._moves.under_way
+
     def is_stuck(self, queue: str) -> bool:
         """Whether its dead letters have to wait for room where nobody makes any, so that this may be for ever.
 
@@ -174,8 +182,10 @@ class QueueOracle:
         model = self._queues.get(queue)
         if model is None or not model.dying or model.settings.dead_letter_strategy != "at-least-once":
             return False
-        targets, deaths, _ = self._targets_of_dead(model, model.dying[0])
-        return any(is_full(target) and not goes_in_circles(deaths, target.name) for target in targets)
+        dead = model.dying[0]
+        targets, deaths, _ = self._targets_of_dead(model, dead)
+        over = over_after(dead, model.name, dead.reason)
+        return any(is_full(target) and not goes_in_circles(deaths, over, target.name) for target in targets)
 
     def admitted(self, publisher: str) -> int:
         """The last sequence number that has taken effect."""
@@ -233,6 +243,8 @@ class QueueOracle:
                 limited += self._publish(origin, index, slots, command, outcomes)
             elif isinstance(command, DeadLetter):
                 self._dead_letter(machine, command)
+            elif isinstance(command, MoveMessages):
+                self._move_messages(machine, command)
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[told:])
@@ -251,6 +263,7 @@ class QueueOracle:
                 self._resolve_doubts(model, queue)
             if queue.dying_first != model.dying_first:
                 self._fail(f"{model.name} has moved dead letters that nobody asked for")
+        self._moves.look(machine, time_ms)
 
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
@@ -260,6 +273,7 @@ class QueueOracle:
         self._entries += 1
         for model in self._queues.values():
             self._end_entry(model, machine.vhosts[DEFAULT_VHOST].queues[model.name])
+        self._moves.look(machine, time_ms)
         if self._entries % LOOKED_AT_EVERY == 0:
             self.check_machine("the first node", machine)
 
@@ -273,6 +287,7 @@ class QueueOracle:
                 del known[key]
         self._effects(machine, effects)
         self._check_orders()
+        self._moves.look(machine, time_ms)
 
     def _advance(self, time_ms: int) -> None:
         """A delayed message becomes ready, and begins to live, at the first entry at which it is due."""
@@ -614,6 +629,12 @@ class QueueOracle:
             self._check_publication(model, message, command)
             self._move(model, message)
 
+    def _move_messages(self, machine: QueueMachine, command: MoveMessages) -> None:
+        for source, message, target, copy in self._moves.step(machine, command, self._now_ms):
+            self._forget_ready(source, message)
+            copy.arrival = next(self._numbers)
+            self._arrive(target, copy)
+
     def _check_publication(self, model: QueueModel, message: Message, command: DeadLetter) -> None:
         """What the leader read in its log is what was published."""
         known = self._published[message.place]
@@ -629,19 +650,22 @@ class QueueOracle:
             self.fates["no dead-letter exchange any more"] += 1
             return
         targets, deaths, new_key = self._targets_of_dead(model, message)
+        over = over_after(message, model.name, message.reason)
+        first = message.first or model.name
         is_safe = model.settings.dead_letter_strategy == "at-least-once"
         if not targets:
             self.fates["not routed"] += 1
             if is_safe:
                 self._fail(f"{message.name} of {model.name} is dropped, which no queue takes")
         for target in targets:
-            if goes_in_circles(deaths, target.name):
+            if goes_in_circles(deaths, over, target.name):
                 self.fates["circles"] += 1
                 continue
             level = target.settings.level(self._published[message.place].priority)
             expires_ms = expiry_ms(target, None, self._now_ms)
             number = next(self._numbers)
-            copy = Message(message.place, deaths, level, expires_ms, self._now_ms, new_key, number)
+            place, now_ms = message.place, self._now_ms
+            copy = Message(place, deaths, level, expires_ms, now_ms, new_key, number, first=first, over=over)
             self.fates["dead-lettered safely" if is_safe else "dead-lettered"] += 1
             self._arrive(target, copy)
             if target.settings.overflow == "reject-publish" and not is_safe:

@@ -14,7 +14,14 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, Enqueue, Publish, PutPolicy
+from qq.machine.commands import (
+    DEFAULT_VHOST,
+    BeginMove,
+    DeletePolicy,
+    Enqueue,
+    Publish,
+    PutPolicy,
+)
 from qq.stored.editing import with_headers
 from qq.stored.layout import flags
 from qq.stored.properties import group
@@ -38,6 +45,31 @@ def draw_queues(random: Random) -> dict[str, Table]:
     """Arguments of each queue."""
     is_plain = random.random() < PLAIN_RUNS
     return {queue: {} if is_plain else _draw_arguments(random, queue) for queue in QUEUES}
+
+
+def one_of_each(arguments: dict[str, Table]) -> None:
+    """Have dead letters go to one queue only, so that no message is ever in two queues."""
+    for queue, table in arguments.items():
+        if table.get("x-dead-letter-exchange") == TO_ALL:
+            other = next(other for other in QUEUES if other != queue)
+            table |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
+
+
+def draw_move(random: Random, name: str, user: str) -> BeginMove:
+    """A move from one queue to another, or back to where messages died first; many are refused."""
+    source, destination = random.sample((*QUEUES, ""), 2)
+    return BeginMove(
+        vhost=DEFAULT_VHOST,
+        move=name,
+        user=user,
+        source=source or QUEUES[0],
+        destination=destination,
+        count=random.choice((0, 0, 0, 1, 7)),
+        rate=random.choice((0, 0, 30)),
+        reason=random.choice(("", "", "", "expired")),
+        from_queue="",
+        headers={},
+    )
 
 
 def _draw_arguments(random: Random, queue: str) -> Table:
@@ -132,12 +164,12 @@ def _draw_settings_of_policy(random: Random) -> Table:
     return definition
 
 
-def draw_headers(random: Random, queue: str) -> dict[str, Any]:
-    """Headers of a message for that queue: mostly none."""
+def draw_headers(random: Random, queue: str, *, to_one: bool) -> dict[str, Any]:
+    """Headers of a message for that queue, or `to_one` queue only: mostly none."""
     headers: dict[str, Any] = {}
     if random.random() < 0.15:
         headers["x-delay"] = random.choice((1, 300, 1_500))
-    if random.random() < 0.15:
+    if random.random() < 0.15 and not to_one:
         headers[random.choice(("CC", "BCC"))] = [random.choice([other for other in QUEUES if other != queue])]
     return headers
 

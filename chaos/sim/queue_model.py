@@ -44,6 +44,10 @@ class Message:
     failures: int = 0
     reason: str = ""
     """Why it is dying."""
+    first: str = ""
+    """The queue in which it died first."""
+    over: int = 0
+    """How many of its deaths, the last ones, came before it was moved."""
 
     @property
     def name(self) -> Key:
@@ -181,15 +185,21 @@ def deaths_of(history: History | None) -> Deaths:
     )
 
 
+def over_after(message: Message, queue: str, reason: str) -> int:
+    """How many of its deaths came before it was moved, when it has died once more; a repetition counts as new."""
+    before = message.deaths[len(message.deaths) - message.over :]
+    return message.over - any(death[:2] == (queue, reason) for death in before)
+
+
 def deaths_after(deaths: Deaths, queue: str, reason: str) -> Deaths:
     times = sum(number for *cause, number in deaths if cause == [queue, reason])
     others = tuple(death for death in deaths if death[:2] != (queue, reason))
     return ((queue, reason, times + 1), *others)
 
 
-def goes_in_circles(deaths: Deaths, target: str) -> bool:
-    """Whether it comes back to where it died, and nobody rejected it since."""
-    for queue, reason, _ in deaths:
+def goes_in_circles(deaths: Deaths, over: int, target: str) -> bool:
+    """Whether it comes back to where it died, and nobody rejected or moved it since."""
+    for queue, reason, _ in deaths[: len(deaths) - over]:
         if reason == REJECTED:
             return False
         if queue == target:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import QueueOracle, messages_of
@@ -21,9 +21,11 @@ from chaos.sim.queue_features import (
     QUEUES,
     TO_ALL,
     draw_headers,
+    draw_move,
     draw_policy,
     draw_properties,
     draw_queues,
+    one_of_each,
     publishes,
     stored_message,
     with_sequence,
@@ -36,6 +38,7 @@ from cluster.log.segment import CorruptJournal
 from qq.config import NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
+    DEFAULT_VHOST,
     BindQueue,
     Cancel,
     Checkout,
@@ -44,16 +47,19 @@ from qq.machine.commands import (
     DeclareExchange,
     DeclareQueue,
     Discard,
+    EndMove,
     Enqueue,
     Get,
     Limit,
     Method,
     Publish,
     PurgeQueue,
+    PutUser,
     Recover,
     Reject,
     Return,
     SessionDown,
+    SetPermissions,
     SetPrefetch,
     Settle,
 )
@@ -75,8 +81,14 @@ if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import Options, SimulatedNode
     from chaos.sim.world import World
+    from qq.machine.machine import QueueMachine
 
 CONNECTION = 1
+MOVING_RUNS = 0.4
+"""Share of the runs in which messages are moved, and each goes to one queue only: so none is ever twice in a queue."""
+MOVES = 0.12
+"""How often somebody begins a move, or stops one."""
+MOVER = "mover"
 TENANTS = 0.15
 """How often something happens in another virtual host."""
 CONSUMERS_MAX = 4
@@ -174,6 +186,8 @@ class QueueClient(ActingClient):
             self._set_up()
         if self.workload.tenants_random.random() < TENANTS:
             self._command(*self._tenants.act())
+        if self.workload.moves_messages and self.workload.moves_random.random() < MOVES:
+            self._command(*self._move_something())
         queue = random.choice(QUEUES)
         choice = random.random()
         if choice < 0.53:
@@ -206,6 +220,22 @@ class QueueClient(ActingClient):
             self._ask(self._new_session(), self._declaration(queue))
             self._ask(self._new_session(), BindQueue(0, CONNECTION, queue, TO_ALL, "", {}))
         self._asking = self._new_session()
+
+    def _move_something(self) -> list[Command]:
+        """Begin a move, or stop one, if the cluster has agreed on a version that has them."""
+        if self.machine.version < 8:
+            return []
+        random = self.workload.moves_random
+        running = list(self.machine.moves.running.values())
+        if running and random.random() < 0.2:
+            return [EndMove(DEFAULT_VHOST, random.choice(running).id, "")]
+        may_do_all = SetPermissions(MOVER, DEFAULT_VHOST, ".*", ".*", ".*")
+        name = f"{self.node.name} {self.number} {self._fresh_id()}"
+        return [PutUser(MOVER, b"", b"", []), may_do_all, draw_move(random, name, MOVER)]
+
+    @property
+    def machine(self) -> QueueMachine:
+        return cast("QueueMachine", cast("Any", self.node.machine).inner)
 
     def drain(self) -> None:
         """Settle whatever comes, at once, from every queue."""
@@ -379,7 +409,7 @@ class QueueClient(ActingClient):
         elif choice < 0.4 and publisher is not None:
             self._publish_again(publisher)
         else:
-            exchange = TO_ALL if choice > 0.95 else ""
+            exchange = TO_ALL if choice > 0.95 and not self.workload.moves_messages else ""
             messages = self._messages(queue, random.randint(1, 12))
             self._batch(self._publishes(exchange, queue, messages), messages)
 
@@ -428,7 +458,8 @@ class QueueClient(ActingClient):
         body = f"{self.node.name} {self.number}".encode().ljust(size, b".")
         if not self.workload.has_features:
             return [stored_message(body)] * count
-        headers = draw_headers(random, queue) if random.random() < 0.4 else {}
+        to_one = self.workload.moves_messages
+        headers = draw_headers(random, queue, to_one=to_one) if random.random() < 0.4 else {}
         priority, expiration_ms = draw_properties(random)
         return [stored_message(body, priority, expiration_ms, headers)] * count
 
@@ -635,6 +666,10 @@ class QueueWorkload(Workload[QueueClient]):
         self.arguments = draw_queues(world.random("queues"))
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())
+        self.moves_random = world.random("moves")
+        self.moves_messages = self.moves_random.random() < MOVING_RUNS
+        if self.moves_messages:
+            one_of_each(self.arguments)
         self.tenants_random = world.random("tenants")
         self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
 
@@ -657,9 +692,9 @@ class QueueWorkload(Workload[QueueClient]):
             client.node.runtime.enter(client.drain)
 
     def left(self) -> dict[str, int]:
-        """How many messages there are, by queue, if there should not be any."""
+        """How many messages there are, by queue, and how many moves, if there should not be any."""
         oracle = self.oracle
-        return {
+        return {"moves": oracle.moves_under_way} | {
             queue: oracle.ready(queue)
             + oracle.held(queue)
             + (0 if oracle.is_stuck(queue) else oracle.dying(queue))

@@ -1,7 +1,7 @@
 """RabbitMQ's management API, as far as there is one.
 
 Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, doctor.py, queues.py,
-replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
+moves.py, replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
 definitions.py, operations.py, members.py, backup.py, sessions.py, live.py), what a document holds (documents.py,
 bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
 
@@ -23,6 +23,7 @@ from qq.http.health import HealthEndpoints
 from qq.http.live import STREAMS_MAX, LiveEndpoint
 from qq.http.live_views import LiveViews
 from qq.http.members import MemberEndpoints
+from qq.http.moves import MoveEndpoints
 from qq.http.nodes import NodeEndpoints
 from qq.http.operations import OperationEndpoints
 from qq.http.overview import OverviewEndpoints
@@ -53,6 +54,7 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
         DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
+        MoveEndpoints(management),
         ExchangeEndpoints(management),
         BindingEndpoints(management),
         PolicyEndpoints(management, operator=False),

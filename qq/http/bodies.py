@@ -22,6 +22,7 @@ from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.access import HASH_BYTES, SHA256
 from qq.machine.arguments import MODULES
 from qq.machine.commands import (
+    BeginMove,
     BindExchange,
     BindQueue,
     DeclareExchange,
@@ -34,6 +35,7 @@ from qq.machine.commands import (
     SetTopicPermissions,
 )
 from qq.machine.declaring import stripped
+from qq.machine.history import REASONS
 from qq.machine.limits import (
     ARGUMENTS_BYTES_MAX,
     DESCRIPTION_BYTES_MAX,
@@ -47,7 +49,7 @@ from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, e
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from qq.machine.commands import Table
 
@@ -61,6 +63,8 @@ AGES_MS = range(60_000, 315_360_000_001)
 JSON_DEPTH_MAX = TABLE_DEPTH_MAX + 8
 """How deep JSON may be nested: as deep as a table in the deepest place that there is for one, and some more."""
 GET_COUNT_MAX = 1000
+RATE_MAX = 1_000_000
+"""The highest rate of a move, in messages per second: more than a cluster moves."""
 SALT_BYTES = 4
 """The length of the salt of a password that is hashed in RabbitMQ's way."""
 
@@ -294,6 +298,61 @@ def _pattern(body: Body, name: str) -> str:
     except InvalidPattern as error:
         raise bad_request(f"invalid_regexp: {name} '{pattern}': {error}") from None
     return pattern
+
+
+# --- moves
+
+
+def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
+    """Read which messages are to be moved where."""
+    _check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
+    source = _required_name(field(body, "source", str), "a source")
+    to_origin = flag(body, "to_origin", default=False)
+    destination = field(body, "destination", str, "")
+    if bool(destination) == to_origin:
+        raise bad_request(
+            "either 'destination' has to name a queue, or 'to_origin' has to be true: then each message goes back to "
+            "the queue in which it first died"
+        )
+    wanted = field(body, "filter", dict, {})
+    _check_keys(wanted, ("headers", "reason", "from_queue"), "a filter")
+    reason = field(wanted, "reason", str, "")
+    if reason and reason not in REASONS:
+        raise bad_request(
+            f"there is no reason '{reason}' for which messages die; there are {', '.join(REASONS)}"
+        )
+    headers = table(wanted, "headers")
+    for name, value in headers.items():
+        if not isinstance(value, str | int | float):
+            raise bad_request(f"header '{name}' of the filter should be a string, a number, true or false")
+    return BeginMove(
+        vhost=vhost,
+        move=move,
+        user=user,
+        source=source,
+        destination=name_of(destination, "destination"),
+        count=_from_one(body, "count", INTEGERS.stop - 1),
+        rate=_from_one(body, "rate", RATE_MAX),
+        reason=reason,
+        from_queue=name_of(field(wanted, "from_queue", str, ""), "from_queue"),
+        headers=headers,
+    )
+
+
+def _check_keys(body: Body, known: Sequence[str], whose: str) -> None:
+    for name in body:
+        if name not in known:
+            raise bad_request(f"{whose} has no '{name}'; there are {', '.join(known)}")
+
+
+def _from_one(body: Body, name: str, highest: int) -> int:
+    """Read a number from 1 on; 0 if there is none, which stands for no limit."""
+    if body.get(name) is None:
+        return 0
+    number = field(body, name, int)
+    if not 1 <= number <= highest:
+        raise bad_request(f"{name} should be a number from 1 to {highest}")
+    return number
 
 
 # --- policies and parameters

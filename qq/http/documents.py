@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Deduplication,
         ExchangeStatus,
         Message,
+        MoveStatus,
         QueueStatus,
         ThingRows,
         VhostStatus,
@@ -187,6 +188,31 @@ def whoami_document(login: Operator) -> dict[str, Any]:
 
 def deduplication_document(bounds: Deduplication) -> dict[str, Any]:
     return {"name": DEDUPLICATION, "value": bounds._asdict()}
+
+
+def move_document(move: MoveStatus) -> dict[str, Any]:
+    """What is told of a move. Times are in milliseconds since 1970."""
+    wanted = {"headers": move.headers, "reason": move.reason, "from_queue": move.from_queue}
+    return {
+        "vhost": move.vhost,
+        "id": move.id,
+        "user": move.user,
+        "source": move.source,
+        "destination": move.destination or None,
+        "to_origin": not move.destination,
+        "count": move.count or None,
+        "rate": move.rate or None,
+        "filter": {name: value for name, value in wanted.items() if value},
+        "state": move.state,
+        "waits_for": move.waits_for or None,
+        "error": move.error or None,
+        "ready": move.ready,
+        "examined": move.examined,
+        "moved": move.moved,
+        "skipped": move.examined - move.moved,
+        "begun_at": move.begun_ms,
+        "ended_at": move.ended_ms or None,
+    }
 
 
 def browsed_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
     from qq.http.view import Declaration, ManagementView, NewMessage
-    from qq.machine.commands import Get
+    from qq.machine.commands import BeginMove, Get
 
 T = TypeVar("T")
 
@@ -211,7 +211,10 @@ def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def check_permitted(
-    request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get | NewMessage
+    request: web.Request,
+    management: ManagementView,
+    vhost: str,
+    command: Declaration | Get | NewMessage | BeginMove,
 ) -> None:
     """Raise RequestRefused unless a client of the same user might do this."""
     login = login_of(request)

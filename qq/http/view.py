@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.member_changes import MemberChange
     from qq.diagnosis.findings import Diagnosis
     from qq.machine.access import Permissions, TopicPermissions, User
-    from qq.machine.commands import Change, Declaration, Get, Table
+    from qq.machine.commands import BeginMove, Change, Declaration, Get, Table
     from qq.machine.policies import Policy
     from qq.scopes import Scopes
 
@@ -418,6 +418,30 @@ class ObjectTotals(NamedTuple):
     channels: int
 
 
+class MoveStatus(NamedTuple):
+    """A move of messages, with the fields of qq/machine/moves.py that are shown."""
+
+    vhost: str
+    id: str
+    user: str
+    source: str
+    destination: str
+    """The queue that gets the messages; empty if each goes back to the queue in which it first died."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    rate: int
+    reason: str
+    from_queue: str
+    headers: Mapping[str, Any]
+    begun_ms: int
+    ready: int
+    examined: int
+    moved: int
+    waits_for: str
+    state: str
+    error: str
+    ended_ms: int
+
+
 class ParameterStatus(NamedTuple):
     """One parameter of a virtual host."""
 
@@ -704,6 +728,12 @@ class ManagementView(Protocol):
 
     def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None: ...
 
+    def moves(self, vhost: str | None) -> Iterator[MoveStatus]:
+        """The moves under way, and those that have ended a short while ago, in the order in which they have begun."""
+        ...
+
+    def move(self, vhost: str, move: str) -> MoveStatus | None: ...
+
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         """The exclusive queues of a user's connections: virtual hosts and names."""
         ...
@@ -805,12 +835,20 @@ class ManagementView(Protocol):
         """Make a fresh salt, and the hash of the password with it, for the cluster to keep."""
         ...
 
+    def new_id(self) -> str:
+        """Draw an id that nothing else has."""
+        ...
+
     def check_command(self, command: Change | Declaration) -> None:
         """Raise InvalidCommand for what the log cannot hold, or not at the version of the state that is agreed on."""
         ...
 
     async def check_permitted(
-        self, user: str, command: Declaration | Get | NewMessage, vhost: str, scopes: Scopes | None = None
+        self,
+        user: str,
+        command: Declaration | Get | NewMessage | BeginMove,
+        vhost: str,
+        scopes: Scopes | None = None,
     ) -> None:
         """Raise RequestRefused unless a client of that user might do this.
 

@@ -8,6 +8,10 @@ What came back is served first, in the order of its return. Then come the levels
 of arrival: in runs as long as none expires before one in front of it, and those that do lie on the level's shelf, as do
 those that were put back into their place. Delayed messages have a shelf of their own.
 
+Whoever goes through all ready messages goes from place to place: RETURNED is that of those that came back, `place_of`
+tells that of a level, the highest first. In a place each message has a key, which no other there ever has: the number
+of its return, or its position.
+
 Law: each message is in exactly one of these places; counts and sizes are kept, never counted. Everything follows from
 the calls alone, and goes on in the same way after `dump` and `load`.
 """
@@ -22,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.runs import Runs
 from qq.machine.shelf import Shelf
-from qq.ranges import NORMAL, Range
+from qq.ranges import LEVELS, NORMAL, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,9 +39,15 @@ HIGH = NORMAL + 1
 WEIGHT = 2
 """How many high messages are served for each normal one, if there are both."""
 
+RETURNED = 0
+"""The place of the messages that came back."""
+PLACES = LEVELS + 1
+"""How many places there are."""
+
 _count = itemgetter(2)
 _size = itemgetter(4)
 _position = attrgetter("position")
+_key = itemgetter(0)
 
 
 class _Lane:
@@ -286,6 +296,43 @@ class Backlog:
         """At most `count` ready messages from the `first`-th on, as `FrozenBacklog.browse` returns them."""
         return self.freeze().browse(first, count)
 
+    def ends(self) -> tuple[int, int]:
+        """The keys that the next message gets in RETURNED, and in any other place."""
+        return self._next_return, self.next_position
+
+    def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+        """At most `count` ready messages of one place, with keys from `first` to before `end`, in their order.
+
+        Each range comes with the key of its first message. It costs what they are, and to unpack a chunk.
+        """
+        if place == RETURNED:
+            return self._returns.look(first, end, count)
+        lane = self._lanes.get(LEVELS - place)
+        if lane is None:
+            return []
+        found = [(messages.position, messages) for messages in lane.runs.look(first, end, count)]
+        if lane.shelf:
+            found = sorted([*found, *lane.shelf.look(first, end, count)], key=_key)
+        return _first_of(found, count)
+
+    def cut(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
+        """Remove messages of one place that `look` has just found there, or parts of them, in the same order."""
+        self._frozen = None
+        self.count -= sum(messages.count for _, messages in found)
+        self.size -= sum(messages.size for _, messages in found)
+        pieces = [(key, messages.count) for key, messages in found]
+        if place == RETURNED:
+            shelf = self._returns
+        else:
+            lane = self._lanes[LEVELS - place]
+            lane.runs.cut(pieces)
+            shelf = lane.shelf
+        if shelf:
+            for first, count in pieces:
+                shelf.cut(first, count)
+        if not self._plain:
+            self._tidy()
+
     def _lane(self, level: int) -> _Lane:
         """The lane of a level that is about to get messages; it is made if there is none."""
         lane = self._lanes.get(level)
@@ -532,6 +579,22 @@ class FrozenBacklog(NamedTuple):
             yield shelf
         yield self.returns
         yield self.delayed
+
+
+def place_of(level: int) -> int:
+    """The place of the messages of a level that did not come back."""
+    return LEVELS - level
+
+
+def _first_of(found: list[tuple[int, Range]], most: int) -> list[tuple[int, Range]]:
+    """The first `most` messages of these ranges."""
+    first: list[tuple[int, Range]] = []
+    for key, messages in found:
+        if most <= 0:
+            break
+        first.append((key, messages.part(0, min(most, messages.count))))
+        most -= messages.count
+    return first
 
 
 def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:

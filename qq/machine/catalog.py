@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from qq.machine.access import AccessControl
 from qq.machine.commands import (
     DEFAULT_VHOST,
+    BeginMove,
     DeleteVhost,
     PutGlobalParameter,
     PutHashedUser,
@@ -25,7 +26,7 @@ from qq.machine.commands import (
     SetPermissions,
     SetTopicPermissions,
 )
-from qq.machine.errors import internal_error, not_allowed, precondition_failed
+from qq.machine.errors import internal_error, not_allowed, precondition_failed, the_queue
 from qq.machine.limits import (
     MAX_CHANNELS,
     MAX_CONNECTIONS,
@@ -39,7 +40,9 @@ from qq.machine.limits import (
     check_table_size,
     limit_of,
     reached,
+    table_bytes,
 )
+from qq.machine.moves import FILTER_BYTES_MAX, Moves
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
 from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
@@ -81,6 +84,7 @@ class Catalog:
         """The open connections, by node and id."""
         self.global_parameters: dict[str, str] = {}
         """What is set for the whole cluster: values as JSON, by name."""
+        self.moves = Moves()
         self.queues_declared = 0
         """How many queues were ever declared, in all virtual hosts: the number of the last one."""
         self.publishers_bounds = (PUBLISHERS_MAX, PUBLISHER_AGE_MS)
@@ -136,6 +140,7 @@ class Catalog:
         del self.vhosts[vhost.name]
         vhost.delete()
         self.access.forget_vhost(vhost.name)
+        self.moves.forget_vhost(vhost.name)
 
     def _new_vhost(self, name: str, remains: Remains) -> VirtualHost:
         return VirtualHost(name, self._new_number, self.work, remains)
@@ -191,8 +196,22 @@ class Catalog:
                 check_table_size(doing, change.definition)
                 if not vhost.policies.has(name, operator=operator):
                     vhost.check_room(doing, MAX_POLICIES, len(vhost.policies))
+            case BeginMove(vhost_name) if vhost_name in self.vhosts:
+                self._check_move(self.vhosts[vhost_name], change)
             case _:
                 pass
+
+    def _check_move(self, vhost: VirtualHost, command: BeginMove) -> None:
+        source = vhost.queue(command.source, None)
+        if command.destination and vhost.queue(command.destination, None) is source:
+            thing = the_queue(source.name, vhost.name)
+            raise precondition_failed(f"messages of {thing} cannot be moved to where they are")
+        size = table_bytes(command.headers)
+        if size > FILTER_BYTES_MAX:
+            raise precondition_failed(
+                f"cannot begin a move: the headers of its filter take {size} bytes, the limit is {FILTER_BYTES_MAX}"
+            )
+        self.moves.check_room(vhost.name, source.name, source.number)
 
     # Connections and channels
 

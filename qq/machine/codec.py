@@ -27,7 +27,7 @@ from decimal import Decimal
 from functools import cache
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -335,9 +335,13 @@ def _command(row: object, shapes: _Shapes) -> Command:
                 check_table(row[position])
             except InvalidTable as error:
                 raise MalformedBatch(str(error)) from None
-    for position in shape.lists:
-        if any(type(item) is not str for item in row[position]):
-            raise MalformedBatch(f"a list of {shape.command.__name__} holds something that is not text")
+    for position, kind in shape.lists:
+        if any(type(item) is not kind for item in row[position]):
+            raise MalformedBatch(
+                f"a list of {shape.command.__name__} holds something that is no {kind.__name__}"
+            )
+        if kind is int and min(row[position], default=0) < 0:
+            raise MalformedBatch(f"a negative number in {shape.command.__name__}")
     return shape.command._make(row[1:])
 
 
@@ -348,7 +352,8 @@ class _Shape(NamedTuple):
     types: tuple[type, ...]
     integers: Callable[[list[Any]], tuple[int, ...]]
     tables: list[int]
-    lists: list[int]
+    lists: list[tuple[int, type]]
+    """Where there are lists, and of what."""
 
 
 @cache
@@ -361,7 +366,11 @@ def _shape(command: type[Command]) -> _Shape:
         types,
         itemgetter(*positions, 0),
         [position for position, kind in enumerate(types) if kind is dict],
-        [position for position, kind in enumerate(types) if kind is list],
+        [
+            (position, get_args(hints[field])[0])
+            for position, field in enumerate(command._fields, 1)
+            if types[position] is list
+        ],
     )
 
 

@@ -496,6 +496,49 @@ class LimitPublishers(NamedTuple):
     age_ms: int
 
 
+class BeginMove(NamedTuple):
+    """Begin to move ready messages of a queue to another one; the fields are those of `moves.MoveState`."""
+
+    vhost: str
+    move: str
+    user: str
+    source: str
+    destination: str
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    rate: int
+    reason: str
+    from_queue: str
+    headers: Table
+
+
+class MoveMessages(NamedTuple):
+    """Take the next step of a move; it changes nothing if this was taken, or if the move is over.
+
+    Of the messages only those are moved that are still ready where they were.
+    """
+
+    vhost: str
+    move: str
+    step: int
+    place: int
+    """The place in the source (`backlog.RETURNED`, `backlog.place_of`) of the messages."""
+    pieces: list[int]
+    """The messages, as the numbers of one `moves.MovePiece` after the other, with ascending keys."""
+    examined: int
+    """How many messages were looked at for this step."""
+    next_place: int
+    next_key: int
+    """Where the step after this one begins; `backlog.PLACES` as the place is the end."""
+
+
+class EndMove(NamedTuple):
+    """Let a move be over: stopped, or failed if there is an `error`. What is moved stays moved."""
+
+    vhost: str
+    move: str
+    error: str
+
+
 Declaration = (
     DeclareQueue
     | DeleteQueue
@@ -532,6 +575,8 @@ Change = (
     | PutGlobalParameter
     | DeleteGlobalParameter
     | LimitPublishers
+    | BeginMove
+    | EndMove
 )
 """Commands of operators; none is a client's method."""
 
@@ -554,7 +599,17 @@ Method = (
 
 Settlement = Settle | Return | Reject | Discard
 
-Command = Method | Settlement | DeadLetter | SetPrefetch | Credit | SessionDown | ConnectionDown | Change
+Command = (
+    Method
+    | Settlement
+    | DeadLetter
+    | MoveMessages
+    | SetPrefetch
+    | Credit
+    | SessionDown
+    | ConnectionDown
+    | Change
+)
 
 OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
     7: {
@@ -612,6 +667,9 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         PutGlobalParameter: 56,
         DeleteGlobalParameter: 57,
         ConnectVouched: 58,
+        BeginMove: 59,
+        MoveMessages: 60,
+        EndMove: 61,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
-from qq.machine.work import CHEAP_STEPS_MAX, QUEUES_GONE_MAX, RANGES_AT_ONCE
+from qq.machine.work import CHEAP_STEPS_MAX, MOVED_AT_ONCE, QUEUES_GONE_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
@@ -63,6 +63,10 @@ _CONNECTION = 2
 _IN_A_MASS = 4
 """How many queues and consumers are one step, where very many of them go together."""
 _DYING = 10
+_MOVED = 12
+"""The steps for each message that is moved, if all of them lie alone."""
+_CHUNKS = 1_000
+"""The steps to look into the middle of a backlog and to take messages out of it: a chunk or two are packed anew."""
 
 _FLAT: dict[type[c.Command], int] = {
     c.DeclareQueue: _QUEUE,
@@ -140,6 +144,8 @@ class Costs:
                 return _COMMAND + _CONNECTION * len(core.catalog.connections) + objects // _IN_A_MASS
             case c.DeleteUser():
                 return _COMMAND + _CONNECTION * len(core.catalog.connections)
+            case c.MoveMessages():
+                return _CHUNKS + _MOVED * min(command.examined, MOVED_AT_ONCE)
             case c.DeadLetter():
                 return self._of_dead_letter(command)
             case _:

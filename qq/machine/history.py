@@ -1,8 +1,8 @@
 """What dead-lettered messages have been through: their deaths.
 
-Lives here: `History`, what dead-lettering adds to it and when it makes a cycle; `Histories`, those that the messages of
-one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that a consumer
-sees (sessions/headers.py).
+Lives here: `History`, what dead-lettering and moving make of it and when it is a cycle; `Histories`, those that the
+messages of one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that
+a consumer sees (sessions/headers.py).
 
 Law: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
 """
@@ -72,13 +72,19 @@ class History(NamedTuple):
     spread: int
     """How many messages one may have become since somebody rejected it, or it was published: the product of the numbers
     of queues in which it arrived at each death."""
+    over: int = 0
+    """How many of the deaths, the last ones here, came before somebody moved the message: they make no cycle."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
         """The history that was packed into this row."""
-        exchange, routing_key, cc_removed, deaths, first, last, spread = row
+        exchange, routing_key, cc_removed, deaths, first, last, spread, *over = row
         known = tuple(map(Death.of, deaths))
-        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread)
+        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *over)
+
+    def row(self) -> Sequence[Any]:
+        """What is packed of the history: as before version 8 of the state, if it was never moved."""
+        return self if self.over else self[:-1]
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """The keys that a message has now, if it was published with the keys `published`."""
@@ -109,9 +115,11 @@ def died(
         exchange, routing_keys, original_expiration = history.exchange, history.keys(routing_keys), None
     # rabbitmq-server mc.erl, record_death: a repetition changes nothing of a record but the count, and its place.
     death = Death(queue, reason, 1, time_ms - time_ms % 1000, exchange, routing_keys, original_expiration)
-    for known in deaths:
+    over = 0 if history is None else history.over
+    for place, known in enumerate(deaths):
         if known.queue == queue and known.reason == reason:
             death = known._replace(count=known.count + 1)
+            over -= place >= len(deaths) - over
             deaths = tuple(other for other in deaths if other is not known)
             break
     cause = (reason, queue, exchange)
@@ -123,15 +131,31 @@ def died(
         cause if history is None else history.first,
         cause,
         1 if history is None or reason == REJECTED else history.spread,
+        over,
     )
+
+
+def moved(history: History) -> History:
+    """What a message's history is when somebody has moved it: that is their will, as a rejection is a client's."""
+    return history._replace(spread=1, over=len(history.deaths))
+
+
+def moved_back(history: History) -> History:
+    """What it is when somebody has moved the message to where it first died: it is published as it was then."""
+    reason, queue, _ = history.first
+    for death in history.deaths:
+        if (death.queue, death.reason) == (queue, reason):
+            exchange, routing_key = death.exchange, death.routing_keys[0]
+            return moved(history)._replace(exchange=exchange, routing_key=routing_key, cc_removed=False)
+    return moved(history)
 
 
 def is_cycle(history: History, target: str) -> bool:
     """Whether a message with this history goes round in a circle when it gets into the queue `target` again.
 
-    It does if nobody rejected it since it died there; a rejection is a client's will, and so is what follows.
+    It does if nobody rejected or moved it since it died there; that is their will, and so is what follows.
     """
-    for death in history.deaths:
+    for death in history.deaths[: len(history.deaths) - history.over]:
         if death.reason == REJECTED:
             return False
         if death.queue == target:
@@ -158,7 +182,7 @@ class Histories:
 
     def intern(self, history: History, count: int) -> int:
         """Note that `count` messages more refer to this history, which may be new, and return its id."""
-        packed = pack(history)
+        packed = pack(history.row())
         history_id = self._ids.get(packed)
         if history_id is None:
             history_id = self._next_id

@@ -25,6 +25,7 @@ from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
 from qq.machine.effects import DeadLettered, Known, OriginExpelled
 from qq.machine.errors import Refused
+from qq.machine.moving import Moving
 from qq.machine.operating import Operating
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue, held
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog import Catalog
     from qq.machine.effects import Deliver, Effect, Result
+    from qq.machine.moves import Moves
     from qq.machine.vhost import VirtualHost
 
 
@@ -68,7 +70,7 @@ class QueueMachine:
     def _begin(self, core: Core) -> None:
         self._core = core
         publishing, taking, declaring = Publishing(core), Taking(core), Declaring(core)
-        connecting, operating = Connecting(core), Operating(core)
+        connecting, operating, moving = Connecting(core), Operating(core), Moving(core, publishing)
         self._publishing = publishing
         self.costs = Costs(core)
         """What commands will cost, for those who gather them. `load` makes a new one."""
@@ -106,6 +108,9 @@ class QueueMachine:
             c.PutGlobalParameter: operating.put_global_parameter,
             c.DeleteGlobalParameter: operating.delete_global_parameter,
             c.LimitPublishers: operating.limit_publishers,
+            c.BeginMove: moving.begin,
+            c.MoveMessages: moving.step,
+            c.EndMove: moving.end,
         }
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = {
             c.Connect: connecting.connect,
@@ -273,6 +278,11 @@ class QueueMachine:
     @property
     def users(self) -> Mapping[str, User]:
         return self._core.catalog.access.users
+
+    @property
+    def moves(self) -> Moves:
+        """The moves of all virtual hosts."""
+        return self._core.catalog.moves
 
     @property
     def sessions(self) -> Mapping[tuple[str, int], SessionState]:

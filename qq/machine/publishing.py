@@ -318,7 +318,7 @@ class Publishing:
         for queue, sizes in wanted.items():
             # What waiting consumers could have does not count here: queues that share a channel's limit would count it
             # twice, and a part that is refused when others are published already would break the law.
-            if self._rooms([queue], sizes, at_once=False) != [len(sizes)]:
+            if self.rooms([queue], sizes, at_once=False) != [len(sizes)]:
                 raise precondition_failed("partial tx completion")
         return ways
 
@@ -338,11 +338,11 @@ class Publishing:
             sizes += self._core.sizes[start : start + count]
         return sizes
 
-    def _rooms(self, queues: Sequence[Queue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
+    def rooms(self, queues: Sequence[Queue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
         """How many of the same messages each queue accepts.
 
         With `at_once` these are more by those that waiting consumers get as soon as they are there, which need no room:
-        see `_serve_if_full`.
+        see `serve_if_full`.
         """
         core, count = self._core, len(sizes)
         rooms = [queue.room(sizes) for queue in queues]
@@ -361,7 +361,7 @@ class Publishing:
             rooms[number] = room
         return rooms
 
-    def _serve_if_full(self, queues: Iterable[Queue], count: int) -> None:
+    def serve_if_full(self, queues: Iterable[Queue], count: int) -> None:
         """Give consumers the `count` messages that were accepted for them alone, before anything happens to these."""
         for queue in queues:
             if queue.is_overfull:
@@ -392,7 +392,7 @@ class Publishing:
         core = self._core
         publisher, publish_seq = command.publisher, _publish_seq(command)
         wanted = sizes[first:end]
-        rooms = self._rooms(queues, wanted, at_once=not command.delay_ms)
+        rooms = self.rooms(queues, wanted, at_once=not command.delay_ms)
         accepted = first + min(rooms, default=len(wanted))
         if accepted > first:
             if publisher:
@@ -401,7 +401,7 @@ class Publishing:
             core.routed += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
-            self._serve_if_full(queues, accepted - first)
+            self.serve_if_full(queues, accepted - first)
             if command.more_keys or not queues:
                 keys = command.routing_key, *command.more_keys
                 self._send_or_return(command, keys, vhost, slot + first, accepted - first, queues)
@@ -480,7 +480,7 @@ class Publishing:
             return self._move_alike(vhost, queue, dead, command, None)
         except NeedsContent:
             pass
-        for moved, single in enumerate(_singles(dead.range)):
+        for moved, single in enumerate(singles(dead.range)):
             if moved and self._core.work.has_moved_enough(vhost.name):
                 return moved
             number = message_number(single.index, single.slot)
@@ -520,8 +520,8 @@ class Publishing:
         if new.spread > SPREAD_MAX:
             targets = []
         rooms = [messages.count] * len(targets)
-        if any(map(_is_bounded, targets)):
-            rooms = self._rooms(targets, [part.size for part in _singles(messages)], at_once=True)
+        if any(map(is_bounded, targets)):
+            rooms = self.rooms(targets, [part.size for part in singles(messages)], at_once=True)
         if settings.dead_letter_strategy == "at-least-once":
             count = min(rooms, default=messages.count) if routed else 0
             messages = messages.part(0, count)
@@ -529,9 +529,9 @@ class Publishing:
             accepted = messages.part(0, min(room, messages.count))
             if not accepted.count:
                 continue
-            target.enqueue_dead(accepted, new, command.priority, core.time_ms)
+            target.enqueue_again(accepted, new, command.priority, None, core.time_ms)
             core.touch(target)
-        self._serve_if_full(targets, messages.count)
+        self.serve_if_full(targets, messages.count)
         queue.dead_lettered(messages)
         return messages.count
 
@@ -562,9 +562,9 @@ def _runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:
     return [(count, count * size) for size, count in counted]
 
 
-def _singles(messages: Range) -> list[Range]:
+def singles(messages: Range) -> list[Range]:
     return [messages.part(offset, 1) for offset in range(messages.count)]
 
 
-def _is_bounded(queue: Queue) -> bool:
+def is_bounded(queue: Queue) -> bool:
     return queue.settings.overflow == "reject-publish"

@@ -326,10 +326,15 @@ class Queue:
         self.backlog.delay(messages, ready_ms, returned=False)
         self.tally.published += messages.count
 
-    def enqueue_dead(self, messages: Range, history: History, priority: int, now_ms: int) -> None:
-        """Add messages that arrive because they have died in another queue, with their history."""
-        history_id = self.histories.intern(history, messages.count)
-        level, expires_ms = self.settings.level(priority), self.expiry_ms(None, now_ms)
+    def enqueue_again(
+        self, messages: Range, history: History | None, priority: int, ttl_ms: int | None, now_ms: int
+    ) -> None:
+        """Add messages that come from another queue, where they have died or were moved from, with their history.
+
+        `ttl_ms` is their own time to live, which begins anew. How often they were delivered there does not count here.
+        """
+        history_id = 0 if history is None else self.histories.intern(history, messages.count)
+        level, expires_ms = self.settings.level(priority), self.expiry_ms(ttl_ms, now_ms)
         self.backlog.add(*messages[:3], messages.size, level, expires_ms, history_id)
         self.tally.published += messages.count
 
@@ -338,6 +343,17 @@ class Queue:
         self.tally.rejected_publishes += count
 
     # Messages go
+
+    def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+        """Ready messages where they are, as `Backlog.look` finds them."""
+        return self.backlog.look(place, first, end, count)
+
+    def move_out(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
+        """Let go of ready messages that `look` has found, or parts of them: they are in another queue from now on."""
+        self.backlog.cut(place, found)
+        if self.returning:
+            self.came_back = max(self.came_back - sum(messages.count for _, messages in found), 0)
+        self.forget(messages for _, messages in found)
 
     def serve(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
         """Release what is due, drop what is expired or too much, give consumers what is theirs: about `most` ranges.

@@ -43,6 +43,7 @@ from qq.machine.effects import (
 )
 from qq.machine.history import History
 from qq.machine.leaving import Leaving
+from qq.machine.moves import MoveState
 from qq.machine.policies import Policy
 from qq.machine.queue import Consumer, Dying, Queue
 from qq.machine.requesters import Requester
@@ -459,6 +460,43 @@ class BehindRow(NamedTuple):
         return row._replace(leaving=list(map(LeavingRow.read, row.leaving)))
 
 
+class MoveRow(NamedTuple):
+    """A move of messages: the fields of `moves.MoveState`."""
+
+    vhost: str
+    id: str
+    user: str
+    source: str
+    source_number: int
+    destination: str
+    destination_number: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    rate: int
+    reason: str
+    from_queue: str
+    headers: Table
+    begun_ms: int
+    ready: int
+    returned_end: int
+    position_end: int
+    step: int
+    place: int
+    key: int
+    examined: int
+    moved: int
+    waits_for: str
+    state: str
+    error: str
+    ended_ms: int
+
+    @classmethod
+    def of(cls, move: MoveState) -> MoveRow:
+        return cls(*(getattr(move, field) for field in cls._fields))
+
+    def build(self) -> MoveState:
+        return MoveState(**self._asdict())
+
+
 # Connections, sessions, consumers
 
 
@@ -542,7 +580,11 @@ def answer_row(answer: Answer | None) -> Sequence[Any] | None:
         return None
     if isinstance(answer, Failed):
         return FailedRow(answer.number, _FAILED, answer.code, answer.text, answer.opcode)
-    return answer.number, _RESULTS.index(type(answer.result)) + 1, *answer.result
+    fields = tuple(answer.result)
+    if isinstance(answer.result, GetOk) and answer.result.history is not None:
+        history = answer.result.history.row()
+        fields = tuple(answer.result._replace(history=history))
+    return answer.number, _RESULTS.index(type(answer.result)) + 1, *fields
 
 
 def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer | None:

@@ -6,9 +6,11 @@ time or expire before others in front of them (shelf.py); which level is served 
 A level is consumed at its head and filled at its tail. Both are plain arrays of words, six for each run: index, slot
 and count together, position, size, expiry and history. Full arrays between them are chunks: packed, and never changed.
 
+Messages may also be cut out of the middle, by their positions: then the chunks that had them are packed anew.
+
 Law: a run that waits in a chunk costs about a byte and no object. Where chunks begin and end follows from what was
-appended and taken alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was loaded. To look
-changes nothing.
+appended, taken and cut out alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was
+loaded. To look changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from operator import add, le, sub
+from itertools import islice
+from operator import add, attrgetter, le, sub
 from struct import Struct
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,6 +47,10 @@ _words_at = Struct(f"{_WORDS}Q").unpack_from
 """Reads the words of a run in half the time of reading them one by one."""
 _make = tuple.__new__
 """Makes a range in half the time of a call of `Range`."""
+_first_position = attrgetter("position")
+
+Cut = tuple[int, int]
+"""Messages that are to be cut out: the position of the first, and how many positions from there on."""
 
 
 class PackedRuns(NamedTuple):
@@ -191,6 +198,103 @@ class Runs:
             return self._chunks[0].expires_ms
         return self._tail[_EXPIRES] if self._tail else 0
 
+    def look(self, first: int, end: int, count: int) -> list[Range]:
+        """At most `count` messages with positions from `first` to before `end`, in order; they stay."""
+        found: list[Range] = []
+        for words in self._from(first):
+            start = max(bisect_right(words[_POSITION::_WORDS], first) - 1, 0)
+            for at in range(start * _WORDS, len(words), _WORDS):
+                run = self._range(words, at)
+                if run.position >= end or count <= 0:
+                    return found
+                low, high = max(first, run.position), min(end, run.position + run.count)
+                if low < high:
+                    found.append(run.part(low - run.position, min(high - low, count)))
+                    count -= found[-1].count
+        return found
+
+    def cut(self, pieces: Sequence[Cut]) -> None:
+        """Remove those messages of these pieces that are here. Pieces ascend and do not overlap."""
+        if self._head:
+            head = self._plain_head()
+            kept = self._without(head, pieces)
+            if kept is not head:
+                self._head, self._at, self._taken, self._taken_size = kept or _NOTHING, 0, 0, 0
+        if self._chunks:
+            self._cut_chunks(pieces)
+        kept = self._without(self._tail, pieces)
+        if kept is not self._tail:
+            # Another array: a frozen one looks at the old one.
+            while len(kept) >= _CHUNK_WORDS:
+                self._chunks.append(_chunk(kept[:_CHUNK_WORDS]))
+                kept = kept[_CHUNK_WORDS:]
+            self._tail = kept
+
+    def _cut_chunks(self, pieces: Sequence[Cut]) -> None:
+        touched: dict[int, list[Cut]] = {}
+        for first, count in pieces:
+            for number in range(self._chunk_of(first), self._chunk_of(first + count - 1) + 1):
+                touched.setdefault(number, []).append((first, count))
+        # From behind, so that the numbers of those before stay what they are.
+        for number in reversed(touched):
+            words = _unpacked(self._chunks[number].data)
+            kept = self._without(words, touched[number])
+            if kept is words:
+                continue
+            del self._chunks[number]
+            # What is cut out of the middle of runs makes more of them.
+            half = len(kept) if len(kept) <= 2 * _CHUNK_WORDS else len(kept) // _WORDS // 2 * _WORDS
+            for part in (kept[half:], kept[:half]):
+                if part:
+                    self._chunks.insert(number, _chunk(part))
+
+    def _chunk_of(self, position: int) -> int:
+        """The number of the chunk in which a message of this position may be."""
+        return max(bisect_right(self._chunks, position, key=_first_position) - 1, 0)
+
+    def _from(self, first: int) -> Iterator[array[int]]:
+        """The words of all runs in which messages may be from this position on."""
+        if self._head:
+            yield self._plain_head()
+        if self._chunks:
+            for chunk in islice(self._chunks, self._chunk_of(first), None):
+                yield _unpacked(chunk.data)
+        yield self._tail
+
+    def _plain_head(self) -> array[int]:
+        """The words of the runs of the head, without what was taken."""
+        return _rest_of(self._head, self._at, self._taken, self._taken_size)
+
+    def _without(self, words: array[int], pieces: Sequence[Cut]) -> array[int]:
+        """These runs without the messages of the pieces; the same array if none of them is there."""
+        positions, cuts = words[_POSITION::_WORDS], dict[int, list[tuple[int, int]]]()
+        for first, count in pieces:
+            for number in range(max(bisect_right(positions, first) - 1, 0), len(positions)):
+                start = positions[number]
+                if start >= first + count:
+                    break
+                low = max(first - start, 0)
+                high = min(first + count - start, words[number * _WORDS + _PLACE] & MESSAGE_MASK)
+                if low < high:
+                    cuts.setdefault(number, []).append((low, high))
+        if not cuts:
+            return words
+        kept, copied = array("Q"), 0
+        for number, gaps in cuts.items():
+            kept += words[copied : number * _WORDS]
+            copied = (number + 1) * _WORDS
+            run, at = self._range(words, number * _WORDS), 0
+            for low, high in (*gaps, (run.count, run.count)):
+                if at < low:
+                    kept.extend(_words_of(run.part(at, low - at)))
+                at = high
+        return kept + words[copied:]
+
+    def _range(self, words: array[int], at: int) -> Range:
+        index, place, position, size, expires_ms, history = words[at : at + _WORDS]
+        slot, count = place >> MESSAGE_BITS, place & MESSAGE_MASK
+        return Range(index, slot, count, 0, size, position, expires_ms, self.level, history)
+
     def clear(self) -> None:
         self._head, self._at, self._taken, self._taken_size = _NOTHING, 0, 0, 0
         self._chunks.clear()
@@ -301,12 +405,7 @@ class FrozenRuns(NamedTuple):
 
     def _plain(self) -> tuple[array[int], array[int]]:
         """The words of the runs that the head and the tail had at that moment."""
-        head = self.head[self.at :]
-        if self.taken:
-            # Slot and count are one word: as many messages as the slot moves on, the count loses.
-            head[_PLACE] += (self.taken << MESSAGE_BITS) - self.taken
-            head[_POSITION] += self.taken
-            head[_SIZE] -= self.taken_size
+        head = _rest_of(self.head, self.at, self.taken, self.taken_size)
         tail = self.tail[: self.tail_words]
         if tail:
             tail[_PLACE - _WORDS], tail[_SIZE - _WORDS] = self.last
@@ -323,6 +422,23 @@ def _chunk(words: array[int]) -> PackedRuns:
     steps = columns.differences(indexes)
     bounds = (indexes[0], indexes[-1]) if columns.never_falls(steps) else (min(indexes), max(indexes))
     return PackedRuns(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
+
+
+def _words_of(messages: Range) -> tuple[int, ...]:
+    """The words of a run, in their order."""
+    index, slot, count, _, size, position, expires_ms, _, history, _ = messages
+    return index, slot << MESSAGE_BITS | count, position, size, expires_ms, history
+
+
+def _rest_of(words: array[int], at: int, taken: int, taken_size: int) -> array[int]:
+    """A copy of the runs from the place `at` on, without what was taken of the first one."""
+    rest = words[at:]
+    if taken:
+        # Slot and count are one word: as many messages as the slot moves on, the count loses.
+        rest[_PLACE] += (taken << MESSAGE_BITS) - taken
+        rest[_POSITION] += taken
+        rest[_SIZE] -= taken_size
+    return rest
 
 
 def _dumped(words: array[int]) -> bytes:

@@ -155,6 +155,51 @@ class Shelf:
                 times.add(time_ms, key + count)
         return messages.part(0, count)
 
+    def look(self, first: int, end: int, count: int) -> list[tuple[int, Range]]:
+        """At most `count` messages with keys from `first` to before `end`, each range with its first key; they stay."""
+        found: list[tuple[int, Range]] = []
+        for key, messages in self._from(first):
+            if key >= end or count <= 0:
+                break
+            low, high = max(first - key, 0), min(end - key, messages.count)
+            if low < high:
+                found.append((key + low, messages.part(low, min(high - low, count))))
+                count -= found[-1][1].count
+        return found
+
+    def cut(self, first: int, count: int) -> None:
+        """Remove those of the messages with the `count` keys from `first` on that are here."""
+        for key, messages in self.look(first, first + count, count):
+            self._cut(key, messages.count)
+
+    def _cut(self, first: int, count: int) -> None:
+        """Remove messages of one range."""
+        number, at = self._covering(first)
+        key = self._blocks[number].keys[at]
+        row = self._remove(number, at)
+        due_ms, expires_ms, messages = row[_DUE], _expiry(row), _range(row)
+        for times, time_ms in ((self._due, due_ms), (self._expiring, expires_ms)):
+            if time_ms:
+                times.remove(time_ms, key)
+        for low, high in ((0, first - key), (first - key + count, messages.count)):
+            if low < high:
+                self.insert(key + low, messages.part(low, high - low), due_ms, returned=bool(row[_MARKS] & 1))
+
+    def _from(self, first: int) -> Iterator[tuple[int, Range]]:
+        """The ranges that begin at this key or later, and the one before them, each with its first key."""
+        if not self._blocks:
+            return
+        number, at = self._covering(first)
+        for block in self._blocks[number:]:
+            for place in range(at, len(block.keys)):
+                yield block.keys[place], _range(block.rows[place * _WORDS : (place + 1) * _WORDS])
+            at = 0
+
+    def _covering(self, key: int) -> tuple[int, int]:
+        """The place of the last range that begins at this key or before; the first of all if none does."""
+        number = max(bisect_right(self._blocks, key, key=_first) - 1, 0)
+        return number, max(bisect_right(self._blocks[number].keys, key) - 1, 0)
+
     def take_due(self) -> tuple[Range, bool]:
         """Remove the range that is due first, the least key first, and tell if it was returned; there has to be one."""
         key = self._due.pop()

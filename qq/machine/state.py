@@ -27,6 +27,7 @@ from qq.machine.rows import (
     ConsumerRow,
     HeldRow,
     LeavingRow,
+    MoveRow,
     QueueRow,
     Rows,
     SessionRow,
@@ -73,6 +74,7 @@ class FrozenMachine(NamedTuple):
     abandoned: list[Queue]
     lost: list[str]
     global_parameters: list[tuple[str, str]]
+    moves: list[MoveRow]
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump` of each program that can run the version which is agreed on."""
@@ -111,6 +113,7 @@ class FrozenMachine(NamedTuple):
             abandoned=Rows(self.abandoned, _number),
             lost=Rows(self.lost),
             global_parameters=Rows(self.global_parameters),
+            moves=rows_as_of(MoveRow, version, self.moves),
         )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -187,9 +190,11 @@ class Dump(NamedTuple):
     """The nodes that are gone and whose sessions are still to be ended."""
     global_parameters: Iterable[tuple[str, str]]
     """Names and values, as JSON."""
+    moves: Iterable[MoveRow]
+    """The moves of all virtual hosts, in the order in which they have begun."""
 
 
-CHANGES[Dump] = {8: more_fields(())}
+CHANGES[Dump] = {8: more_fields((), ())}
 
 
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
@@ -257,6 +262,7 @@ def read_dump(data: bytes) -> Dump:
         consumers=[ConsumerRow(*row) for row in upgraded(ConsumerRow, version, read.consumers)],
         unacked=[list(map(HeldRow.read, upgraded(HeldRow, version, rows))) for rows in read.unacked],
         behind=list(map(BehindRow.read, upgraded(BehindRow, version, read.behind))),
+        moves=[MoveRow(*row) for row in upgraded(MoveRow, version, read.moves)],
     )
 
 
@@ -281,6 +287,7 @@ def freeze(core: Core) -> FrozenMachine:
         abandoned=list(core.abandoned),
         lost=list(core.lost),
         global_parameters=list(catalog.global_parameters.items()),
+        moves=list(map(MoveRow.of, catalog.moves.all.values())),
     )
 
 
@@ -291,6 +298,8 @@ def restore(core: Core, dump: Dump) -> None:
     _restore_access(core, dump)
     catalog.limit_publishers(*dump.publishers_bounds)
     catalog.global_parameters = dict(dump.global_parameters)
+    for row in dump.moves:
+        catalog.moves.begin(row.build())
     for row in dump.vhosts:
         vhost = catalog.put_vhost(row.name)
         row.build(vhost)

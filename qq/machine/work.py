@@ -15,6 +15,9 @@ REVIEW_STEPS_MAX = 15_000
 
 RANGES_AT_ONCE = 1_000
 """How many ranges of messages one command may settle or bring back; if there are more, all are put off."""
+MOVED_AT_ONCE = 1_000
+"""How many messages of its source one step of a move looks at: as many as a leader takes, and several times as many
+that have come back since it looked. What is beyond is for the next step."""
 RANGES_MAX = 4_000
 """How many ranges that were put off are done at the end of one entry: 3 us each, if they come back."""
 RANGES_OF_QUEUE_MAX = 1_000

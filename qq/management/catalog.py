@@ -21,6 +21,7 @@ from qq.http.view import (
     Deduplication,
     ExchangeStatus,
     GlobalParameter,
+    MoveStatus,
     ObjectTotals,
     ParameterStatus,
     ThingRows,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.machine import QueueMachine
+    from qq.machine.moves import MoveState
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
     from qq.sessions.broker import Broker
@@ -200,6 +202,17 @@ class CatalogReports:
         value = None if known is None else known.parameters.get((component, name))
         return None if value is None else ParameterStatus(vhost, component, name, json.loads(value))
 
+    # Moves
+
+    def moves(self, vhost: str | None) -> Iterator[MoveStatus]:
+        for move in list(self._machine.moves.all.values()):
+            if vhost in (None, move.vhost):
+                yield _move_status(move)
+
+    def move(self, vhost: str, move: str) -> MoveStatus | None:
+        known = self._machine.moves.all.get((vhost, move))
+        return None if known is None else _move_status(known)
+
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         return [
             (queue.vhost, queue.name)
@@ -207,6 +220,10 @@ class CatalogReports:
             if connection.user == user
             for queue in connection.vhost.owned_queues(key)
         ]
+
+
+def _move_status(move: MoveState) -> MoveStatus:
+    return MoveStatus(*(getattr(move, name) for name in MoveStatus._fields))
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:

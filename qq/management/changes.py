@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
+ID_BYTES = 8
+"""How many random octets an id is drawn from."""
 DECLARATIONS_PER_BATCH = 100
 """How many declarations are submitted together: they take some milliseconds of every node's time."""
 
@@ -48,6 +50,9 @@ class Changes:
         salt = secrets.token_bytes(SALT_BYTES)
         return salt, hash_password(salt, password.encode())
 
+    def new_id(self) -> str:
+        return secrets.token_hex(ID_BYTES)
+
     async def wait_applied(self) -> None:
         await until_applied(self._broker, [], lambda: None)
 
@@ -57,7 +62,7 @@ class Changes:
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | c.Get | NewMessage,
+        command: Declaration | c.Get | NewMessage | c.BeginMove,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:
@@ -191,6 +196,11 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             return catalog.global_parameters.get(name) == value
         case c.DeleteGlobalParameter(name):
             return name not in catalog.global_parameters
+        case c.BeginMove(vhost=name, move=move):
+            return (name, move) in catalog.moves.all
+        case c.EndMove(vhost=name, move=move):
+            known = catalog.moves.all.get((name, move))
+            return known is None or not known.is_running
         case c.LimitPublishers():
             return catalog.publishers_bounds == tuple(change)
         case c.CloseConnection(node, number):

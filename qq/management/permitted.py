@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qq.sessions.access import Access
 
 
-def check(access: Access, command: Declaration | c.Get | NewMessage) -> None:
+def check(access: Access, command: Declaration | c.Get | NewMessage | c.BeginMove) -> None:
     """Raise AccessRefused unless the session's user may do all that the command does."""
     match command:
         case NewMessage():
@@ -29,6 +29,10 @@ def check(access: Access, command: Declaration | c.Get | NewMessage) -> None:
             access.check("configure", "queue", command.name)
         case c.PurgeQueue():
             access.check("read", "queue", command.name)
+        case c.BeginMove():
+            access.check("read", "queue", command.source)
+            if command.destination:
+                access.check("write", "queue", command.destination)
         case c.Get():
             access.check("read", "queue", command.queue)
         case c.BindQueue() | c.UnbindQueue():

@@ -21,6 +21,7 @@ from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
 from qq.sessions.leaderless import Leaderless
 from qq.sessions.login import Logins
+from qq.sessions.mover import Mover
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
 
@@ -67,6 +68,7 @@ class Broker:
         self.entries = Entries([group], disk)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
+        self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._dispatcher = Dispatcher(self.counters)
         self.throttle = Throttle(name, machine, runtime, limits)
         self.leaderless = Leaderless(
@@ -193,6 +195,7 @@ class Broker:
                         carry_out(effect)
         self.submissions.entry_applied()
         self._dead_letters.submit_step()
+        self._mover.submit_step()
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
         """Go on from a snapshot: batches up to `sequence` are applied; only the effects in `outstanding` are told."""
@@ -226,6 +229,7 @@ class Broker:
         is_failover, self._leader = self._leader is not None, leader
         self.elections += 1
         self._dead_letters.lead(leader == self.name)
+        self._mover.lead(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
                 session.leader_changed()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 COMMAND_BYTES = 256
 """Octets that a command counts as, besides its texts and tables. It is some 30 in the log, but every node takes some
 10 us for it, and should be done with a batch in few milliseconds."""
+NUMBER_BYTES = 9
+"""Octets that a number in a list of a command counts as: it is never longer in the log."""
 MESSAGE_BYTES = 64
 """Octets that a message counts as, besides its own."""
 
@@ -336,7 +338,7 @@ def bytes_of_command(command: Command) -> int:
             case str() | bytes():
                 size += len(field)
             case list():
-                size += sum(map(len, field))
+                size += sum(len(part) if isinstance(part, str) else NUMBER_BYTES for part in field)
             case dict():
                 size += table_bytes(field)
             case _:

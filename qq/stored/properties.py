@@ -153,14 +153,24 @@ def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
 
     The keys from the header CC, the expiration ("" without one), and the priority (NO_PRIORITY without one).
     """
-    try:
-        found = attributes(message) or PLAIN
-    except UnacceptableProperties:
-        # Of a log that was written without `group`: what is wrong had no effect then and has none now.
-        found = PLAIN
+    found = _had(message)
     # A number as RabbitMQ writes it, however the client did.
     expiration = "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
     return list(found.more_keys), expiration, found.priority
+
+
+def kept_when_moved(message: bytes) -> tuple[int, int]:
+    """The priority (NO_PRIORITY without one) and the time to live in milliseconds (NO_TTL) of such a message."""
+    found = _had(message)
+    return found.priority, found.ttl_ms
+
+
+def _had(message: bytes) -> Attributes:
+    try:
+        return attributes(message) or PLAIN
+    except UnacceptableProperties:
+        # Of a log that was written without `group`: what is wrong had no effect then and has none now.
+        return PLAIN
 
 
 def group(

@@ -506,7 +506,7 @@ def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> N
 
 # --- HTTP
 
-PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN"
+PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID"
 """What stands in documents for what is named in a path."""
 PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qq.machine import runs as runs_module
 from qq.machine import shelf as shelf_module
-from qq.machine.backlog import HIGH, Backlog, FrozenBacklog
+from qq.machine.backlog import HIGH, RETURNED, Backlog, FrozenBacklog, place_of
 from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:
@@ -207,6 +207,35 @@ class Tried:
     def browse(self, first: int, count: int) -> None:
         assert messages_of(self.backlog.browse(first, count)) == self.oracle.browse()[first : first + count]
 
+    def cut(self, level: int, skip: int, kept: int, gone: int, most: int) -> None:
+        """Of the messages of a place, from one on, remove some out of each few, as a move does."""
+        place = RETURNED if level < 0 else place_of(level)
+        mine = self.oracle.returns if level < 0 else [m for m in self.oracle.levels if m.level == level]
+        mine = mine if level < 0 else sorted(mine, key=lambda message: message.position)
+        end = max(self.backlog.ends())
+        found = self.backlog.look(place, 0, end, 1000)
+        assert messages_of([messages for _, messages in found]) == mine
+        assert self.twin.look(place, 0, end, 1000) == found
+        singles = [
+            (key + at, messages.part(at, 1)) for key, messages in found for at in range(messages.count)
+        ]
+        for first, until in ((skip, skip + 3), (0, 1), (skip, skip)):
+            keys = [key for key, _ in singles]
+            low, high = (
+                ([*keys, end, end, end, end])[min(first, len(keys))],
+                ([*keys, end])[min(until, len(keys))],
+            )
+            part = self.backlog.look(place, low, high, most)
+            assert messages_of([messages for _, messages in part]) == mine[first:until][:most]
+        chosen = [single for at, single in enumerate(singles[skip:]) if at % (kept + gone) >= kept][:most]
+        if not chosen:
+            return
+        for backlog in (self.backlog, self.twin):
+            backlog.cut(place, chosen)
+        for _, single in chosen:
+            self.oracle.remove(*messages_of([single]))
+            self.octets -= single.size
+
     def strict(self, strict: bool) -> None:
         self.backlog.strict = self.twin.strict = self.oracle.strict = strict
 
@@ -301,6 +330,7 @@ steps = st.lists(
         step("expire", st.sampled_from([0, 5, 10, 30]), limits),
         step("release", limits),
         step("browse", st.integers(0, 12), st.integers(1, 9)),
+        step("cut", st.sampled_from([-1, NORMAL, NORMAL, 5, 31]), held, held, st.integers(1, 3), limits),
         step("strict", st.booleans()),
         step("clear"),
     ),

@@ -42,6 +42,7 @@ from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
 from qq.machine.state import Dump, read_dump
 from qq.machine.versions import VERSIONS
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +100,7 @@ def test_the_golden_state_is_dumped_as_it_was_loaded(
 
 def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, version: int) -> None:
     dump = read_dump(golden)
-    later = [] if version >= 8 else ["global_parameters"]
+    later = [] if version >= 8 else ["global_parameters", "moves"]
     assert [name for name, section in zip(Dump._fields, dump, strict=True) if not section] == later
     machine = QueueMachine()
     machine.load(golden)
@@ -141,6 +142,13 @@ def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, versio
     assert any(queue.active for queue in queues)
     assert any(queue.histories for queue in queues)
     assert any(queue.dying and queue.retry_ms for queue in queues)
+    moves = {move.id: (move.state, move.waits_for, move.moved) for move in dump.moves}
+    assert version < 8 or moves == {
+        "over": ("finished", "", 2),
+        "waits": ("running", "full", 0),
+        "fails": ("failed", "", 0),
+        "again": ("running", "", 0),
+    }
     assert any(leaving.count for queue in queues for leaving in queue.leaving)
     assert any(queue.returning and queue.came_back for queue in queues)
     known = {id(vhost.policies.get(name, operator=False)) for name in ("keep", "calm")}
@@ -198,6 +206,10 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     driver.apply(*PUBLISHED)
     driver.apply(publish(1, "priorities", delay_ms=70_000_000), messages=[b"delayed"])
     driver.apply(publish(6, "single"), messages=[b"xy"] * 6)
+    if version >= 8:
+        for commands in MOVED_SINCE_8:
+            driver.time_ms += 1
+            driver.apply(*commands)
     driver.apply(*CONSUMED)
     driver.apply(*CONSUMED_TOO, node="n2")
     driver.time_ms += 20_000
@@ -256,6 +268,20 @@ OPERATED_SINCE_8: Sequence[Command] = [
     c.PutParameter("v", "component", "second", '"b"'),
     c.PutGlobalParameter("cluster_name", '"golden"'),
     c.PutGlobalParameter("other", "[2.5]"),
+]
+MOVED_SINCE_8: Sequence[Sequence[Command]] = [
+    [
+        c.BeginMove("/", "over", "ann", "single", "automatic", 2, 0, "", "", {}),
+        c.BeginMove("/", "waits", "bob", "priorities", "full", 9, 70, "rejected", "", {"h": 1}),
+        c.BeginMove("/", "fails", "ann", "levels", "", 0, 5, "expired", "dies", {"h": "text"}),
+    ],
+    [
+        # The third message of two: the step ends there.
+        c.MoveMessages("/", "over", 0, 28, [1, 2, 1, NO_PRIORITY, NO_TTL, 4, 1, 3, 7, 10**9], 5, 28, 6),
+        c.MoveMessages("/", "waits", 0, 28, [0, 3, 0, NO_PRIORITY, NO_TTL], 3, 28, 3),
+        c.EndMove("/", "fails", "it could not go on"),
+        c.BeginMove("/", "again", "ann", "single", "automatic", 1, 2, "", "", {}),
+    ],
 ]
 CONNECTED: Sequence[Command] = [
     c.Connect(7, "/", "ann"),

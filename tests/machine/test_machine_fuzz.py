@@ -17,10 +17,12 @@ from machine_driver import Log, batch, live_messages, reloaded
 
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
+from qq.machine.backlog import PLACES, RETURNED, place_of
 from qq.machine.codec import MalformedBatch, decode_commands, unpack
 from qq.machine.commands import (
     OPCODES,
     SINCE,
+    BeginMove,
     BindExchange,
     BindQueue,
     Cancel,
@@ -38,9 +40,11 @@ from qq.machine.commands import (
     DeleteUser,
     DeleteVhost,
     Discard,
+    EndMove,
     Enqueue,
     Get,
     Limit,
+    MoveMessages,
     OpenChannel,
     Publish,
     PurgeQueue,
@@ -61,6 +65,7 @@ from qq.machine.machine import QueueMachine
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.versions import VERSIONS
 from qq.machine.vhost import binding_arguments
+from qq.ranges import LEVELS
 from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
 from qq.stored.properties import NO_PRIORITY, NO_TTL
@@ -170,6 +175,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=4),
     dict[str, Any]: tables,
     list[str]: st.lists(names, max_size=2),
+    list[int]: st.lists(numbers, max_size=12),
 }
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "type": st.sampled_from(KINDS),
@@ -263,6 +269,10 @@ SMALL = {
     "qq.machine.core.REVIEW_STEPS_MAX": 60,
     "qq.machine.core.WOKEN_MAX": 2,
     "qq.machine.history._BLOCK_ROWS": 3,
+    "qq.machine.moves.ENDED_IN_VHOST_MAX": 2,
+    "qq.machine.moves.ENDED_MAX": 3,
+    "qq.machine.moves.RUNNING_IN_VHOST_MAX": 3,
+    "qq.machine.moving.MOVED_AT_ONCE": 4,
     "qq.routing.masks.FEW_MAX": 1,
     "qq.machine.publishers.REFUSED_MAX": 2,
     "qq.machine.publishing.COPIES_MAX": 20,
@@ -530,6 +540,8 @@ class Chance(Random):
             return self.random() < 0.5
         if kind is bytes:
             return b"\xfe"
+        if kind == list[int]:
+            return [self.number() for _ in range(self.randrange(12))]
         if kind == list[str]:
             return [self.name() for _ in range(self.randrange(-3, 3))]
         return self.table("" if name == "definition" else "x-")
@@ -659,6 +671,35 @@ class Chance(Random):
                     pass
         return found
 
+    def moves(self, machine: QueueMachine) -> list[Command]:
+        """Moves between queues that are there, and steps of those under way: mostly as a leader takes them."""
+        found: list[Command] = []
+        vhost = machine.vhosts.get("/")
+        if vhost is not None and vhost.queues and self.random() < 0.3:
+            source, destination = self.choice(list(vhost.queues)), self.choice(["", *vhost.queues])
+            name = self.choice(["m", "n", str(self.random())])
+            count = self.choice([0, 0, 2])
+            found.append(BeginMove("/", name, "u", source, destination, count, 0, "", "", {}))
+        for move in machine.moves.running.values():
+            source = machine.vhosts[move.vhost].queues.get(move.source)
+            if self.random() < 0.1:
+                found.append(EndMove(move.vhost, move.id, self.choice(["", "it cannot go on"])))
+            elif source is not None:
+                places = [RETURNED, *(place_of(level) for level in range(LEVELS))]
+                place = next((p for p in sorted(places) if source.look(p, 0, 2**64, 1)), PLACES)
+                place = self.choice([move.place, place])
+                looked = source.look(place, self.choice([0, move.key]), 2**64, self.randrange(1, 6))
+                pieces = [
+                    (key, self.randrange(1, messages.count + 2), 0, NO_PRIORITY, NO_TTL)
+                    for key, messages in looked
+                    if self.random() < 0.8
+                ]
+                numbers = [number for piece in pieces for number in piece]
+                then = self.choice([(place, self.randrange(9)), (PLACES, 0), (place, move.key)])
+                step = move.step + (self.random() < 0.1)
+                found.append(MoveMessages(move.vhost, move.id, step, place, numbers, len(pieces), *then))
+        return found
+
     def operations(self) -> list[Command]:
         """Policies that change and go again, now and then with their virtual host."""
         if self.random() < 0.8:
@@ -743,7 +784,7 @@ def absurd_life(seed: int) -> None:
         else:
             machine = pair.one
             known = [*chance.repairs(machine, origin), *chance.topology(machine, origin)]
-            known += [*chance.consumption(machine, origin), *chance.operations()]
+            known += [*chance.consumption(machine, origin), *chance.operations(), *chance.moves(machine)]
             pair.entry(origin, [*known, *chance.commands()])
         pair.end_entry()
         if chance.random() < 0.8:

@@ -33,7 +33,9 @@ appends = st.tuples(
 )
 """Step of the index, slot (-1 goes on where the last run ended), count, gap of positions, time to live, history."""
 takes = st.one_of(st.integers(1, 9), st.just(700))
-steps = st.lists(st.one_of(appends, appends, takes), min_size=20, max_size=60)
+cuts = st.lists(st.tuples(st.integers(0, 30), st.sampled_from([1, 1, 2, 3, 40])), min_size=1, max_size=8)
+"""What is cut out: how far the first position is behind the end of the last piece, and how many positions."""
+steps = st.lists(st.one_of(appends, appends, takes, cuts), min_size=20, max_size=60)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +89,9 @@ def check_frozen(frozen: FrozenRuns, model: Model) -> None:
 
 @settings(deadline=None)
 @given(steps)
-def test_a_backlog_behaves_like_a_list_of_messages(steps: list[tuple[int, ...] | int]) -> None:
+def test_a_backlog_behaves_like_a_list_of_messages(
+    steps: list[tuple[int, ...] | list[tuple[int, int]] | int],
+) -> None:
     runs, twin, model = Runs(), Runs(), Model()
     frozen: list[tuple[FrozenRuns, Model]] = []
     index, slot, position, octets, held = 50, 0, 0, 0, 0
@@ -99,6 +103,22 @@ def test_a_backlog_behaves_like_a_list_of_messages(steps: list[tuple[int, ...] |
             assert twin.take(step) == taken
             held += sum(messages.size for messages in taken)
             del model[:part]
+        elif isinstance(step, list):
+            pieces, at = [], model[0][2] if model else 0
+            for gap, number in step:
+                pieces.append((at + gap, number))
+                at += gap + number
+            gone = [message for message in model if any(0 <= message[2] - f < n for f, n in pieces)]
+            found = [messages for f, n in pieces for messages in runs.look(f, f + n, 1000)]
+            assert messages_of(found) == gone
+            assert (
+                messages_of(runs.look(pieces[0][0], 2**62, 5))
+                == [message for message in model if message[2] >= pieces[0][0]][:5]
+            )
+            held += sum(messages.size for messages in found)
+            model = [message for message in model if message not in gone]
+            for one in (runs, twin):
+                one.cut(pieces)
         else:
             gap, first, number, positions, ttl_ms, history = step
             index = max(index + gap, 0)

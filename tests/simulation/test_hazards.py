@@ -45,14 +45,16 @@ from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
-from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
+from qq.machine.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.consumers import Budget, Holder
 from qq.machine.effects import ConnectionForced, Effect
 from qq.machine.machine import QueueMachine
+from qq.machine.moving import Moving
 from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
+from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX
 
@@ -609,6 +611,20 @@ def leave_the_dead(_: DeadLetters) -> None:
     """In place of `DeadLetters.submit_step`."""
 
 
+def leave_where_it_was(queue: Queue, _place: int, found: Sequence[tuple[int, Range]]) -> None:
+    """In place of `Queue.move_out`: what arrives in the other queue stays in this one, too."""
+    queue.forget(messages for _, messages in found)
+
+
+take_step = Moving.step
+
+
+def take_any_step(moving: Moving, command: MoveMessages) -> None:
+    """In place of `Moving.step`: a step that was taken is taken again."""
+    move = moving._core.catalog.moves.all.get((command.vhost, command.move))
+    take_step(moving, command if move is None else command._replace(step=move.step))
+
+
 outstanding = QueueMachine.outstanding
 
 
@@ -851,6 +867,22 @@ HAZARDS = [
         "neither settled",
         ("qq.sessions.dead_letters.DeadLetters.submit_step", leave_the_dead),
         shown_by=21,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        10,
+        "has what should not be there",
+        ("qq.machine.queue.Queue.move_out", leave_where_it_was),
+        shown_by=5,
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        40,
+        "has gone on by itself",
+        ("qq.machine.moving.Moving.step", take_any_step),
+        shown_by=9,
     ),
     Hazard(
         Parts(),

@@ -1,0 +1,92 @@
+"""Moves: messages that are to go from one queue to another, or back to where they died first.
+
+Lives here: their paths and statuses. Not here: what a move does (machine/moving.py), how it goes on by itself
+(sessions/mover.py), a client that takes messages and publishes them elsewhere (parameters of shovels).
+
+Law: whoever moves messages needs the permission to read the source and to write to the destination, as long as the move
+goes on. What is moved stays moved.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+
+from qq.http.bodies import read_move
+from qq.http.documents import move_document
+from qq.http.lists import Listing, write_listing
+from qq.http.login import ADMINISTRATORS, login_of
+from qq.http.requests import (
+    check_permitted,
+    done,
+    existing,
+    find,
+    named_vhost,
+    read_body,
+    sees,
+    vhost_if_named,
+)
+from qq.machine.commands import EndMove, Get
+
+if TYPE_CHECKING:
+    from qq.http.view import ManagementView, MoveStatus
+    from qq.machine.commands import BeginMove
+
+_MOVE = "/api/moves/{vhost}/{id}"
+
+
+class MoveEndpoints:
+    """The handlers for moves."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/moves", self.moves),
+            web.get("/api/moves/{vhost}", self.moves),
+            web.post("/api/moves/{vhost}", self.begin),
+            web.get(_MOVE, self.move),
+            web.delete(_MOVE, self.stop),
+        ]
+
+    async def moves(self, request: web.Request) -> web.StreamResponse:
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
+        seen = (move_document(each) for each in self._management.moves(vhost) if is_seen(each.vhost))
+        return await write_listing(request, Listing(seen, order=("begun_at", "id")))
+
+    async def move(self, request: web.Request) -> web.Response:
+        return web.json_response(move_document(await self._existing(request)))
+
+    async def begin(self, request: web.Request) -> web.Response:
+        """Begin a move, and answer with what it is as soon as the cluster has taken it in."""
+        vhost, management = await named_vhost(request, self._management), self._management
+        user = login_of(request).user
+        command = read_move(vhost, management.new_id(), user, await read_body(request))
+        await check_permitted(request, management, vhost, command)
+        await find(management, lambda: self._are_there(command))
+        await management.change(command)
+        move = await existing(management, lambda: management.move(vhost, command.move))
+        place = f"/api/moves/{quote(vhost, safe='')}/{command.move}"
+        document = move_document(move)
+        return web.json_response(document, status=HTTPStatus.CREATED, headers={hdrs.LOCATION: place})
+
+    async def stop(self, request: web.Request) -> web.Response:
+        move = await self._existing(request)
+        if not login_of(request).has_one_of(ADMINISTRATORS):
+            read = Get(0, 0, 0, 0, move.source, False, 0)
+            await check_permitted(request, self._management, move.vhost, read)
+        await self._management.change(EndMove(move.vhost, move.id, ""))
+        return done()
+
+    def _are_there(self, command: BeginMove) -> bool:
+        queues = filter(None, (command.source, command.destination))
+        return all(self._management.queue(command.vhost, name) for name in queues)
+
+    async def _existing(self, request: web.Request) -> MoveStatus:
+        """The move that the path names. Raises Refusal."""
+        vhost, name = await named_vhost(request, self._management), request.match_info["id"]
+        return await existing(self._management, lambda: self._management.move(vhost, name))

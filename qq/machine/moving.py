@@ -1,0 +1,198 @@
+"""Moving messages from queue to queue because somebody has asked for it.
+
+Lives here: the commands that begin a move, take its steps and end it. Not here: what is known of a move (moves.py),
+which messages a step is about (sessions/mover.py: headers are in the log, which nobody here can read), how a queue
+takes messages in (queue.py).
+
+Law: a message leaves its queue in the same step in which it arrives in the other one, and so it does once: a step that
+was taken is not taken again, a message that is not ready where the step says stays where it is, and one for which there
+is no room stays, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.arguments import EXPIRY_MAX_MS
+from qq.machine.errors import Refused, not_found, the_queue
+from qq.machine.history import moved, moved_back
+from qq.machine.moves import FAILED, FINISHED, STOPPED, MovePiece, MoveState
+from qq.machine.publishing import is_bounded, singles
+from qq.machine.work import MOVED_AT_ONCE
+from qq.stored.properties import NO_TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from qq.machine.commands import BeginMove, EndMove, MoveMessages
+    from qq.machine.core import Core
+    from qq.machine.history import History
+    from qq.machine.publishing import Publishing
+    from qq.machine.queue import Queue
+    from qq.machine.vhost import VirtualHost
+    from qq.ranges import Range
+
+
+class _Moving(NamedTuple):
+    """Messages that a step is about and that are ready: they are alike, and next to each other."""
+
+    key: int
+    messages: Range
+    piece: MovePiece
+    examined: int
+    """How many messages were looked at before the first of these."""
+
+
+class Moving:
+    """Carries out the commands of moves."""
+
+    def __init__(self, core: Core, publishing: Publishing) -> None:
+        self._core = core
+        self._publishing = publishing
+
+    def begin(self, command: BeginMove) -> None:
+        core = self._core
+        vhost, moves = core.catalog.vhosts.get(command.vhost), core.catalog.moves
+        if vhost is None or (command.vhost, command.move) in moves.all:
+            return
+        try:
+            core.catalog.check_room(command)
+        except Refused:
+            return  # who asks looks first
+        source = vhost.queues[command.source]
+        destination = vhost.queues.get(command.destination)
+        returned_end, position_end = source.backlog.ends()
+        move = MoveState(
+            vhost=command.vhost,
+            id=command.move,
+            user=command.user,
+            source=command.source,
+            source_number=source.number,
+            destination=command.destination,
+            destination_number=destination.number if destination else 0,
+            count=command.count,
+            rate=command.rate,
+            reason=command.reason,
+            from_queue=command.from_queue,
+            headers=command.headers,
+            begun_ms=core.time_ms,
+            ready=source.ready,
+            returned_end=returned_end,
+            position_end=position_end,
+        )
+        moves.begin(move)
+
+    def end(self, command: EndMove) -> None:
+        moves = self._core.catalog.moves
+        move = moves.all.get((command.vhost, command.move))
+        if move is not None and move.is_running:
+            moves.end(move, FAILED if command.error else STOPPED, command.error, self._core.time_ms)
+
+    def step(self, command: MoveMessages) -> None:
+        core = self._core
+        move = core.catalog.moves.all.get((command.vhost, command.move))
+        if move is None or not move.is_running or move.step != command.step:
+            return
+        move.step += 1
+        vhost = core.catalog.vhosts[move.vhost]
+        try:
+            source = _same(vhost, move.source, move.source_number)
+            if move.destination:
+                _same(vhost, move.destination, move.destination_number)
+        except Refused as refused:
+            core.catalog.moves.end(move, FAILED, refused.text, core.time_ms)
+            return
+        self._move(move, vhost, source, command)
+        if move.is_through:
+            core.catalog.moves.end(move, FINISHED, "", core.time_ms)
+
+    def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
+        """Move what a step is about, as far as there is room, and note how far the move has come."""
+        pieces = list(MovePiece.read(command.pieces))
+        found: list[tuple[int, Range]] = []
+        if pieces:
+            end = pieces[-1].first + pieces[-1].count
+            found = source.look(command.place, pieces[0].first, end, MOVED_AT_ONCE)
+        gone: list[tuple[int, Range]] = []
+        # Where the next step begins, and how many messages were looked at before that.
+        begins, examined = (command.next_place, command.next_key), command.examined
+        if sum(messages.count for _, messages in found) >= MOVED_AT_ONCE:
+            key, messages = found[-1]
+            begins = command.place, key + messages.count
+        move.waits_for = ""
+        for moving in _among(found, pieces):
+            target = self._target(move, vhost, source, moving.messages)
+            if target is None or 0 < moving.messages.expires_ms < self._core.time_ms:
+                continue  # what has expired dies here, at the end of this entry or of the next ones
+            wanted = moving.messages.count
+            if move.count:
+                wanted = min(wanted, move.count - move.moved)
+            accepted = self._enter(move, source, target, moving, wanted)
+            if accepted:
+                gone.append((moving.key, moving.messages.part(0, accepted)))
+                move.moved += accepted
+            if accepted < moving.messages.count:
+                begins, examined = (command.place, moving.key + accepted), moving.examined + accepted
+                move.waits_for = target.name if accepted < wanted else ""
+                break
+        if gone:
+            source.move_out(command.place, gone)
+            self._core.touch(source)
+        move.place, move.key = begins
+        move.examined += min(examined, MOVED_AT_ONCE)  # sums of what a node says must fit in 63 bits
+
+    def _target(self, move: MoveState, vhost: VirtualHost, source: Queue, messages: Range) -> Queue | None:
+        """The queue that gets these messages; None if they stay, because they did not die or their queue is gone."""
+        if move.destination:
+            return vhost.queues[move.destination]
+        history = source.histories.get(messages.history)
+        target = None if history is None else vhost.queues.get(history.first[1])
+        return None if target is source or target is None or target.owner is not None else target
+
+    def _enter(self, move: MoveState, source: Queue, target: Queue, moving: _Moving, wanted: int) -> int:
+        """Have a queue take messages in, as many of `wanted` as it has room for. Returns how many those are."""
+        core, publishing = self._core, self._publishing
+        if wanted and is_bounded(target):
+            sizes = [single.size for single in singles(moving.messages.part(0, wanted))]
+            [room] = publishing.rooms([target], sizes, at_once=True)
+            wanted = min(room, wanted)
+        if not wanted:
+            return 0
+        messages = moving.messages.part(0, wanted)
+        history, ttl_ms = self._carried(move, source, moving)
+        target.enqueue_again(messages, history, moving.piece.priority, ttl_ms, core.time_ms)
+        core.touch(target)
+        publishing.serve_if_full([target], wanted)
+        return wanted
+
+    def _carried(self, move: MoveState, source: Queue, moving: _Moving) -> tuple[History | None, int | None]:
+        """The history that messages take with them, and their own time to live, which dead letters have lost."""
+        history = source.histories.get(moving.messages.history)
+        if history is not None:
+            return (moved(history) if move.destination else moved_back(history)), None
+        ttl_ms = moving.piece.ttl_ms
+        return None, None if ttl_ms == NO_TTL else min(ttl_ms, EXPIRY_MAX_MS)
+
+
+def _same(vhost: VirtualHost, name: str, number: int) -> Queue:
+    """The queue of this name, if it is the one with this number. Raises Refused."""
+    queue = vhost.queues.get(name)
+    if queue is None or queue.number != number:
+        raise not_found(the_queue(name, vhost.name))
+    return queue
+
+
+def _among(found: Sequence[tuple[int, Range]], pieces: Sequence[MovePiece]) -> Iterator[_Moving]:
+    """Those of the messages that were found which pieces are about; both are in the order of keys."""
+    remaining = iter(pieces)
+    piece = next(remaining, None)
+    for key, messages in found:
+        end = key + messages.count
+        while piece is not None and piece.first < end:
+            low, high = max(piece.first, key), min(piece.first + piece.count, end)
+            if low < high:
+                examined = piece.examined + low - piece.first
+                yield _Moving(low, messages.part(low - key, high - low), piece, examined)
+            if piece.first + piece.count > end:
+                break  # the rest of the piece is in what comes next
+            piece = next(remaining, None)
