@@ -17,7 +17,7 @@ SECTIONS = {
     "Nodes": ("up", "serve"),
     "The cluster": ("status", "doctor", "leader", "member", "drain", "revive", "check", "upgrade"),
     "What is in it": ("list", "top", "declare", "delete", "definitions", "change-password", "close"),
-    "Messages": ("publish", "get", "peek", "purge"),
+    "Messages": ("publish", "get", "peek", "move", "purge"),
     "Data": ("backup", "restore", "recover", "inspect"),
     "This command": ("context", "completion"),
 }

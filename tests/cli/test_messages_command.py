@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from qq.cli import messages
+from qq.cli import messages, moves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -125,3 +125,55 @@ def test_connections_are_closed_with_a_reason(qq: Qq, real_node: ClusterNode) ->
     assert "bye" in closed("connection", "--name", "NAME")
     assert "bye" in closed("connections", "--for-user", "guest")
     assert qq("close", "connection", "--name", "none").status == 1
+
+
+def test_messages_are_moved_and_those_that_are_not_wanted_stay(tasks: Qq) -> None:
+    other = f"{QUEUE} other"
+    assert tasks("declare", "queue", "--name", other).status == 0
+    for tenant in ("acme", "other", "acme"):
+        properties = json.dumps({"headers": {"tenant": tenant}})
+        to_queue = "publish", "message", "--routing-key", QUEUE, "--payload", tenant
+        assert tasks(*to_queue, "--properties", properties).status == 0
+    move = "move", "messages", "--from", QUEUE, "--to"
+    said = tasks(*move, other, "--headers", '{"tenant": "acme"}')
+    assert said == (0, f"moved 2 messages from '{QUEUE}', and left 1\n", "")
+    assert [each["payload"] for each in peeked(tasks)] == ["other"]
+    assert "has no" not in tasks(*move, other, "--count", "1", "--no-wait").errors
+    moves = json.loads(tasks("move", "list", "-o", "json").output)
+    assert [each["source"] for each in moves] == [QUEUE, QUEUE]
+    assert tasks("delete", "queue", "--name", other).status == 0
+
+
+def test_a_move_that_can_not_be_is_one_line(tasks: Qq) -> None:
+    move = "move", "messages", "--from", QUEUE
+    for arguments, status, text in (
+        ([*move], 2, "give either --to or --to-origin"),
+        ([*move, "--to", "x", "--to-origin"], 2, "give either --to or --to-origin"),
+        ([*move, "--to", QUEUE], 1, QUEUE),
+        ([*move, "--to", "nowhere"], 1, "no queue 'nowhere' in vhost '/'"),
+        ([*move, "--to-origin", "--reason", "sleep"], 1, "there is no reason 'sleep'"),
+        (["move", "stop", "--id", "none"], 1, "there is no move 'none' in '/'"),
+    ):
+        said = tasks(*arguments)
+        assert (said.status, said.output, text in said.errors) == (status, "", True), said
+
+
+def test_who_stops_waiting_for_a_move_is_told_how_to_stop_the_move(
+    tasks: Qq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{QUEUE} other"
+    assert tasks("declare", "queue", "--name", other).status == 0
+    for text in "abc":
+        publish(tasks, text)
+
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moves.time, "sleep", interrupted)
+    said = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
+    assert said.status == 130
+    stop = said.output.partition("`qq ")[2].partition("`")[0].split()
+    assert tasks(*stop).output == "stopped\n"
+    (move,) = json.loads(tasks("move", "list", "-o", "json").output)[-1:]
+    assert (move["state"], move["moved"] < 3) == ("stopped", True)
+    assert tasks("delete", "queue", "--name", other).status == 0
