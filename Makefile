@@ -4,12 +4,15 @@
 #   make test TESTS=tests/http           a part of the tests
 #   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
+#   make page ARGS="-k theme"            the management page in a real browser; then what `make bench` leaves out: 20,000 queues on it
+#   make page-types                      the types of its scripts, with npm
+#   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" DEAREST="--repeat 1" CONNECTIONS="--idle 1000"
-#              RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
+#              WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
 #              FAILOVER="--repeat 1 --busy 0" SEVERAL_LOGS="--repeat 1 --queues 500" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
 
@@ -22,6 +25,7 @@ LATENCY ?=
 BUDGET ?=
 DEAREST ?=
 CONNECTIONS ?=
+WATCHING ?=
 RECOVERY ?=
 UPKEEP ?=
 MEMBERS ?=
@@ -37,7 +41,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # of a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup venv java toxiproxy up test quick interop deploy-test lint docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -73,13 +77,17 @@ java: $(VENV)/chaos-stamp
 toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
+chromium: venv
+	@$(BIN)/python tests/page/chromium.py --install
+
 up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
-# Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
+# Where Java, Toxiproxy or Chromium cannot be had, the tests that need them fail and say so.
 test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
+	-@$(MAKE) --no-print-directory chromium
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 quick: venv
@@ -89,6 +97,17 @@ quick: venv
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop
+
+page: chromium
+	$(BIN)/python -m pytest -n 0 -v tests/page $(ARGS)
+	$(BIN)/python tests/page/many_queues.py
+
+# For who has npm: the types that the scripts of the page say they have. Their libraries are somebody else's.
+page-types:
+	! npm exec --yes --package=typescript@7.0.2 -- tsc -p tests/page/tsconfig.json | grep '/static/js/'
+
+screenshots: chromium
+	$(BIN)/python tests/page/screenshots.py
 
 # The figures are printed as they are measured. ARGS="-k mistake" runs a part.
 deploy-test: venv
@@ -115,6 +134,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
+	$(BIN)/python tests/benchmarks/watching.py $(WATCHING) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
 	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
 	$(BIN)/python tests/benchmarks/members.py $(MEMBERS) || missed=1; \

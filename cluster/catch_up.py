@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
+from cluster.histogram import LONG_BOUNDS_S, Histogram
 from cluster.log.checkpoints import (
     Checkpoint,
     adopt_checkpoint,
@@ -295,6 +296,8 @@ class _Taking:
     parts: Iterator[_Part]
     """The chunks that this node has not asked for yet."""
     moved_s: float
+    """When it was last seen that the transfer goes on."""
+    began_s: float
     asked: deque[_Part] = field(default_factory=deque)
     storing: int = 0
     """How many chunks the disk has been given and has not stored yet."""
@@ -328,6 +331,8 @@ class SnapshotTaker:
         self._send = send
         self._install = install
         self._taking: _Taking | None = None
+        self.times = Histogram(LONG_BOUNDS_S)
+        """How long it took to catch up by snapshots, each from its offer until it was installed."""
         self._found_no_space = False
 
     @property
@@ -357,7 +362,7 @@ class SnapshotTaker:
             return  # the last snapshot is not yet durable as the log: a start would still need its directory
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
-        self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
+        self._taking = taking = _Taking(peer, offer, _parts(offer), now_s, now_s)
         taking.storing = WINDOW  # nothing is asked for until the directory is there
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
 
@@ -549,6 +554,7 @@ class SnapshotTaker:
             return
         self._taking = None
         self._install(installable)
+        self.times.add(self._runtime.monotonic() - taking.began_s)
 
 
 def _parts(offer: Offer) -> Iterator[_Part]:

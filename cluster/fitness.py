@@ -91,6 +91,16 @@ def _has_full_disk(status: Status) -> bool:
     return bool(status.alarm & Alarm.DISK) and (not status.may_lead or status.disk_free_bytes < FULL_BYTES)
 
 
+def why_no_leader(membership: Membership, known: Known) -> str:
+    """Why there is no leader, where none is known: who does not answer."""
+    silent = sorted(name for name in membership.voters if known.get(name) is None)
+    if not silent:
+        return "no leader: the members elect one"
+    those = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+    is_majority = membership.is_majority(membership.voters - set(silent))
+    return f"no leader: {those}, and the others elect one" if is_majority else f"no majority: {those}"
+
+
 def why_not_lead(name: str, known: Known) -> str | None:
     """Why leadership should not go to this member; None if it may."""
     status = known.get(name)

@@ -178,9 +178,18 @@ class Group:
         return self.leadership.reign.leader
 
     @property
+    def catch_up_times(self) -> Histogram:
+        """How long it has taken this node to catch up by snapshots of others."""
+        return self._installing.taker.times
+
+    @property
     def snapshots_installed(self) -> int:
         """How many snapshots of others have taken the place of this node's log, in this life."""
         return self._installing.count
+
+    def why_undecided(self) -> str | None:
+        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        return self.statuses.why_undecided()
 
     def _is_majority_alone(self) -> bool:
         return self.configurations.membership.is_majority([self.config.name])

@@ -7,23 +7,29 @@ Lives here: counts by length of time, cheap enough to be kept of everything. Not
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
-_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""For what clients wait for."""
+LONG_BOUNDS_S = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+"""For what goes on beside them."""
 
 
 class Histogram:
     """A histogram: lengths of time in seconds, each counted by the least bound that it does not exceed."""
 
-    bounds_s = _BOUNDS_S
-    """The upper bounds of the counts, each included; what took longer than the last is counted behind it."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
+        self.bounds_s = bounds_s
+        """The upper bounds of the counts, each included; what took longer than the last is counted behind it."""
+        self.counts = [0] * (len(bounds_s) + 1)
         self.total_s = 0.0
         self.last_s = 0.0
         """What was added last."""
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
         self.total_s += seconds
         self.last_s = seconds

@@ -18,6 +18,7 @@ from cluster.fitness import (
     may_stop,
     successors,
     why_log_is_obsolete,
+    why_no_leader,
     why_not_all,
     why_not_lead,
     why_nothing_is_stored,
@@ -125,6 +126,12 @@ class Statuses:
     def why_nothing_is_stored(self) -> str | None:
         """Why this node, or the cluster, stores nothing for want of space; None if it does."""
         return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
+
+    def why_undecided(self) -> str | None:
+        """Why nothing is committed now, as far as is known here; None if a leader is known."""
+        if self._leader() is not None:
+            return None
+        return why_no_leader(self._configurations.membership, self.known())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
         """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""

@@ -4,6 +4,7 @@ Law: Ctrl-C is no error, not even while the command is still being imported, whi
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 _HERE = str(Path(__file__).parents[1])
@@ -16,8 +17,12 @@ if (
 def run() -> int:
     """Run the command of this process and return its exit status: 130 after Ctrl-C, as a shell says it."""
     try:
-        from qq.cli import main  # noqa: PLC0415 -- only now it is the one beside this file
+        # Only now these are the ones beside this file.
+        from qq import garbage  # noqa: PLC0415
+        from qq.cli import main  # noqa: PLC0415
 
+        with garbage.none_expected():
+            import_module("qq.cli.running")
         return main()
     except KeyboardInterrupt:  # before there was a command that could handle it
         return 130

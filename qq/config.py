@@ -18,6 +18,7 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
@@ -36,12 +37,18 @@ PORT_MAX = 65_535
 NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
-SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
+SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "product")
 """The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
+TOKEN_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+"""Those with a public key: it is public, so nothing that takes a secret in its place is among them."""
+_OWN_MACHINE = ("127.0.0.1", "localhost")
 CERT_LOGINS = ("distinguished_name", "common_name")
 PEER_ADDRESSES = ("log", "file")
 
@@ -113,6 +120,45 @@ class ClientTls:
 
 
 @dataclass(frozen=True, slots=True)
+class OAuth2:
+    """Tokens of OAuth 2 in place of passwords. The names are those of RabbitMQ's auth_oauth2."""
+
+    resource_server_id: str
+    """The service that tokens have to be for: one of their audiences, and the begin of their scopes."""
+    issuer: str | None = None
+    """Who issues tokens: an address, at which OpenID Connect Discovery tells that of the keys."""
+    jwks_url: str | None = None
+    """The address of the keys, if it is not to be discovered."""
+    ca: Path | None = None
+    """The authority that signs the certificate at these addresses (PEM file); None: those that the system trusts."""
+    signing_keys: tuple[tuple[str, Path], ...] = ()
+    """Keys by their ids, in PEM files."""
+    default_key: str | None = None
+    """The id of the key of tokens that name none."""
+    algorithms: tuple[str, ...] = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA")
+    """The algorithms that tokens may be signed with; all that may be set are in `TOKEN_ALGORITHMS`."""
+    scope_prefix: str = ""
+    """What scopes for this service begin with; `resource_server_id` with a point, if nothing is set."""
+    scope_aliases: tuple[tuple[str, str], ...] = ()
+    """Names for several scopes, which have spaces between them."""
+    additional_scopes_keys: tuple[str, ...] = ()
+    """Claims that have scopes, too, besides `scope`."""
+    preferred_username_claims: tuple[str, ...] = ()
+    """Claims that name the user, the first that is there; then `sub` and `client_id`."""
+    verify_aud: bool = True
+    """Whether `resource_server_id` has to be among the audiences of a token."""
+    leeway_s: float = 1.0
+    """By how much the issuer's clock may be ahead of this node's, or behind it."""
+
+    @staticmethod
+    def may_ask(url: str) -> bool:
+        """Whether keys may be fetched there: whoever can alter the answer can be anybody, so not without TLS."""
+        scheme, _, rest = url.partition("://")
+        host = re.split(r"[/:?#]", rest, maxsplit=1)[0]
+        return bool(rest) and (scheme == "https" or (scheme == "http" and host in _OWN_MACHINE))
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLimits:
     """Bounds, each to be set as `[limits] name`; all are above zero, but for those in `_MAY_BE_ZERO`."""
 
@@ -144,6 +190,9 @@ class NodeLimits:
     """How long a request's body may take."""
     http_idle_timeout_s: float = 60.0
     """How long a client may send no request, or not read its answer."""
+    http_session_s: float = 8 * 3600.0
+    """How long somebody who has logged in with the page stays logged in. RabbitMQ's login_session_timeout, with its
+    default."""
     message_bytes: int = 16 * 1024 * 1024
     """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
     it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes
@@ -192,6 +241,10 @@ class NodeLimits:
     and in one entry of the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
+    majority_timeout_ms: int = 30_000
+    """Clients that wait for an answer are told to try again (320), outcome unknown, when the node has known no leader
+    for so long, and others are not let in; 0: never. Elections take seconds; after a minute a majority without this
+    node gives its clients up."""
     catch_up_bytes_per_s: int = 64 * 1024 * 1024
     """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. Where the log
     grows by more than half of that, it is fed twice as fast as the log grows."""
@@ -213,6 +266,7 @@ _MAY_BE_ZERO = (
     "default_consumer_prefetch",
     "consumer_max_per_channel",
     "publish_timeout_ms",
+    "majority_timeout_ms",
     "connection_publishes_per_s",
     "connection_publish_bytes_per_s",
 )
@@ -230,6 +284,7 @@ _MOST = {
     "frame_max": 16 * 1024 * 1024,
     "message_bytes": 128 * 1024 * 1024,
     "transaction_bytes": 128 * 1024 * 1024,
+    "http_session_s": 366 * 86_400,
     # What a segment's footer can tell.
     "segment_bytes": 2**32 - 1,
     "segment_entries": 2**32 - 1,
@@ -282,6 +337,8 @@ class NodeConfig:
     limits: NodeLimits = NodeLimits()
     tls: ClientTls | None = None
     peer_tls: TlsFiles | None = None
+    oauth2: OAuth2 | None = None
+    """What judges tokens; None: there are none."""
 
     product: str = "RabbitMQ"
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
@@ -403,6 +460,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         limits=reader.limits(),
         tls=reader.client_tls("tls"),
         peer_tls=reader.tls("peer_tls"),
+        oauth2=reader.oauth2("oauth2"),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),
     )
@@ -617,6 +675,57 @@ class _SettingsReader:
             cert_login_from,
             key_password_file,
         )
+
+    def oauth2(self, section: str) -> OAuth2 | None:
+        default = OAuth2("")
+        texts = partial(self.texts, section)
+        values: dict[str, Any] = {
+            "issuer": self._address(section, "issuer"),
+            "jwks_url": self._address(section, "jwks_url"),
+            "ca": self._optional_file(section, "ca"),
+            "signing_keys": tuple(
+                (name, self._path.parent / file) for name, file in self._pairs(section, "signing_keys")
+            ),
+            "default_key": self._optional_text(section, "default_key"),
+            "algorithms": texts("algorithms", default.algorithms),
+            "scope_prefix": self._optional_text(section, "scope_prefix"),
+            "scope_aliases": self._pairs(section, "scope_aliases"),
+            "additional_scopes_keys": texts("additional_scopes_keys", ()),
+            "preferred_username_claims": texts("preferred_username_claims", ()),
+            "verify_aud": self.flag(section, "verify_aud", default.verify_aud),
+            "leeway_s": self.seconds(section, "leeway_s", default.leeway_s),
+        }
+        resource_server_id = self._optional_text(section, "resource_server_id")
+        if not resource_server_id and section not in self._document:
+            return None
+        if not resource_server_id:
+            raise self._error(section, "resource_server_id", "is missing")
+        if not (values["issuer"] or values["jwks_url"] or values["signing_keys"]):
+            raise self._error(
+                section, "issuer", "is missing, and jwks_url and signing_keys are, too: give one"
+            )
+        if unknown := [each for each in values["algorithms"] if each not in TOKEN_ALGORITHMS]:
+            known = ", ".join(TOKEN_ALGORITHMS)
+            raise self._error(section, "algorithms", f"{unknown[0]!r} is not one of {known}")
+        values["scope_prefix"] = values["scope_prefix"] or f"{resource_server_id}."
+        return OAuth2(resource_server_id, **values)
+
+    def _optional_text(self, section: str, key: str) -> str | None:
+        return None if self._find(section, key) is None else self.text(section, key)
+
+    def _address(self, section: str, key: str) -> str | None:
+        value = self._optional_text(section, key)
+        if value is not None and not OAuth2.may_ask(value):
+            raise self._error(section, key, f"{value!r} must begin with https:// (http only for 127.0.0.1)")
+        return value
+
+    def _pairs(self, section: str, key: str) -> tuple[tuple[str, str], ...]:
+        """Read a list of `NAME=VALUE`."""
+        pairs = [text.partition("=") for text in self.texts(section, key, ())]
+        for name, _, value in pairs:
+            if not name.strip() or not value.strip():
+                raise self._error(section, key, f"{name!r} must be NAME=VALUE")
+        return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
     def nodes(self) -> tuple[NodeAddress, ...]:
         tables: Any = self._document.get("nodes", [])

@@ -184,6 +184,12 @@ class DelayMetrics:
     """How long the disk took to write to the log, with its sync."""
     commit: TimesCounted
     """How long it took from the submission of a batch of commands until it was applied here, and so confirmed."""
+    queueing: TimesCounted
+    """How long publishes have waited until they were submitted, the first message of each run of them."""
+    checkpoint: TimesCounted
+    """How long checkpoints have taken until they were on the disk."""
+    catch_up: TimesCounted
+    """How long it took this node to be given another's snapshot, each from its offer until it was installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +225,8 @@ class MetricsSnapshot:
     uptime_s: float
     consumers: int
     """The consumers of this node's clients."""
+    blocked: int
+    """How many of its clients' connections wait with publishing, because of an alarm or a limit."""
     totals: ClusterTotals | None
     """None if this node does not lead, or has not counted yet."""
     cluster_id: str = ""
@@ -294,6 +302,8 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     counters = snapshot.counters
     connections = counters.connections_opened - counters.connections_closed
     yield _gauge("connections", "Client connections of this node", connections)
+    blocked = "Client connections of this node that wait with publishing, for an alarm or a limit"
+    yield _gauge("connections_blocked", blocked, snapshot.blocked)
     yield _gauge("channels", "Channels of this node", counters.channels_opened - counters.channels_closed)
     yield _gauge("consumers", "Consumers of this node's clients", snapshot.consumers)
     yield _gauge("global_consumers", "Consumers of this node's clients", snapshot.consumers, _QUEUE_TYPE)
@@ -369,6 +379,13 @@ def _delays(delays: DelayMetrics) -> Iterator[Metric]:
     yield _histogram("loop_delay", "How late this node's event loop does what is due", delays.loop)
     yield _histogram("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
     yield _histogram("raft_apply", "Each entry's application to this node's state", delays.apply)
+    queueing = "From a client's publish until it was submitted, the first of each run of messages"
+    yield _histogram("publish_queueing", queueing, delays.queueing)
+    yield _histogram(
+        "raft_checkpoint", "Each checkpoint of this node, until it was on the disk", delays.checkpoint
+    )
+    catch_up = "Each snapshot of another node that this one was given, until it was installed"
+    yield _histogram("raft_catch_up", catch_up, delays.catch_up)
     commit = "From the submission of a batch of commands until this node has applied it"
     yield _histogram("raft_commit", commit, delays.commit)
     latest = "The same of the newest batch"

@@ -42,9 +42,11 @@ from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
 from qq.http.view import (
+    NOT_CARRIED_OUT,
     CertificateFiles,
     ClusterStatus,
     Listener,
+    LoggedIn,
     LoginThrottled,
     NodeState,
     NodeStatus,
@@ -66,18 +68,20 @@ from qq.metrics import (
     node_registry,
 )
 from qq.reloadable import Reloadable
+from qq.scopes import TokenUser
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from cluster.peers import MemberStatus
     from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
     from qq.http.view import ClusterMember
-    from qq.sessions.login import Attempt
+    from qq.oauth2.verifier import Verifier
+    from qq.sessions.login import Attempt, Outcome
 
     OpenDisk = Callable[[Path], RealDisk]
     MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
@@ -156,6 +160,7 @@ class Node:
             log.warning(text, config.default_user)
         self._tls = tls.for_clients(config.tls) if config.tls else None
         self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
+        self._tokens = _tokens(config)
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
@@ -168,7 +173,7 @@ class Node:
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
-            self._secrets.current if self._secrets else config.secrets,
+            self._cluster_secrets(),
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
@@ -191,6 +196,7 @@ class Node:
                 config.loopback_users,
                 config.limits,
             )
+            self.broker.logins.verifier = self._tokens
             self._maintenance = ClientDrain(self.group, self.broker, config.limits.drain_grace_s)
             self.group.start(self.broker)
         except RemovedFromCluster as error:
@@ -212,7 +218,9 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product, self._own_node(), self.links.reach)
+        self.management = Management(
+            self.broker, self.group, product, self._own_node(), self.links.reach, self._cluster_secrets
+        )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -224,6 +232,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
             tasks.create_task(self._watch_rates())
+            tasks.create_task(self.management.watch_sessions())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_files())
             tasks.create_task(self._watch_loop())
@@ -255,6 +264,10 @@ class Node:
         if self._garbage.look(installs, is_short=is_low, now_s=now_s):
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
+
+    def _cluster_secrets(self) -> tuple[bytes, ...]:
+        """The secrets of the cluster that are in use now."""
+        return self._secrets.current if self._secrets else self.config.secrets
 
     async def _watch_files(self) -> None:
         while True:
@@ -367,6 +380,8 @@ class Node:
             )  # it reads and writes what another process must not touch meanwhile
         if hasattr(self, "_http"):
             await self._http.cleanup()
+        if hasattr(self, "_tokens") and self._tokens is not None:
+            await self._tokens.close()
         if hasattr(self, "links"):
             await self.links.stop()
         if hasattr(self, "disk"):
@@ -487,6 +502,7 @@ class Node:
             memory_limit_bytes=self.memory_limit_bytes,
             disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
             write_times=self.disk.write_times,
+            loop_times=self._loop_delays,
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),
@@ -556,10 +572,14 @@ class Node:
                 self._loop_delays,
                 self.disk.write_times,
                 self.broker.submissions.commit_times,
+                self.broker.submissions.queueing_times,
+                group.housekeeping.checkpoint_times,
+                group.catch_up_times,
             ),
             clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
             uptime_s=self.management.uptime_s,
             consumers=self.management.own_consumers,
+            blocked=self.management.client_watch.blocked,
             totals=self.management.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),
         )
@@ -589,21 +609,28 @@ class Node:
             return "no leader is known: fewer than a majority of the nodes are up"
         return self.group.statuses.why_nothing_is_stored()
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
-        decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    @property
+    def takes_tokens(self) -> bool:
+        return self._tokens is not None
 
-        def answer(admitted: bool) -> None:
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
+        decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: Outcome) -> None:
             if not decided.done():
-                decided.set_result(admitted)
+                decided.set_result(outcome)
 
         login = Login(user, password.encode(), peer_host, protocol="http")
         attempt = self.broker.logins.attempt(login, answer)
         if attempt is not None:
             await self._wait_for(attempt, decided)
+        outcome = decided.result()
+        if isinstance(outcome, TokenUser):
+            return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes)
         known = self.machine.users.get(user)  # who may have been deleted since the answer
-        return known.tags if known is not None and decided.result() else None
+        return LoggedIn(user, known.tags) if known is not None and outcome else None
 
-    async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[bool]) -> None:
+    async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[Outcome]) -> None:
         """Wait for an answer that is held back, if few wait, and not for long. Raises LoginThrottled, Unavailable."""
         self._http_logins += 1
         try:
@@ -615,7 +642,8 @@ class Node:
             async with asyncio.timeout(HTTP_LOGIN_TIMEOUT_S):
                 await decided
         except TimeoutError:  # nobody is refused for good
-            raise Unavailable("without a majority of the cluster the login cannot be decided") from None
+            why = self.group.why_undecided() or "the log does not go on"
+            raise Unavailable(f"the login cannot be decided: {why}; {NOT_CARRIED_OUT}") from None
         finally:
             self._http_logins -= 1
             attempt.cancel()
@@ -648,6 +676,19 @@ async def run(
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
             log.warning("node %s starts anew: %s", config.name, error)
+
+
+def _tokens(config: NodeConfig) -> Verifier | None:
+    """What judges tokens, if there are any. Raises StartError. Only then are its libraries loaded, which takes time."""
+    if config.oauth2 is None:
+        return None
+    try:
+        from qq.oauth2.verifier import Verifier  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"[oauth2] needs {missing.name}: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
+        ) from None
+    return Verifier(config.oauth2)
 
 
 def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:

@@ -40,7 +40,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from qq.cli.asking import ask, change, why_not_ready
-from qq.cli.launch import SERVE_COMMAND, node_environment
+from qq.cli.launch import PARENT_VARIABLE, node_environment
 from qq.cli.layout import (
     HOST,
     HTTP_PORT_OFFSET,
@@ -55,10 +55,13 @@ from qq.cli.layout import (
     prepare_joining,
 )
 from qq.errors import OperatingError
+from qq.fork_server import ForkedProcess, fork_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
+SERVE_COMMAND: Sequence[str] | None = None
+"""The command that starts a node of another program than this one: none of its code is there before it is started."""
 PATIENCE_S = 30.0
 """How many seconds the methods that wait do so at most."""
 
@@ -97,7 +100,7 @@ class ClusterNode:
         self.log = files.log
         self._config = files.config
         self._spawner = spawner
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._paused = False
 
     def __repr__(self) -> str:
@@ -123,10 +126,20 @@ class ClusterNode:
         # does it.
         self._process = self._spawner.submit(self._spawn).result()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
+        config = ["--config", str(self._config.absolute())]
         with self.log.open("ab") as log:
+            if SERVE_COMMAND is None:
+                server = fork_server(self.name)
+                environment = node_environment() | {PARENT_VARIABLE: str(server.pid)}
+                try:
+                    return server.start(
+                        ["serve", *config], environment, stdout=log.fileno(), stderr=log.fileno()
+                    )
+                except OSError as error:
+                    raise ClusterError(f"{self.name} cannot be started: {error}") from error
             return subprocess.Popen(  # noqa: S603
-                [*SERVE_COMMAND, "--config", str(self._config)],
+                [*SERVE_COMMAND, *config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -167,7 +180,7 @@ class ClusterNode:
         """Wait until the node serves AMQP clients and knows a leader."""
         _wait_until(lambda: self._not_ready() is None, lambda: f"{self.name}: {self._not_ready()}")
 
-    def _running_process(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None or self._process.poll() is not None:
             raise ClusterError(f"{self.name} is not running")
         return self._process
@@ -250,6 +263,9 @@ class LocalCluster:
             self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
             self.nodes = [ClusterNode(node, self._spawner) for node in self._files]
             cleanup.callback(self._kill_all)
+            if SERVE_COMMAND is None:
+                for node in self.nodes:
+                    fork_server(node.name)  # they import at the same time
             for node in self.nodes:
                 node.start()
             for node in self.nodes:

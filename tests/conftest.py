@@ -76,7 +76,7 @@ def until_left(request: pytest.FixtureRequest) -> Callable[[str, AbstractContext
         if name not in shared:
             cleanup = ExitStack()
             directory.addfinalizer(cleanup.close)
-            cleanup.callback(partial(shared.pop, name))
+            cleanup.callback(partial(shared.pop, name, None))
             shared[name] = cleanup.enter_context(context)
         return shared[name]
 

@@ -18,6 +18,7 @@ from qq.config import (
     NodeAddress,
     NodeConfig,
     NodeLimits,
+    OAuth2,
     Seed,
     load,
     read_secrets,
@@ -68,6 +69,72 @@ def refusal(file: Path, text: str, **environ: str) -> str:
     line = str(caught.value)
     assert "\n" not in line
     return line.removeprefix(f"{file}: ")
+
+
+OAUTH2 = """
+[oauth2]
+resource_server_id = "rabbitmq"
+"""
+
+
+def test_tokens_are_judged_as_the_file_says(file: Path) -> None:
+    assert loaded(file, GOOD).oauth2 is None
+    config = loaded(file, GOOD + OAUTH2 + 'issuer = "https://issuer/x"\n').oauth2
+    assert config == OAuth2("rabbitmq", issuer="https://issuer/x", scope_prefix="rabbitmq.")
+    more = """
+jwks_url = "http://127.0.0.1:1/keys"
+ca = "node.toml"
+signing_keys = ["one=keys/one.pem", "two = /two.pem"]
+default_key = "one"
+algorithms = ["PS256"]
+scope_prefix = "api://"
+scope_aliases = ["dev = rabbitmq.read:* rabbitmq.write:*"]
+additional_scopes_keys = ["roles"]
+preferred_username_claims = ["email"]
+verify_aud = false
+leeway_s = 5
+"""
+    assert loaded(file, GOOD + OAUTH2 + more).oauth2 == OAuth2(
+        "rabbitmq",
+        None,
+        "http://127.0.0.1:1/keys",
+        file,
+        (("one", file.parent / "keys/one.pem"), ("two", Path("/two.pem"))),
+        "one",
+        ("PS256",),
+        "api://",
+        (("dev", "rabbitmq.read:* rabbitmq.write:*"),),
+        ("roles",),
+        ("email",),
+        False,
+        5.0,
+    )
+    environ = {"QQ_OAUTH2_RESOURCE_SERVER_ID": "mq", "QQ_OAUTH2_ISSUER": "https://i"}
+    found = loaded(file, GOOD, **environ).oauth2
+    assert found is not None
+    assert (found.resource_server_id, found.scope_prefix) == ("mq", "mq.")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[oauth2]\n", "[oauth2] resource_server_id: is missing"),
+        (OAUTH2, "[oauth2] issuer: is missing, and jwks_url and signing_keys are, too: give one"),
+        (OAUTH2 + 'issuer = "http://issuer"\n', "[oauth2] issuer: 'http://issuer' must begin with https://"),
+        (OAUTH2 + 'jwks_url = "http://127.0.0.1.evil/"\n', "[oauth2] jwks_url: "),
+        (OAUTH2 + 'jwks_url = "https://"\n', "[oauth2] jwks_url: "),
+        (OAUTH2 + 'signing_keys = ["one.pem"]\n', "[oauth2] signing_keys: 'one.pem' must be NAME=VALUE"),
+        (
+            OAUTH2 + 'issuer = "https://i"\nalgorithms = ["HS256"]\n',
+            "[oauth2] algorithms: 'HS256' is not one of RS256",
+        ),
+        (OAUTH2 + 'issuer = "https://i"\nleeway_s = 0\n', "[oauth2] leeway_s: must be a number of seconds"),
+        (OAUTH2 + 'issuer = "https://i"\nca = "nothing.pem"\n', "[oauth2] ca: "),
+        (OAUTH2 + 'issuer = "https://i"\nkeys = 1\n', "[oauth2] keys: there is no such key"),
+    ],
+)
+def test_settings_of_tokens_that_cannot_be_are_one_line(file: Path, text: str, said: str) -> None:
+    assert refusal(file, GOOD + text).startswith(said)
 
 
 def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:

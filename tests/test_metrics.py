@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from cluster.histogram import Histogram
+from cluster.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics import (
     ClusterTotals,
     Counters,
@@ -52,16 +52,21 @@ def scrape(
     )
     disk = DiskMetrics(log_bytes=5000, free_bytes=9000, free_limit_bytes=10_000, alarm=True)
     memory = MemoryMetrics(limit_bytes=7000, alarm=True)
-    loop, log_write, commit = Histogram(), Histogram(), Histogram()
+    loop, log_write, commit, queueing = (Histogram() for _ in range(4))
+    checkpoint = Histogram(LONG_BOUNDS_S)
     for seconds in (0.0001, 0.0005, 0.0006, 0.02, 7.0):
         loop.add(seconds)
     log_write.add(0.3)
     commit.add(0.2)
     commit.add(0.1)
-    delays = DelayMetrics(Histogram(), loop, log_write, commit)
+    queueing.add(0.003)
+    checkpoint.add(45.0)
+    delays = DelayMetrics(
+        Histogram(), loop, log_write, commit, queueing, checkpoint, Histogram(LONG_BOUNDS_S)
+    )
     registry = node_registry(
         lambda: MetricsSnapshot(
-            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 60.0, 4, totals
+            "n1", "qq", "0.1", counters, raft, disk, memory, delays, clock_offset_s, 60.0, 4, 2, totals
         )
     )
     lines = generate_latest(registry).decode().splitlines()
@@ -89,6 +94,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         'rabbitmq_global_messages_routed_total{protocol="amqp091"}': 40,
         'rabbitmq_global_messages_unroutable_dropped_total{protocol="amqp091"}': 2,
         "rabbitmq_consumers": 4,
+        "rabbitmq_connections_blocked": 2,
         'rabbitmq_global_consumers{protocol="amqp091",queue_type="rabbit_quorum_queue"}': 4,
         "rabbitmq_queue_messages": 15,
         "rabbitmq_queue_messages_ready": 10,
@@ -96,6 +102,12 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_raft_term": 7,
         "rabbitmq_raft_commit_latency_seconds": 0.1,
         "rabbitmq_raft_commit_seconds_count": 2,
+        'rabbitmq_publish_queueing_seconds_bucket{le="0.002"}': 0,
+        'rabbitmq_publish_queueing_seconds_bucket{le="0.005"}': 1,
+        'rabbitmq_raft_checkpoint_seconds_bucket{le="30.0"}': 0,
+        'rabbitmq_raft_checkpoint_seconds_bucket{le="60.0"}': 1,
+        "rabbitmq_raft_checkpoint_seconds_sum": 45,
+        "rabbitmq_raft_catch_up_seconds_count": 0,
         "rabbitmq_raft_members": 3,
         "rabbitmq_raft_leader": 1,
         "rabbitmq_raft_first_index": 40,

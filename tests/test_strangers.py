@@ -18,6 +18,7 @@ import pytest
 from aiohttp import ClientSession, encode_basic_auth
 
 from qq import testing
+from qq.cli.launch import SERVE_COMMAND
 from qq.cli.layout import PEER_PORT_OFFSET
 from qq.config import NodeLimits
 from qq.descriptors import LEAST, OWN, Shares, shares_of
@@ -38,7 +39,7 @@ FILES = 1024
 def few_files(files: int) -> Generator[None]:
     """Nodes that are started meanwhile may have so many files open, and cannot change that."""
     with pytest.MonkeyPatch.context() as patched:
-        command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *testing.SERVE_COMMAND]
+        command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *SERVE_COMMAND]
         patched.setattr(testing, "SERVE_COMMAND", command)
         yield
 

@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--endpoints", help="host:port,... of a cluster that is there: it is loaded, not hurt"
     )
+    # Called as those of `qq` (qq/cli/options.py), and they become a login in the same place. They are declared anew
+    # because here they go with --endpoints, and there is no context that could have them.
     parser.add_argument("--user", help="with --endpoints; default: QQ_USER of the environment, or guest")
     passwords = parser.add_mutually_exclusive_group()
     passwords.add_argument(

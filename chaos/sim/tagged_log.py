@@ -47,6 +47,9 @@ class TaggedLog:
     def disk_failed(self, error: Exception) -> None:
         self._group.disk_failed(error)
 
+    def why_undecided(self) -> str | None:
+        return self._group.why_undecided()
+
 
 def _without_tags(entry: bytes) -> bytes:
     if is_compacted(entry):

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from cluster.histogram import LONG_BOUNDS_S, Histogram
 from cluster.log.checkpoints import (
     Checkpoint,
     checkpoint_name,
@@ -142,6 +143,8 @@ class Housekeeping:
         self.newest: CheckpointPosition | None = None
         self.second_index = 0
         """Index of the checkpoint before the newest; 0 if there is none."""
+        self.checkpoint_times = Histogram(LONG_BOUNDS_S)
+        """How long checkpoints have taken, from the freezing of the state until they were on the disk."""
         self.pinned: dict[str, int] = {}
         """The names of files that must stay as they are, and how many readers each of them has."""
         self._disk = disk
@@ -319,6 +322,7 @@ class Housekeeping:
     def _written(self, taken: _Taken, size: int) -> None:
         self._taken = None
         self._writing_s = self._now() - self._taken_s
+        self.checkpoint_times.add(self._writing_s)
         self._complained = False
         self.second_index = self.newest_index
         self.newest = taken.position

@@ -124,6 +124,16 @@ class VhostRequested(NamedTuple):
     vhost: str
 
 
+class SecretRenewed(NamedTuple):
+    """The client has another secret (connection.update-secret). Answer with `accept_secret`, or fail."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Tell nothing of it."""
+        return "SecretRenewed()"
+
+
 class ChannelOpened(NamedTuple):
     """The client has opened a channel, and open-ok has been sent."""
 
@@ -155,6 +165,7 @@ Event = (
     | LoginAttempt
     | VhostRequested
     | CloseRequested
+    | SecretRenewed
     | Fault
 )
 """What `receive` tells the shell. It answers ChannelFault with `fail_channel`, Fault (always the last) with `fail`."""
@@ -287,6 +298,11 @@ class ServerConnection:
     def refuse_vhost(self, error: AmqpError) -> None:
         self._expect(Phase.VHOST)
         self.fail(error)
+
+    def accept_secret(self) -> None:
+        """Answer the client's connection.update-secret."""
+        if self.phase is Phase.OPEN:
+            self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
 
     def closed(self) -> None:
         """Answer the client's connection.close."""
@@ -478,8 +494,7 @@ class ServerConnection:
             case commands.Connection.Close():
                 self._close_requested(method, events)
             case commands.Connection.UpdateSecret():
-                # The method renews secrets that expire, and passwords do not: as in RabbitMQ it is only answered.
-                self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
+                events.append(SecretRenewed(_octets(method.new_secret)))
             case _:
                 raise self._unexpected_method(method)
 

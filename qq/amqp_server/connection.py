@@ -23,6 +23,7 @@ from qq.amqp.connection import (
     CloseRequested,
     LoginAttempt,
     Phase,
+    SecretRenewed,
     ServerConnection,
     VhostRequested,
 )
@@ -33,9 +34,11 @@ from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
 from qq.amqp_server.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
+from qq.machine.commands import SINCE, ConnectVouched
+from qq.scopes import TokenUser
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.lanes import Lane
-from qq.sessions.login import Login
+from qq.sessions.login import InvalidToken, Login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
     from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
     from qq.machine.effects import ConnectionForced, Failed
-    from qq.sessions.login import Attempt
+    from qq.scopes import Scopes
+    from qq.sessions.login import Attempt, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,10 @@ CLOSE_GRACE_S = 3.0
 A client has as long to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the
 client for up to 30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
 """
+EXPIRY_LOOK_S = 60.0
+"""How often it is looked whether a token has expired, at least."""
+LAST_WORDS_S = 1.0
+"""How long a connection stays open in which nothing can be done, until the client asks for something."""
 HELD_BYTES_MAX = 256 * 1024
 """Octets that a client may send while one of its channels holds methods back until an earlier one is answered."""
 BEATS = 2
@@ -108,11 +116,13 @@ class ClientConnection(asyncio.Protocol):
         "_channels",
         "_connected_ms",
         "_deadline",
+        "_expiry",
         "_flush_asked",
         "_has_read",
         "_heartbeat",
         "_held_bytes",
         "_holding",
+        "_last_words",
         "_leaves",
         "_lookout",
         "_name_in",
@@ -128,6 +138,7 @@ class ClientConnection(asyncio.Protocol):
         "_reads",
         "_reasons_to_pause",
         "_refused",
+        "_renews",
         "_server",
         "_silent_beats",
         "_transport",
@@ -142,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
         "lane",
         "peer_host",
         "peer_port",
+        "scopes",
         "user",
         "vhost",
     )
@@ -166,6 +178,12 @@ class ClientConnection(asyncio.Protocol):
         self.lane = Lane(self)
         """The lane in which what it asks the log for waits."""
         self.user = ""
+        self.scopes: Scopes | None = None
+        """What the user may do, if a token vouches for the user."""
+        self._expiry: Timer | None = None
+        """When it is looked whether the token has expired."""
+        self._renews = False
+        """Whether the client has sent another token, which waits for the keys of its issuer."""
         self.vhost = ""
         self.in_log = False
         """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
@@ -194,6 +212,8 @@ class ClientConnection(asyncio.Protocol):
         """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
         self._leaves = False
         """Whether the client has asked to close the connection, and what it published before still has to wait."""
+        self._last_words = ""
+        """Why the connection will be closed at once, though it was opened; empty if it will not."""
         self._parting = False
         """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
@@ -295,6 +315,8 @@ class ClientConnection(asyncio.Protocol):
             self._attempt.cancel()
         self._end()
         self._stop_timers()
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -312,6 +334,10 @@ class ClientConnection(asyncio.Protocol):
             if self._amqp.phase is Phase.CLOSING:
                 return  # one of them has failed the connection: nothing behind that is carried out or answered
             match event:
+                case CloseRequested() if self._last_words:
+                    self._part()
+                case _ if self._last_words:
+                    self._say_last_words()
                 case LoginAttempt():
                     self._login(event)
                 case VhostRequested():
@@ -320,6 +346,8 @@ class ClientConnection(asyncio.Protocol):
                     self._leaves = self._broker.throttle.holds(self.id)
                     if not self._leaves:
                         self._part()
+                case SecretRenewed():
+                    self._renew_secret(event.secret)
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
@@ -337,18 +365,87 @@ class ClientConnection(asyncio.Protocol):
         login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
         user, mechanism = attempt.user, attempt.mechanism
 
-        def decided(admitted: bool) -> None:
+        def decided(found: Outcome) -> None:
             self._attempt = None
             if self._amqp.phase is not Phase.LOGIN or self._transport.is_closing():
                 return
-            if admitted:
+            if found:
                 self.user = user
+                if isinstance(found, TokenUser):
+                    self.user = found.name
+                    self._go_by(found)
                 self._place.make_known()
                 self._go_on(self._amqp.accept_login)
             else:
                 self._refuse(user, mechanism)
 
         self._attempt = self._broker.logins.attempt(login, decided)
+
+    # Tokens
+
+    def _go_by(self, user: TokenUser) -> None:
+        """Have what the client may do, and for how long, follow from this token."""
+        self.scopes = user.scopes
+        for channel in self._channels.values():
+            channel.core.access.renew(user.scopes)
+        self._expire_at(user.expires_s)
+
+    def _expire_at(self, expires_s: float) -> None:
+        """Close the connection when the token has expired. The wall clock may be set meanwhile, so it is looked at."""
+
+        def look() -> None:
+            if self._broker.runtime.wall_ms() >= expires_s * 1000:
+                text = f"the token of user '{self.user}' has expired"
+                self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
+            else:
+                self._expire_at(expires_s)
+
+        if self._expiry is not None:
+            self._expiry.cancel()
+        left_s = expires_s - self._broker.runtime.wall_ms() / 1000
+        self._expiry = self._broker.runtime.call_later(min(max(left_s, 0.0), EXPIRY_LOOK_S), look)
+
+    def _renew_secret(self, secret: bytes) -> None:
+        """Take another token of the same user. Passwords do not expire: as in RabbitMQ a new one is only answered."""
+        if self.scopes is None:
+            self._amqp.accept_secret()
+            return
+        if self._renews:
+            text = "connection.update-secret before the answer to the last one"
+            self.fail(ConnectionFault(ReplyCode.COMMAND_INVALID, text, 10, 70))
+            return
+        self._renews = True
+
+        def judged(outcome: TokenUser | InvalidToken) -> None:
+            self._renews = False
+            if self._amqp.phase is not Phase.OPEN or self._transport.is_closing():
+                return
+            if isinstance(outcome, InvalidToken):
+                self._refuse_secret(str(outcome))
+            elif outcome.name != self.user:
+                self._refuse_secret("it is another user's")
+            elif not outcome.scopes.opens(self.vhost):
+                self._refuse_secret(f"access to vhost '{self.vhost}' refused for user '{self.user}'")
+            else:
+                self._go_by(outcome)
+                self._amqp.accept_secret()
+                self._ask_flush()
+
+        self._broker.logins.verify(secret, judged)
+
+    def _refuse_secret(self, why: str) -> None:
+        text = f"New secret was refused by one of the backends: {why}"
+        self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 70))
+
+    def _why_not_in(self, vhost: str) -> str | None:
+        """Why somebody who is known by a token may not enter a virtual host; None if that is no reason."""
+        if self.scopes is None:
+            return None
+        if not self.scopes.opens(vhost):
+            return f"access to vhost '{vhost}' refused for user '{self.user}'"
+        if self._broker.machine.version < SINCE[ConnectVouched]:
+            return "tokens are good for a login when the upgrade of the cluster is finished"
+        return None
 
     def _refuse(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
@@ -360,6 +457,9 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
+        if undecided := self._broker.leaderless.why_given_up():
+            self._let_in_to_say(undecided)
+            return
         limit = self._broker.limits.connection_max
         if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
@@ -369,6 +469,9 @@ class ClientConnection(asyncio.Protocol):
             # Clients that come again and again would fill the memory of a node without a majority.
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
+            return
+        if why := self._why_not_in(vhost):
+            self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, why, 10, 40))
             return
         self.vhost = vhost
         self._broker.connect(self)
@@ -500,7 +603,27 @@ class ClientConnection(asyncio.Protocol):
     def _handshake_too_slow(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
         self._server.complaints.about("handshake", text)
-        self._transport.abort()
+        why = self._broker.why_undecided() or "the cluster has not answered in time"
+        if self._amqp.phase is Phase.VHOST:
+            self._let_in_to_say(why)
+        elif self._amqp.phase is Phase.LOGIN and self._amqp.capabilities.authentication_failure_close:
+            self.shut_down(f"{why}; {_TRY_AGAIN}")
+        else:
+            self._transport.abort()
+
+    def _let_in_to_say(self, why: str) -> None:
+        """Open a connection that cannot be decided about, and close it with the reason as soon as the client asks.
+
+        Clients take what comes in place of connection.open-ok, or at once behind it, for a refusal of the virtual host,
+        or do not read it.
+        """
+        self._last_words = f"{why}; {_TRY_AGAIN}"
+        self._stop_timers()
+        self._deadline = self._broker.runtime.call_later(LAST_WORDS_S, self._say_last_words)
+        self._go_on(self._amqp.accept_vhost)
+
+    def _say_last_words(self) -> None:
+        self.shut_down(self._last_words)
 
     def _pushed_out(self) -> None:
         text = (
@@ -608,6 +731,10 @@ class ClientConnection(asyncio.Protocol):
 
     # In
 
+    @property
+    def waits_for_log(self) -> bool:
+        return self._amqp.phase is Phase.OPEN and (self._uncommitted_bytes > 0 or bool(self._holding))
+
     def count_uncommitted(self, size: int) -> None:
         """Count octets that this connection has asked for (size > 0) or that the log has now taken in (size < 0)."""
         self._uncommitted_bytes += size
@@ -682,6 +809,7 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
+_TRY_AGAIN = "try again, here or at another node"
 _UNCOMMITTED = "the log has to take in what was asked for"
 _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"

@@ -20,6 +20,7 @@ from qq.machine.commands import (
     Checkout,
     Commit,
     Connect,
+    ConnectVouched,
     DeclareExchange,
     DeclareQueue,
     DeleteExchange,
@@ -62,6 +63,7 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     BindExchange: (40, 30),
     UnbindExchange: (40, 40),
     Connect: (10, 40),
+    ConnectVouched: (10, 40),
     OpenChannel: (20, 10),
 }
 """The numbers of AMQP's class and method for each command."""

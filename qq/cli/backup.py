@@ -35,6 +35,7 @@ from cluster.backup import (
 from cluster.realworld import ReadOnlyDisk
 from qq.cli.archive import STANDARD_STREAM
 from qq.cli.inspect import describe_state, describe_time
+from qq.cli.progress import counted
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from cluster.backup import Contents
     from cluster.ports import Disk
+    from qq.cli.progress import Count
     from qq.cli.remote import Remote
 
 _PATH = "/api/cluster/backup"
@@ -56,8 +58,11 @@ def backup(node: Remote, target: str) -> int:
         return 0
     try:
         with _new_directory(Path(target)) as directory:
-            with node.download(_PATH) as stream:
-                are_linked = _take(stream, directory)
+            with (
+                counted("reading the backup", in_bytes=True) as count,
+                node.download(_PATH) as stream,
+            ):
+                are_linked = _take(stream, directory, count)
             contents = _checked(directory)
             _sync(directory)
     except tarfile.TarError as error:
@@ -114,14 +119,17 @@ def _new_directory(target: Path) -> Generator[Path]:
     _sync(target.absolute().parent)
 
 
-def _take(stream: BinaryIO, directory: Path) -> bool:
+def _take(stream: BinaryIO, directory: Path, count: Count) -> bool:
     """Put the files of the archive into the directory; True if the segments are links to the node's own."""
     contents: Contents | None = None
+    done = 0
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
         for entry in archive:
             if contents is None and entry.name != CONTENTS:
                 raise tarfile.ReadError("it does not begin as a backup")
             _copy(archive, entry, directory / entry.name, contents)
+            done += entry.size
+            count.so_far(done, None if contents is None else contents.file_bytes)
             if contents is None:
                 contents = unpack_contents((directory / CONTENTS).read_bytes())
             elif entry.name == contents.checkpoint and _linked(contents, directory):

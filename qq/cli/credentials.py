@@ -1,6 +1,7 @@
-"""Who a command logs in as: the options, or else the environment.
+"""Who a command logs in as: the options, or else the environment, or else a context.
 
-Lives here: the variables, and which of them counts. Not here: the options (cli/__init__.py), the login (remote.py).
+Lives here: the variables, and which of them counts. Not here: the options (options.py), contexts (contexts.py), the
+login (remote.py).
 
 Law: a password can be given without anybody seeing it in the list of processes.
 """
@@ -17,7 +18,14 @@ from qq.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_USER, _PASSWORD, _PASSWORD_FILE = VARIABLES = ("QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE")
+_USER, _PASSWORD, _PASSWORD_FILE, URL, CONTEXT = VARIABLES = (
+    "QQ_USER",
+    "QQ_PASSWORD",
+    "QQ_PASSWORD_FILE",
+    "QQ_URL",
+    "QQ_CONTEXT",
+)
+"""The variables of commands: no node takes them for settings."""
 
 
 class ClientLogin(NamedTuple):
@@ -26,18 +34,33 @@ class ClientLogin(NamedTuple):
 
 
 def client_login(
-    user: str | None, password: str | None, password_file: Path | None, environ: Mapping[str, str]
+    user: str | None,
+    password: str | None,
+    password_file: Path | None,
+    environ: Mapping[str, str],
+    fallback_user: str = USER,
+    fallback_file: Path | None = None,
 ) -> ClientLogin:
-    """Find user and password: those of the options, of which one is given at most; raises OperatingError."""
+    """Find user and password: those of the options, of which one is given at most; raises OperatingError.
+
+    The fallbacks are for what neither the options nor the environment say.
+    """
     if password is None and password_file is None:
         password = environ.get(_PASSWORD)
         if _PASSWORD_FILE in environ:
             if password is not None:
                 raise CommandError(f"environment: give either {_PASSWORD} or {_PASSWORD_FILE}")
             password_file = Path(environ[_PASSWORD_FILE])
+        elif password is None:
+            password_file = fallback_file
     if password_file is not None:
-        try:
-            password = read_hidden(password_file)
-        except ConfigError as error:
-            raise CommandError(str(error)) from None
-    return ClientLogin(user or environ.get(_USER, USER), PASSWORD if password is None else password)
+        password = read_password(password_file)
+    return ClientLogin(user or environ.get(_USER, fallback_user), PASSWORD if password is None else password)
+
+
+def read_password(file: Path) -> str:
+    """Read a password from a file that holds nothing else; raises CommandError."""
+    try:
+        return read_hidden(file)
+    except ConfigError as error:
+        raise CommandError(str(error)) from None

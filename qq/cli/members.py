@@ -9,28 +9,33 @@ list of members shows now.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from cluster.configuration import PeerAddress
-from qq.cli.table import aligned
+from qq.cli.output import print_document, print_rows
+from qq.cli.remote import path_of
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
 _MEMBERS = "/api/cluster/members"
-_HEAD = ["name", "address", "role", "state", "lag", "versions", "drained", "id"]
+_COLUMNS = ("name", "address", "role", "state", "lag", "versions", "drained", "id")
 
 
-def list_members(node: Remote, *, as_json: bool) -> int:
+def list_members(node: Remote, form: str) -> int:
     """Print the members of the cluster; raises CommandError."""
     answer = node.get(_MEMBERS)
     try:
-        print(json.dumps(answer, indent=2) if as_json else _table(answer))
+        seen, rows = _seen(answer), list(map(_row, answer["members"]))
     except (KeyError, TypeError):
         raise node.is_foreign() from None
+    if form == "json":
+        print_document(answer)
+        return 0
+    if form == "table":
+        print(seen)
+    print_rows(form, rows, _COLUMNS)
     return 0
 
 
@@ -61,7 +66,8 @@ def remove_member(node: Remote, name: str) -> int:
             note = "; it is the node that was asked, and stops then: ask another one whether it is gone"
         node.ask_until_done(
             "DELETE",
-            f"{_path(name)}?id={found.id}",
+            _path(name),
+            query={"id": found.id},
             waiting_for=f"{name} to be removed",
             note=note,
         )
@@ -157,25 +163,17 @@ def _asked(node: Remote) -> str:
 
 
 def _path(name: str) -> str:
-    return f"{_MEMBERS}/{quote(name, safe='')}"
+    return path_of("cluster", "members", name)
 
 
-def _table(answer: dict[str, Any]) -> str:
+def _seen(answer: dict[str, Any]) -> str:
+    """The line above the members."""
     cluster = (
         answer["cluster"] if answer["cluster_id"] is None else f"{answer['cluster']} ({answer['cluster_id']})"
     )
-    head = f"cluster {cluster}, version {answer['version']} of the state, as {answer['node']} sees it"
-    rows = [
-        [
-            member["name"],
-            str(PeerAddress(member["host"], member["port"])),
-            member["role"],
-            member["state"],
-            "-" if member["lag"] is None else f"{member['lag']:,}",
-            member["versions"] or "-",
-            "yes" if member["drained"] else "no",
-            member["id"] or "-",
-        ]
-        for member in answer["members"]
-    ]
-    return "\n".join([head, *aligned([_HEAD, *rows])])
+    return f"cluster {cluster}, version {answer['version']} of the state, as {answer['node']} sees it"
+
+
+def _row(member: dict[str, Any]) -> dict[str, Any]:
+    address = str(PeerAddress(member["host"], member["port"]))
+    return {column: member[column] for column in _COLUMNS if column != "address"} | {"address": address}

@@ -1,9 +1,11 @@
 """Asking a node over HTTP for an operator.
 
-Lives here: a request, its errors in one line, and signs of life while it takes long. Not here: who logs in
-(credentials.py), what an answer means (status.py, operations.py), nodes of a cluster on this machine (asking.py).
+Lives here: which of several nodes is asked, a request, and its errors in one line. Not here: who logs in
+(credentials.py), signs of life while it takes long (progress.py), what an answer means (status.py, operations.py),
+nodes of a cluster on this machine (asking.py).
 
-Law: whatever a node, or something else that listens there, makes of a request is an answer or a CommandError.
+Law: whatever a node, or something else that listens there, makes of a request is an answer or a CommandError. A change
+is sent to one node only, once it is known that this one answers.
 """
 
 from __future__ import annotations
@@ -12,35 +14,39 @@ import asyncio
 import base64
 import http.client
 import json
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from functools import cached_property
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
+from qq.cli.progress import Wait
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
+    import ssl
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from qq.cli.credentials import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
 """How long to wait for an answer, in seconds: longer than a node takes for any request of these commands."""
+_LONG_TIMEOUT_S = 600.0
+"""How long to wait for one that takes a node long: thousands of changes."""
+_PROBE_TIMEOUT_S = 2.0
+"""How long one of several nodes may take to say whether it serves clients, in seconds."""
 _GRACE_S = 5.5
 """How many seconds behind the end of a command's time an answer is still waited for: a node takes 5 s to say that
 leadership has not moved, and less for anything else that it was told not to wait for."""
 _STREAM_TIMEOUT_S = 60.0
 """How long a stream may bring no bytes, in seconds: longer than a node takes until it begins one."""
-_NOTICE_S = 1.0
-"""After how many seconds of waiting the operator is told, and told again; after `_LONG_S` more rarely."""
-_LONG_S = 10.0
 _PAUSE_S = 0.5
 """How many seconds to wait before a request is repeated."""
 _REQUEST_S = 0.5
@@ -49,7 +55,20 @@ _LAST_REQUEST_S = 10.0
 """How many seconds the last request waits, if the node may be gone before another one."""
 _LOGIN_REFUSED = "login was refused"
 _FOREIGN = "the answer is not that of a qq node"
-_ARCHIVE = "application/x-tar"
+ARCHIVE, JSON = "application/x-tar", "application/json"
+"""Content types of streams."""
+DONE = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
+_NO_QUERY: Mapping[str, str] = MappingProxyType({})
+
+
+def path_of(*parts: str) -> str:
+    """Make a path below /api of names, which may be anything."""
+    return "/".join(["/api", *map(_segment, parts)])
+
+
+def _segment(name: str) -> str:
+    # These two would be taken for steps in the path; to a node, they are names like others.
+    return {".": "%2E", "..": "%2E%2E"}.get(name, quote(name, safe=""))
 
 
 class Answer(NamedTuple):
@@ -60,19 +79,83 @@ class Answer(NamedTuple):
 class Remote:
     """A node that is asked over HTTP, as a user, by one command."""
 
-    def __init__(self, url: str, login: ClientLogin, timeout_s: float | None = None) -> None:
-        """`timeout_s` is for how many seconds from now the command tries; without it, it asks once for everything."""
-        self.url = url
+    def __init__(
+        self,
+        urls: Sequence[str],
+        login: ClientLogin,
+        timeout_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`timeout_s` is for how many seconds from now the command tries; without it, it asks once for everything.
+
+        Raises CommandError if nobody of this name can log in (RFC 7617).
+        """
+        if ":" in login.user:
+            raise CommandError(f"user {login.user!r}: with a colon in the name one can not log in over HTTP")
+        self._urls = urls
         self._login = login
         self._end_s = time.monotonic() + (timeout_s or 0.0)
-        self._has_time = timeout_s is not None
+        self.has_time = timeout_s is not None
+        """Whether the command was told how long to try."""
+        self._tls = tls
 
-    def get(self, path: str) -> Any:
-        """Return the document at this path. Raises CommandError."""
-        url = self._url_of(path)
-        with _Wait("an answer").told():
-            answer = asyncio.run(self._request("GET", url, None))
-        return self._checked(url, answer, (HTTPStatus.OK,)).document
+    @cached_property
+    def url(self) -> str:
+        """The node that is asked: the first that serves clients, else the first that answers. Raises CommandError."""
+        if len(self._urls) == 1:
+            return self._urls[0]
+        with Wait("a node that answers").told():
+            return asyncio.run(self._choose())
+
+    async def _choose(self) -> str:
+        others: list[str] = []
+        silent: list[str] = []
+        for url in self._urls:
+            try:
+                health = await self._request("GET", url, "/healthz", timeout_s=_PROBE_TIMEOUT_S)
+            except CommandError as error:
+                silent.append(str(error))
+                continue
+            if health.status == HTTPStatus.OK:
+                return url
+            others.append(url)
+        if not others:
+            raise CommandError(f"no node answers: {'; '.join(silent)}")
+        return others[0]
+
+    def get(self, path: str, query: Mapping[str, str] = _NO_QUERY, wait: Wait | None = None) -> Any:
+        """Return the document at this path, which is an object. Raises CommandError."""
+        return self.send("GET", path, query=query, expected=(HTTPStatus.OK,), wait=wait).document
+
+    def get_list(self, path: str) -> list[Any]:
+        """Return the list at this path. Raises CommandError."""
+        return self.send("GET", path, expected=(HTTPStatus.OK,), kind=list).document
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] = _NO_QUERY,
+        headers: Mapping[str, str] = _NO_QUERY,
+        expected: Collection[int] = DONE,
+        kind: type = dict,
+        is_long: bool = False,
+        wait: Wait | None = None,
+        missing: str = "",
+    ) -> Answer:
+        """Make a request once. Raises CommandError unless the status is `expected` and the document of this kind.
+
+        `wait` says what is waited for, if it is more than an answer, and `missing` what may not be there.
+        """
+        base = self.url
+        timeout_s = _LONG_TIMEOUT_S if is_long else None
+        with (wait or Wait("an answer")).told():
+            answer = asyncio.run(self._request(method, base, path, body, query, headers, timeout_s))
+        if missing and answer.status == HTTPStatus.NOT_FOUND:
+            raise CommandError(f"there is no {missing}")
+        return self._checked(path, answer, expected, kind)
 
     def ask_until_done(
         self,
@@ -80,6 +163,7 @@ class Remote:
         path: str,
         *,
         body: Any = None,
+        query: Mapping[str, str] = _NO_QUERY,
         expected: Collection[int] = (HTTPStatus.OK,),
         waiting_for: str,
         note: str = "",
@@ -90,59 +174,63 @@ class Remote:
         node that is asked may stop when it is done, so there are few requests: the note is added to the text if there
         was no answer. Raises CommandError.
         """
-        url, wait = self._url_of(path), _Wait(waiting_for, f"{self.url} has not answered yet")
+        wait = Wait(waiting_for, f"{self.url} has not answered yet")
         longest_s = _LAST_REQUEST_S if note else _REQUEST_S
         try:
             with wait.told():
-                answer = asyncio.run(self._repeat(method, url, body, wait, longest_s))
+                answer = asyncio.run(self._repeat(method, path, body, query, wait, longest_s))
         except CommandError as error:
             raise CommandError(f"{error}{note}") from None
-        return self._checked(url, answer, expected)
+        return self._checked(path, answer, expected)
 
-    async def _repeat(self, method: str, url: str, body: Any, wait: _Wait, longest_s: float) -> Answer:
+    async def _repeat(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], wait: Wait, longest_s: float
+    ) -> Answer:
         while True:
             wait_s = max(_REQUEST_S, min(longest_s, self._left_s))
-            answer = await self._request(method, url, body, {"wait": f"{wait_s:.3g}"})
+            asked = {**query, "wait": f"{wait_s:.3g}"}
+            answer = await self._request(method, self.url, path, body, asked)
             if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or self._left_s <= 0:
                 return answer
-            wait.reason = _reason_of(answer) or ""
+            wait.reason = reason_of(answer) or ""
             await asyncio.sleep(min(_PAUSE_S, max(0.0, self._left_s)))
 
     @property
     def _left_s(self) -> float:
         return self._end_s - time.monotonic()
 
-    def _url_of(self, path: str) -> str:
+    def url_of(self, path: str) -> str:
+        """The URL of a path, as errors show it."""
         return self.url.rstrip("/") + path
 
-    def _checked(self, url: str, answer: Answer, expected: Collection[int]) -> Answer:
+    def _checked(self, path: str, answer: Answer, expected: Collection[int], kind: type = dict) -> Answer:
         if answer.status not in expected:
-            raise CommandError(self._refusal(url, answer))
-        if not isinstance(answer.document, dict):
+            raise CommandError(self._refusal(self.url_of(path), answer))
+        if answer.status == HTTPStatus.OK and not isinstance(answer.document, kind):
             raise self.is_foreign()
         return answer
 
     @contextmanager
-    def download(self, path: str) -> Generator[BinaryIO]:
-        """Open the archive at this path as a stream, which may be long.
+    def download(self, path: str, content_type: str = ARCHIVE) -> Generator[BinaryIO]:
+        """Open what is at this path, an archive for instance, as a stream, which may be long.
 
         Raises CommandError, also if it ends too early.
         """
-        url = self._url_of(path)
-        with _Wait("the answer to begin").told():
-            stream = self._begun(url)
+        url = self.url_of(path)
+        with Wait("the answer to begin").told():
+            stream = self._begun(url, content_type)
         with stream:
             try:
                 yield stream
             except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 raise _is_broken_off(url, error) from None
 
-    def _begun(self, url: str) -> http.client.HTTPResponse:
+    def _begun(self, url: str, content_type: str) -> http.client.HTTPResponse:
         """Wait until the answer begins. Raises CommandError."""
         login = base64.b64encode(":".join(self._login).encode()).decode()
         request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})  # noqa: S310
         try:
-            answer = _opener().open(request, timeout=_STREAM_TIMEOUT_S)
+            answer = _opener(self._tls).open(request, timeout=_STREAM_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
@@ -154,7 +242,7 @@ class Remote:
             raise _is_broken_off(url, error) from None
         except http.client.HTTPException:
             raise self.is_foreign() from None
-        if answer.headers.get_content_type() != _ARCHIVE:
+        if answer.headers.get_content_type() != content_type:
             answer.close()
             raise self.is_foreign()
         return answer
@@ -164,34 +252,67 @@ class Remote:
         return CommandError(f"{self.url}: {_FOREIGN}")
 
     async def _request(
-        self, method: str, url: str, body: Any, query: Mapping[str, str] = MappingProxyType({})
+        self,
+        method: str,
+        base: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] = _NO_QUERY,
+        more_headers: Mapping[str, str] = _NO_QUERY,
+        timeout_s: float | None = None,
     ) -> Answer:
-        user, password = self._login
-        headers = {"Authorization": aiohttp.encode_basic_auth(user, password, "utf-8")}
-        timeout_s = _ANSWER_TIMEOUT_S
-        if self._has_time:
-            timeout_s = min(timeout_s, max(0.0, self._left_s) + _GRACE_S)
+        url = base.rstrip("/") + path
+        login = aiohttp.encode_basic_auth(*self._login, "utf-8")
+        headers = {"Authorization": login, "Content-Type": JSON, **more_headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._answer_timeout_s)
         try:
             async with (
-                aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=timeout_s), headers=headers
-                ) as session,
-                session.request(method, url, params=query, json=body, allow_redirects=False) as response,
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.request(
+                    method,
+                    _exact(base, path, query),
+                    data=_encoded(body),
+                    allow_redirects=False,
+                    ssl=self._tls or True,
+                ) as response,
             ):
-                is_json = response.status == HTTPStatus.OK or response.content_type == "application/json"
+                is_json = response.status == HTTPStatus.OK or response.content_type == JSON
                 return Answer(response.status, await response.json() if is_json else None)
         except TimeoutError:
-            raise _is_silent(url, timeout_s) from None
+            raise _is_silent(url, timeout.total or 0.0) from None
         except (aiohttp.ClientResponseError, json.JSONDecodeError, UnicodeDecodeError):
             raise self.is_foreign() from None
+        except aiohttp.ClientConnectorError as error:
+            raise CommandError(
+                f"{url}: {error}; if no node is to be up there, name another with --url"
+            ) from None
         except aiohttp.ClientError as error:
             raise CommandError(f"{url}: {error}") from None
 
+    @property
+    def _answer_timeout_s(self) -> float:
+        if not self.has_time:
+            return _ANSWER_TIMEOUT_S
+        return min(_ANSWER_TIMEOUT_S, max(0.0, self._left_s) + _GRACE_S)
+
     def _refusal(self, url: str, answer: Answer) -> str:
-        reason = _reason_of(answer)
+        """Say why a request was not carried out."""
+        reason = reason_of(answer)
         if answer.status == HTTPStatus.UNAUTHORIZED and reason in (None, _LOGIN_REFUSED):
             return f"{url}: login of {self._login.user!r} was refused"
         return f"{url}: {reason or f'HTTP status {answer.status}: {_FOREIGN}'}"
+
+
+def _encoded(body: Any) -> bytes | None:
+    """Write the body of a request; one of octets is JSON already."""
+    return body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def _exact(base: str, path: str, query: Mapping[str, str]) -> URL:
+    """Make a URL whose path is sent as it is: else names that look like steps in a path would be gone."""
+    url = URL(base)
+    whole = url.with_path(url.raw_path.rstrip("/") + path, encoded=True)
+    return whole.with_query(query) if query else whole
 
 
 def _is_silent(url: str, timeout_s: float) -> CommandError:
@@ -202,12 +323,12 @@ def _is_broken_off(url: str, error: Exception) -> CommandError:
     return CommandError(f"{url}: the answer was broken off: try again ({error!r})")
 
 
-def _opener() -> urllib.request.OpenerDirector:
+def _opener(tls: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     """Make a client that follows no redirection and uses no proxy: only the node itself is told the password."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPSHandler(context=tls),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
@@ -223,42 +344,8 @@ def _document(answer: urllib.error.HTTPError) -> Any:
         return None
 
 
-def _reason_of(answer: Answer) -> str | None:
+def reason_of(answer: Answer) -> str | None:
     """Why a request was not carried out, if the answer says so."""
     document = answer.document
     reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return reason if isinstance(reason, str) else None
-
-
-class _Wait:
-    """A command's wait, during which it tells the operator what it waits for."""
-
-    def __init__(self, what: str, reason: str = "") -> None:
-        self.reason = reason
-        """Why the wait is not over yet, as the node last said."""
-        self._what = what
-        self._began_s = time.monotonic()
-        self._notice_s = _NOTICE_S
-        """How many seconds after the start of the wait the operator is told next."""
-
-    @contextmanager
-    def told(self) -> Generator[None]:
-        """Tell the operator during the block what is waited for."""
-        is_over = threading.Event()
-
-        def tell() -> None:
-            while not is_over.wait(self._began_s + self._notice_s - time.monotonic()):
-                self._tell()
-
-        telling = threading.Thread(target=tell, daemon=True)
-        telling.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            telling.join()
-
-    def _tell(self) -> None:
-        why = f": {self.reason}" if self.reason else ""
-        print(f"waiting for {self._what} ({self._notice_s:g} s){why}", file=sys.stderr, flush=True)
-        self._notice_s += _NOTICE_S if self._notice_s < _LONG_S else _LONG_S
+    return " ".join(reason.split()) if isinstance(reason, str) else None

@@ -26,6 +26,7 @@ from cluster.inspection import (
     HardStateFound,
     Leftover,
     LogFound,
+    Problem,
     Whose,
     entries,
 )
@@ -183,16 +184,14 @@ def _look_at(group: Path) -> _Survivor:
     disk = cast("Disk", ReadOnlyDisk(group))
     identity, standing, last_index, committed = None, None, None, None
     was_removed = False
+    problems: list[Problem] = []
     for found in find_all(disk, "", _state_time, Versions(*QueueMachine.versions)):
         if isinstance(found, Leftover) and found.path == REMOVED:
             was_removed = True
             continue
         problem = None if isinstance(found, LogFound) else found.problem
         if problem is not None and problem.cure >= Cure.REPAIR:
-            raise CommandError(
-                f"{group}: {problem.what}: take the directory of another survivor, or a backup "
-                f"(`qq inspect {group}` tells what is there)"
-            )
+            problems.append(problem)
         match found:
             case Whose():
                 identity = found.identity
@@ -204,16 +203,30 @@ def _look_at(group: Path) -> _Survivor:
                 committed = _Known(int(name.partition(".")[0]), term, time)
             case _:
                 pass
-    if identity is None or not last_index:
+    last_term, last_time_ms = _last_of(disk, last_index or 0)
+    # The entry with which every log begins has no term: who has no other one was never given a log.
+    is_blank = last_index in (0, 1) and not last_term and not (committed and committed.term)
+    if not is_blank and problems:
+        raise CommandError(
+            f"{group}: {problems[0].what}: take the directory of another survivor, or a backup "
+            f"(`qq inspect {group}` tells what is there)"
+        )
+    if is_blank or identity is None or not last_index:
         raise CommandError(
             f"{group}: there is no log in it: take the directory of another survivor, or a backup"
         )
-    last_term, last_time_ms = 0, None
-    for entry in entries(disk, "", max(0, last_index - _LAST_ENTRIES), last_index):
-        if isinstance(entry, EntryFound):
-            last_term = entry.term
-            last_time_ms = max(filter(None, [last_time_ms, _time_of(entry.payload)]), default=None)
     return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms, was_removed)
+
+
+def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
+    """The term and the time of the last entry, as far as the last ones tell; 0 and None if they do not."""
+    last_term, last_time_ms = 0, None
+    if last_index:
+        for entry in entries(disk, "", max(0, last_index - _LAST_ENTRIES), last_index):
+            if isinstance(entry, EntryFound):
+                last_term = entry.term
+                last_time_ms = max(filter(None, [last_time_ms, _time_of(entry.payload)]), default=None)
+    return last_term, last_time_ms
 
 
 def _state_time(body: bytes) -> str:

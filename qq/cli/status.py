@@ -1,17 +1,20 @@
-"""`qq status`: the cluster as one of its nodes sees it.
+"""`qq status`: the cluster as one of its nodes sees it, and whether all is well.
 
-Lives here: printing the answer of `/api/cluster`. Not here: asking (remote.py), what the answer means (http/view.py).
+Lives here: the verdict, and printing the answer of `/api/cluster`. Not here: asking (remote.py), what the answer means
+(http/view.py).
 """
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.cli.table import aligned
+from qq.cli.escaping import escaped
+from qq.cli.output import cell, print_cells, print_document, print_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.cli.remote import Remote
 
 _MIB = 1024 * 1024
@@ -33,34 +36,87 @@ _COLUMNS = (
     "versions",
     "drained",
 )
+_DOWN = "down"
 
 
-def status(node: Remote, *, as_json: bool) -> int:
-    """Print the state of the cluster; raises CommandError."""
+class Health(NamedTuple):
+    """Whether all is well with a cluster, and what is not, in a line."""
+
+    is_well: bool
+    text: str
+
+
+def status(node: Remote, form: str) -> int:
+    """Print the state of the cluster; exit status 1 if not all is well. Raises CommandError."""
     answer = node.get("/api/cluster")
     try:
-        print(json.dumps(answer, indent=2) if as_json else _table(answer))
+        verdict = judge(answer)
+        seen = f"cluster {answer['cluster']}, version {answer['version']} of the state, as {answer['node']} sees it"
+        rows = [[_cell(column, each[column]) for column in _COLUMNS] for each in answer["nodes"]]
     except (KeyError, TypeError, AttributeError):
         raise node.is_foreign() from None
-    return 0
+    match form:
+        case "json":
+            print_document(answer)
+        case "csv":
+            print_rows(form, answer["nodes"], _COLUMNS)
+        case _:
+            print(escaped(verdict.text))
+            print(escaped(seen))
+            print_cells([_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS], rows)
+    return 0 if verdict.is_well else 1
 
 
-def _table(answer: dict[str, Any]) -> str:
-    rows = [[_cell(column, node[column]) for column in _COLUMNS] for node in answer["nodes"]]
-    head = [_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS]
-    seen = (
-        f"cluster {answer['cluster']}, version {answer['version']} of the state, as {answer['node']} sees it"
-    )
-    return "\n".join([seen, *aligned([head, *rows])])
+def judge(answer: dict[str, Any]) -> Health:
+    """Say whether all is well with the cluster of an answer of `/api/cluster`."""
+    nodes, leader = answer["nodes"], answer["leader"]
+    voters = [each for each in nodes if each["role"] in ("voter", None)]
+    silent = [each["name"] for each in nodes if each["state"] == _DOWN and each["role"] != "awaited"]
+    heard = [
+        each["name"] for each in voters if each["state"] != _DOWN and each["standing"] in ("voter", None)
+    ]
+    if 2 * len(heard) <= len(voters):
+        return Health(False, f"no majority: {'; '.join(_troubles(nodes, silent))}")
+    if leader is None:
+        return Health(False, f"nobody leads: {_names(heard)} elect a leader, which takes a moment; ask again")
+    troubles = _troubles(nodes, silent)
+    if troubles:
+        return Health(False, f"not well: {'; '.join(troubles)}; {leader} leads")
+    drained = [each["name"] for each in nodes if each["drained"]]
+    note = f"; under maintenance: {_names(drained)}" if drained else ""
+    return Health(True, f"all well: {len(nodes)} of {len(nodes)} members, {leader} leads{note}")
+
+
+def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[str]:
+    """What is not well though the cluster goes on."""
+    alarmed = [each["name"] for each in nodes if each["alarm"]]
+    awaited = [each["name"] for each in nodes if each["role"] == "awaited"]
+    lagging = [
+        each["name"]
+        for each in nodes
+        if each["name"] not in (*silent, *awaited)
+        and (each["role"] == "learner" or each["standing"] in ("learner", "blank"))
+    ]
+    found = [
+        (alarmed, "publishers wait, for want of disk or memory of"),
+        (awaited, "has not come yet:"),
+        (lagging, "is being given the log:"),
+    ]
+    texts = [f"{text} {_names(names)}" for names, text in found if names]
+    return [f"{_names(silent)} {_verb(silent)}", *texts] if silent else texts
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _verb(names: Sequence[str]) -> str:
+    return "does not answer" if len(names) == 1 else "do not answer"
 
 
 def _cell(column: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if column.endswith("_bytes"):
+    if value is not None and column.endswith("_bytes"):
         return f"{value / _MIB:,.0f} MiB"
-    if column.endswith("_ms"):
+    if value is not None and column.endswith("_ms"):
         return f"{value / 1000:,.1f} s"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
+    return cell(value)

@@ -1,9 +1,10 @@
 """RabbitMQ's management API, as far as there is one.
 
-Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, queues.py, moves.py,
-shovels.py, replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py, topology.py,
-definitions.py, operations.py, members.py, backup.py, sessions.py), what a document holds (documents.py, bodies.py,
-view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
+Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, doctor.py, queues.py,
+moves.py, shovels.py, replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py,
+topology.py, definitions.py, operations.py, members.py, backup.py, sessions.py, live.py), what a document holds
+(documents.py, bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does
+(qq/management).
 
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
@@ -18,7 +19,10 @@ from aiohttp import web
 from qq.http.backup import BackupEndpoint
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
+from qq.http.doctor import DoctorEndpoint
 from qq.http.health import HealthEndpoints
+from qq.http.live import STREAMS_MAX, LiveEndpoint
+from qq.http.live_views import LiveViews
 from qq.http.members import MemberEndpoints
 from qq.http.moves import MoveEndpoints
 from qq.http.nodes import NodeEndpoints
@@ -27,6 +31,7 @@ from qq.http.overview import OverviewEndpoints
 from qq.http.parameters import GlobalParameterEndpoints, ParameterEndpoints
 from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
 from qq.http.policies import PolicyEndpoints
+from qq.http.policy_matches import PolicyMatchEndpoint
 from qq.http.queues import QueueEndpoints
 from qq.http.replicas import ReplicaEndpoints
 from qq.http.sessions import LoginEndpoints
@@ -39,12 +44,16 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
 
-def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
+def routes(view: NodeView, management: ManagementView, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
     """Everything below /api but what the node tells of itself (app.py)."""
+    live = LiveViews(view, management)
     resources = (
+        LiveEndpoint(live.by_name(), streams_max),
+        live,
         OverviewEndpoints(management),
         NodeEndpoints(view, management),
         HealthEndpoints(view, management),
+        DoctorEndpoint(management),
         ReplicaEndpoints(view, management),
         QueueEndpoints(management),
         MoveEndpoints(management),
@@ -53,6 +62,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         BindingEndpoints(management),
         PolicyEndpoints(management, operator=False),
         PolicyEndpoints(management, operator=True),
+        PolicyMatchEndpoint(management),
         ParameterEndpoints(management),
         GlobalParameterEndpoints(management),
         VhostEndpoints(management),
@@ -64,7 +74,7 @@ def routes(view: NodeView, management: ManagementView) -> list[web.RouteDef]:
         OperationEndpoints(management),
         BackupEndpoint(management),
         MemberEndpoints(management),
-        LoginEndpoints(view),
+        LoginEndpoints(view, management),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

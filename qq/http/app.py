@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from qq.http import api
 from qq.http.errors import errors_as_json
 from qq.http.exposition import PER_OBJECT, ObjectExposition, info_line
-from qq.http.login import login_required
+from qq.http.login import is_encrypted, login_required
 from qq.http.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_bounded
 from qq.http.view import Unavailable
@@ -41,11 +41,21 @@ METRICS_SHARE = 20
 READING = "the node reads its log"
 """The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
+_STATIC_PATH = "/static"
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'",
+    # The page has its scripts and styles in files of their own, fetches from its own node only, and is in no frame.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    # With no-referrer browsers do not say, either, of which site the page is that sends a form.
+    "Referrer-Policy": "same-origin",
 }
+_KEPT_IF_SAME = "no-cache"
+"""A browser keeps the files of the page, and asks each time whether they are still the same."""
+_STRICT_TRANSPORT = "max-age=31536000"
+"""For a year a browser that was here over TLS comes over TLS only."""
 
 
 def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
@@ -73,7 +83,7 @@ def build_app(
         middlewares=[
             strangers_watched,
             errors_as_json,
-            login_required(view),
+            login_required(view, management),
             users_bounded(limits),
         ],
         client_max_size=REQUEST_BYTES_MAX,
@@ -89,8 +99,8 @@ def build_app(
             web.get("/metrics/per-object", pages.metrics_per_object),
             web.get("/metrics/detailed", pages.metrics_detailed),
             web.get("/api/cluster", pages.cluster),
-            *api.routes(view, management),
-            web.static("/static", _STATIC),
+            *api.routes(view, management, limits.requests // 2),
+            web.static(_STATIC_PATH, _STATIC),
         ]
     )
     return app
@@ -175,5 +185,9 @@ async def _page(_: web.Request) -> web.FileResponse:
     return web.FileResponse(_STATIC / "index.html")
 
 
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
+    if is_encrypted(request):
+        response.headers["Strict-Transport-Security"] = _STRICT_TRANSPORT
+    if request.path.startswith(_STATIC_PATH):
+        response.headers[hdrs.CACHE_CONTROL] = _KEPT_IF_SAME

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.documents import plain, policy_document, user_document, vhost_metadata
-from qq.http.errors import not_found
+from qq.http.errors import forbidden, not_found
 from qq.http.importing import RESERVED, Import
 from qq.http.large import read_large_object
 from qq.http.login import ADMINISTRATORS, login_of, require
@@ -71,12 +71,17 @@ class DefinitionEndpoints:
 
     async def post(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
+        login = login_of(request)
+        if login.scopes is not None:
+            raise forbidden(
+                "definitions are imported with a password: a token gives no permissions to import with"
+            )
         vhost = await vhost_if_named(request, self._management)
         async with self._one_at_a_time:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # What is there already stays as it is, also what was made through another node.
             await self._management.wait_applied()
-            await Import(self._management, login_of(request).user, vhost).run(body)
+            await Import(self._management, login.user, vhost).run(body)
         return done()
 
     # What is written at once

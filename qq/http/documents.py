@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         ExchangeStatus,
         Message,
         MoveStatus,
-        QueueRows,
         QueueStatus,
+        ThingRows,
         VhostStatus,
     )
     from qq.machine.access import User
@@ -70,10 +70,10 @@ def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
     return {**fields, "arguments": lambda thing: plain(thing.arguments)}
 
 
-def queue_fields(rows: QueueRows) -> dict[str, Callable[[Any], Any]]:
-    """What a document says of a queue, by name."""
+def row_fields(rows: ThingRows) -> dict[str, Callable[[Any], Any]]:
+    """What a document says of a thing of these, by name."""
     arguments = rows.fields["arguments"]
-    return {**rows.fields, "arguments": lambda queue: plain(arguments(queue))}
+    return {**rows.fields, "arguments": lambda thing: plain(arguments(thing))}
 
 
 QUEUE_BASICS = (
@@ -181,8 +181,8 @@ def whoami_document(login: Operator) -> dict[str, Any]:
     return {
         "name": login.user,
         "tags": tags,
-        "is_internal_user": True,
-        "auth_backend": "rabbit_auth_backend_internal",
+        "is_internal_user": login.scopes is None,
+        "auth_backend": f"rabbit_auth_backend_{'internal' if login.scopes is None else 'oauth2'}",
     }
 
 

@@ -28,6 +28,9 @@ NOT_FOUND = "Not Found"
 _NO_OBJECT = "Object Not Found"
 
 
+_REQUESTED_WITH, _PAGE = "X-Requested-With", "qq-page"
+
+
 class Refusal(Exception):
     """The request is not carried out."""
 
@@ -72,7 +75,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except Refusal as refusal:
-        return _error(refusal.status, refusal.reason, refusal.headers, refusal.error)
+        return _error(refusal.status, refusal.reason, _headers(request, refusal), refusal.error)
     except RequestRefused as refused:
         return _error(*_refusal_of(refused), {})
     except LoginThrottled as held_back:
@@ -90,6 +93,18 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
+
+
+def is_from_page(request: web.Request) -> bool:
+    """Whether our page has made the request, by what it says of itself."""
+    return request.headers.get(_REQUESTED_WITH) == _PAGE
+
+
+def _headers(request: web.Request, refusal: Refusal) -> Mapping[str, str]:
+    """The headers of a refusal. Our page asks for user and password itself, so the browser is not told to."""
+    if not is_from_page(request):
+        return refusal.headers
+    return {name: value for name, value in refusal.headers.items() if name != hdrs.WWW_AUTHENTICATE}
 
 
 def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:

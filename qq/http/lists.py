@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from heapq import merge
 from itertools import count, islice
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from aiohttp import web
 
 from qq.http.errors import bad_request
-from qq.http.requests import is_asked, write_list, write_object
+from qq.http.requests import is_asked, object_parts, write_list, write_object
 from qq.http.slices import Slices
 from qq.machine.patterns import InvalidPattern, Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 
 T = TypeVar("T")
 Document = Mapping[str, Any]
@@ -70,7 +71,25 @@ def narrowed(request: web.Request, document: Document) -> web.Response:
 
 async def write_listing(request: web.Request, listing: Listing[T]) -> web.StreamResponse:
     """Answer with a list: all of it, or the page that is asked for. Raises Refusal."""
-    page, columns, slices = _page(request), _columns(request), Slices()
+    async with _selected(request, listing, _page(request)) as (head, documents):
+        if head is None:
+            return await write_list(request, documents)
+        return await write_object(request, head, {"items": documents})
+
+
+async def listed_page(request: web.Request, listing: Listing[T]) -> bytes:
+    """The page that is asked for, the first one if none is, as JSON. Raises Refusal."""
+    page = _page(request) or _Page(1, PAGE_SIZE, "", is_pattern=False)
+    async with _selected(request, listing, page) as (head, documents):
+        return b"".join([part async for part in object_parts(head or {}, {"items": documents})])
+
+
+@asynccontextmanager
+async def _selected(
+    request: web.Request, listing: Listing[T], page: _Page | None
+) -> AsyncGenerator[tuple[Mapping[str, int] | None, Iterable[Document]]]:
+    """Select what is asked for: the counts of a page, or None for the whole list; and the documents. Raises Refusal."""
+    columns, slices = _columns(request), Slices()
     if listing.basic is not None and is_asked(request, "disable_stats"):
         columns = _basic(columns, listing.basic)
     seen = await _kept(listing.things, listing.is_seen, slices)
@@ -87,7 +106,7 @@ async def write_listing(request: web.Request, listing: Listing[T]) -> web.Stream
         return _narrowed(_told(listing, thing, columns), columns)
 
     if page is None:
-        response = await write_list(request, map(document, ordered))
+        yield None, map(document, ordered)
     else:
         for at in range(0, page.offset, STEP):
             last = min(STEP, page.offset - at) - 1
@@ -102,11 +121,10 @@ async def write_listing(request: web.Request, listing: Listing[T]) -> web.Stream
             "page_size": page.size,
             "page_count": -(-len(found) // page.size),
         }
-        response = await write_object(request, head, {"items": map(document, shown)})
+        yield head, map(document, shown)
     del ordered
     for used in (*runs, seen):
         await _let_go(used, slices)
-    return response
 
 
 async def _let_go(things: list[Any], slices: Slices) -> None:
@@ -203,7 +221,8 @@ async def _runs(
     listing: Listing[T], things: list[T], order: Sequence[str], slices: Slices, *, reverse: bool
 ) -> list[list[tuple[Any, ...]]]:
     """Sort things into runs, to be merged; they are last in their rows. What is equal stays in its order."""
-    columns = [await _column(listing, things, column, slices) for column in dict.fromkeys(order)]
+    wanted = [column for column in dict.fromkeys(order) if _may_have(listing, column)]
+    columns = [await _column(listing, things, column, slices) for column in wanted]
     runs: list[list[tuple[Any, ...]]] = []
     for start in range(0, len(things), RUN):
         part = slice(start, start + RUN)
@@ -231,6 +250,11 @@ async def _column(listing: Listing[T], things: list[T], column: str, slices: Sli
         values[start : start + STEP] = map(_rank, values[start : start + STEP])
         await slices.give_way()
     return values
+
+
+def _may_have(listing: Listing[T], column: str) -> bool:
+    """Whether things may have anything in a column, so that it matters for their order."""
+    return listing.fields is None or column.partition(".")[0] in listing.fields
 
 
 def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:

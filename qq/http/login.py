@@ -1,28 +1,33 @@
 """Who makes a request, and whether they may.
 
-Lives here: basic authentication against the cluster's users, and what their tags allow. Not here: passwords
-and who may log in from where (sessions/login.py), which virtual hosts somebody sees (requests.py).
+Lives here: basic authentication against the cluster's users, the cookie of a web session, and what the tags of users
+allow. Not here: passwords and who may log in from where (sessions/login.py), which web sessions are good
+(management/web_sessions.py), which virtual hosts somebody sees (requests.py).
 
 Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in, but for the
 checks that RabbitMQ's load balancers make without a login. And no page of another site can have a browser change
-anything with the password that the browser remembers.
+anything with the password that the browser remembers, or with its cookie: SameSite keeps the cookie from most such
+requests, what browsers tell of where a request comes from is looked at, and with the cookie each change needs a token
+that only our own page can read.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import hdrs, web
 from yarl import URL
 
-from qq.http.errors import forbidden, unauthorized
+from qq.http.errors import forbidden, is_from_page, unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from qq.http.errors import Handler
-    from qq.http.view import NodeView
+    from qq.http.view import ManagementView, NodeView, WebLogin
+    from qq.scopes import Scopes
 
 ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
@@ -35,17 +40,25 @@ ADMINISTRATORS = frozenset({ADMINISTRATOR})
 POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
 
 LOGIN_PATH = "/api/login"
+SESSION_PATH = "/api/session"
 _CHECKS = (
     "below-node-connection-limit",
     "is-in-service",
     "ready-to-serve-clients",
     "reached-target-cluster-size",
 )
-OPEN_PATHS = frozenset({LOGIN_PATH, *(f"/api/health/checks/{check}" for check in _CHECKS)})
+OPEN_PATHS = frozenset({LOGIN_PATH, SESSION_PATH, *(f"/api/health/checks/{check}" for check in _CHECKS)})
 """What needs no login below /api, with or without a slash at its end."""
 
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 """Methods that change nothing."""
+
+CSRF_HEADER = "X-CSRF-Token"
+_FETCH_SITE = "Sec-Fetch-Site"
+_OUR_OWN = ("same-origin", "none")
+"""What browsers say of requests that our page sends, or the one who sits before the browser."""
+_FORWARDED_PROTO = "X-Forwarded-Proto"
+_PORT_DIGITS = 5
 
 
 class Operator(NamedTuple):
@@ -53,6 +66,8 @@ class Operator(NamedTuple):
 
     user: str
     tags: frozenset[str]
+    scopes: Scopes | None = None
+    """What the user may do, if a token vouches for the user; None: what the cluster's permissions say."""
 
     def has_one_of(self, tags: Collection[str]) -> bool:
         return not self.tags.isdisjoint(tags)
@@ -61,29 +76,44 @@ class Operator(NamedTuple):
 _LOGIN = web.RequestKey("login", Operator)
 
 
-def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that guards the page and everything below /api, also what does not exist there.
-
-    The page holds no secret, but a browser asks for the password when it opens a page, not when a script fetches.
-    """
+def login_required(
+    view: NodeView, management: ManagementView
+) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the middleware that guards everything below /api, also what does not exist there."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        is_guarded = request.path == "/" or request.path.startswith("/api")
-        if is_guarded and request.path.removesuffix("/") not in OPEN_PATHS:
-            request[_LOGIN] = await log_in(view, request, *_credentials(request))
+        if request.path.startswith("/api") and request.path.removesuffix("/") not in OPEN_PATHS:
+            request[_LOGIN] = await _operator(view, management, request)
             check_origin(request)
         return await handler(request)
 
     return check
 
 
+async def _operator(view: NodeView, management: ManagementView, request: web.Request) -> Operator:
+    """Who makes a request. Raises Refusal, LoginThrottled, Unavailable.
+
+    A script that sends a user and a password, and keeps cookies, too, means the former. Our page means the latter: that
+    its browser remembers a password is an accident.
+    """
+    if hdrs.AUTHORIZATION in request.headers and not is_from_page(request):
+        return await log_in(view, request, *_credentials(view, request))
+    session = await session_of(management, request)
+    if session is None:
+        return await log_in(view, request, *_credentials(view, request))
+    check_csrf(request, session)
+    operator = Operator(session.user, frozenset(session.tags))
+    _require(operator, READERS)
+    return operator
+
+
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
     """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
-    tags = await view.authenticate(user, password, request.remote or "")
-    if tags is None:
+    found = await view.authenticate(user, password, request.remote or "")
+    if found is None:
         raise unauthorized("login was refused")
-    operator = Operator(user, frozenset(tags))
+    operator = Operator(found.user, frozenset(found.tags), found.scopes)
     _require(operator, READERS)
     return operator
 
@@ -108,23 +138,76 @@ def _require(operator: Operator, tags: Collection[str]) -> None:
 
 def check_origin(request: web.Request) -> None:
     """Refuse what a browser sends from a page of another site; it says so with everything that is no mere GET."""
-    origin = request.headers.get(hdrs.ORIGIN)
-    if origin is None or request.method in SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         return
-    try:
-        is_ours = URL(origin).authority == request.host
-    except ValueError:
-        is_ours = False
-    if not is_ours:
+    site, origin = request.headers.get(_FETCH_SITE), request.headers.get(hdrs.ORIGIN)
+    if (site is not None and site not in _OUR_OWN) or (origin is not None and not _is_ours(origin, request)):
         raise forbidden("a page of another site may not change anything")
 
 
-def _credentials(request: web.Request) -> tuple[str, str]:
+def _is_ours(origin: str, request: web.Request) -> bool:
+    try:
+        return URL(origin).authority == _host(request)
+    except ValueError:
+        return False
+
+
+def _host(request: web.Request) -> str:
+    """What the browser has in its address bar. Without the header, aiohttp would ask the name service."""
+    return request.headers.get(hdrs.HOST, "")
+
+
+# --- web sessions
+
+
+def cookie_name(request: web.Request) -> str:
+    """The name of the cookie of a web session.
+
+    Browsers have the same cookies for all ports of a host, and there may be a node, or a cluster, at each. Behind a
+    load balancer it is the same name at all nodes. Over TLS, no other host of the domain can set it (`__Host-`).
+    """
+    port = _host(request).rpartition(":")[2]
+    is_port = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
+    name = f"qq-session-{port}" if is_port else "qq-session"
+    return f"__Host-{name}" if is_encrypted(request) else name
+
+
+def is_encrypted(request: web.Request) -> bool:
+    """Whether the browser has sent the request over TLS, to this node or to a proxy that says so.
+
+    Who lies about it only has a cookie, or a header, that is not obeyed without TLS.
+    """
+    told = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
+    return request.secure or told.strip().lower() == "https"
+
+
+async def session_of(management: ManagementView, request: web.Request) -> WebLogin | None:
+    """The web session that a request belongs to, if it is good. Raises Unavailable."""
+    token = request.cookies.get(cookie_name(request))
+    return await management.session(token, request.remote or "") if token else None
+
+
+def check_csrf(request: web.Request, session: WebLogin) -> None:
+    """Refuse a change without the token of its session: whoever knows that can read our answers. Raises Refusal."""
+    told = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
+    if request.method in _READING_METHODS or hmac.compare_digest(told, session.csrf_token.encode()):
+        return
+    what = "is not that of the session" if told else "is missing"
+    raise forbidden(f"the header {CSRF_HEADER} {what}: GET {SESSION_PATH} tells it")
+
+
+_READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)
+
+
+def _credentials(view: NodeView, request: web.Request) -> tuple[str, str]:
+    """The user and the password of a request, or no user and a token (RFC 6750)."""
     scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if scheme.lower() == "bearer" and view.takes_tokens:
+        return "", encoded.strip()
     try:
         user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except ValueError:  # not base64, or not UTF-8
         user = colon = password = ""
     if scheme.lower() != "basic" or not colon:
-        raise unauthorized("a user and a password are needed (basic authentication)")
+        raise unauthorized("a user and a password are needed (basic authentication), or a web session")
     return user, password

@@ -170,10 +170,11 @@ class OverviewEndpoints:
         return web.json_response([TRANSIENT])
 
     async def deprecated_in_use(self, _request: web.Request) -> web.Response:
-        slices = Slices()
-        for queue in self._management.queues(None):
+        slices, rows = Slices(), self._management.queue_rows(None)
+        is_durable, is_exclusive = rows.fields["durable"], rows.fields["exclusive"]
+        for queue in rows.things:
             await slices.give_way()
-            if not (queue.durable or queue.exclusive):
+            if not (is_durable(queue) or is_exclusive(queue)):
                 return web.json_response([TRANSIENT])
         return web.json_response([])
 

@@ -22,7 +22,7 @@ from qq.http.documents import (
     consumer_document,
     got_document,
     queue_document,
-    queue_fields,
+    row_fields,
 )
 from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
@@ -89,7 +89,7 @@ class QueueEndpoints:
         def is_seen_queue(queue: Any) -> bool:
             return is_seen(vhost_of(queue))
 
-        listing = Listing(rows.things, queue_fields(rows), is_seen_queue, basic=_basics(request))
+        listing = Listing(rows.things, row_fields(rows), is_seen_queue, basic=_basics(request))
         return await write_listing(request, listing)
 
     async def queue(self, request: web.Request) -> web.Response:
@@ -127,7 +127,7 @@ class QueueEndpoints:
 
     async def bindings(self, request: web.Request) -> web.StreamResponse:
         vhost, name = await self._existing(request)
-        found = self._management.bindings(vhost, destination=("queue", name))
+        found = self._management.binding_rows(vhost, destination=("queue", name))
         return await write_listing(request, binding_listing(found))
 
     async def browse(self, request: web.Request) -> web.StreamResponse:
@@ -150,7 +150,8 @@ class QueueEndpoints:
         vhost, name = await self._existing(request)
         count, ack_mode, as_base64, truncate = read_get(await read_body(request))
         await self._check_reader(request, vhost, name)
-        messages = await self._management.get(vhost, name, login_of(request).user, count, ack_mode)
+        login = login_of(request)
+        messages = await self._management.get(vhost, name, login.user, count, ack_mode, login.scopes)
         documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
         return await write_list(request, documents)
 

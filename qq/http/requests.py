@@ -22,7 +22,7 @@ from qq.http.errors import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.login import ADMINISTRATORS, SAFE_METHODS, login_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
     from qq.http.view import Declaration, ManagementView, NewMessage
     from qq.machine.commands import BeginMove, Get
@@ -80,6 +80,8 @@ def sees(
     login = login_of(request)
     if login.has_one_of(all_seeing):
         return management.has_vhost
+    if login.scopes is not None:
+        return login.scopes.opens
     mine = frozenset(row.vhost for row in management.permissions() if row.user == login.user)
     return mine.__contains__
 
@@ -156,11 +158,7 @@ def done() -> web.Response:
 
 async def write_list(request: web.Request, documents: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
     """Answer with a list, in slices: other tasks run between them."""
-    response = web.StreamResponse(headers=_JSON)
-    await response.prepare(request)
-    await _write_list(response, documents)
-    await response.write_eof()
-    return response
+    return await _write(request, _list_parts(documents), HTTPStatus.OK)
 
 
 async def write_object(
@@ -170,25 +168,39 @@ async def write_object(
     status: HTTPStatus = HTTPStatus.OK,
 ) -> web.StreamResponse:
     """Answer with an object: what is small in it, and lists that may be long, in slices."""
+    return await _write(request, object_parts(plain, lists), status)
+
+
+async def _write(request: web.Request, parts: AsyncIterator[bytes], status: HTTPStatus) -> web.StreamResponse:
     response = web.StreamResponse(status=status, headers=_JSON)
     await response.prepare(request)
-    separator = json.dumps(plain)[:-1] + (", " if plain else "")
-    for name, documents in lists.items():
-        await response.write(f"{separator}{json.dumps(name)}: ".encode())
-        await _write_list(response, documents)
-        separator = ", "
-    await response.write_eof(b"}")
+    async for part in parts:
+        await response.write(part)
+    await response.write_eof()
     return response
 
 
-async def _write_list(response: web.StreamResponse, documents: Iterable[Mapping[str, Any]]) -> None:
+async def object_parts(
+    plain: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> AsyncIterator[bytes]:
+    """The JSON of an object, in parts between which other tasks run."""
+    separator = json.dumps(plain)[:-1] + (", " if plain else "")
+    for name, documents in lists.items():
+        yield f"{separator}{json.dumps(name)}: ".encode()
+        async for part in _list_parts(documents):
+            yield part
+        separator = ", "
+    yield b"}"
+
+
+async def _list_parts(documents: Iterable[Mapping[str, Any]]) -> AsyncIterator[bytes]:
     separator, following = "[", iter(documents)
     await asyncio.sleep(0)
     while part := _slice(following):
-        await response.write((separator + json.dumps(part)[1:-1]).encode())
+        yield (separator + json.dumps(part)[1:-1]).encode()
         separator = ","
         await asyncio.sleep(0)
-    await response.write(b"[]" if separator == "[" else b"]")
+    yield b"[]" if separator == "[" else b"]"
 
 
 def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -205,7 +217,8 @@ async def check_permitted(
     command: Declaration | Get | NewMessage | BeginMove,
 ) -> None:
     """Raise RequestRefused unless a client of the same user might do this."""
-    await management.check_permitted(login_of(request).user, command, vhost)
+    login = login_of(request)
+    await management.check_permitted(login.user, command, vhost, login.scopes)
 
 
 async def declare(
@@ -213,4 +226,5 @@ async def declare(
 ) -> None:
     """Carry out a declaration, if a client of the same user might do it. Raises RequestRefused."""
     await check_permitted(request, management, vhost, declaration)
-    await management.declare(vhost, login_of(request).user, [declaration])
+    login = login_of(request)
+    await management.declare(vhost, login.user, [declaration], login.scopes)

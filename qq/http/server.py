@@ -20,6 +20,7 @@ from cluster.complaints import Complaints
 from cluster.strangers import Place, Places
 from qq.errors import StartError
 from qq.http.errors import overloaded
+from qq.http.live import STREAM_PATH
 from qq.http.login import has_login
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 LINE_BYTES_MAX = 8190
-FIELD_BYTES_MAX = 4096
+FIELD_BYTES_MAX = 8190
+"""The longest field of a header: a token of OAuth 2 may have some thousand octets."""
 FIELDS_MAX = 64
 """The most fields in a request's header."""
 _STOP_TIMEOUT_S = 1.0
@@ -254,11 +256,13 @@ def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamRespo
         nonlocal under_way
         if not has_login(request):
             return await handler(request)
-        if under_way >= limits.requests:
+        if under_way >= limits.requests and request.path != STREAM_PATH:
             raise overloaded(f"{limits.requests} requests are under way (http_request_max)")
         connection = _connection_of(request)
         if connection is not None:
             connection.logged_in()
+        if request.path == STREAM_PATH:  # it goes on for minutes, and has a bound of its own
+            return await handler(request)
         under_way += 1
         try:
             return await handler(request)

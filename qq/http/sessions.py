@@ -1,48 +1,115 @@
-"""RabbitMQ's login with a form: its page asks so whether a password is right, and then sends it with each request.
+"""Logging in and out with the page: a session, which the browser has a cookie of.
 
-Lives here: the form. Not here: what a login is good for (login.py).
+Lives here: their paths. Not here: what a session is good for, and what else a request with the cookie needs (login.py),
+which sessions are good (management/web_sessions.py).
 
-Law: nothing is kept of it; there are no sessions.
+Law: a page of another site can neither log anybody in nor out.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
-from typing import TYPE_CHECKING
+from time import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from qq.http.documents import whoami_document
-from qq.http.errors import bad_request
-from qq.http.login import LOGIN_PATH, check_origin, log_in
+from qq.http.bodies import field, read_object
+from qq.http.errors import bad_request, unauthorized
+from qq.http.login import (
+    LOGIN_PATH,
+    SESSION_PATH,
+    check_csrf,
+    check_origin,
+    cookie_name,
+    is_encrypted,
+    log_in,
+    session_of,
+)
 from qq.http.requests import done, read_raw
 
 if TYPE_CHECKING:
-    from qq.http.view import NodeView
+    from qq.http.view import ManagementView, NodeView, WebLogin
+
+_FIELDS = ("username", "password")
 
 
 class LoginEndpoints:
-    """The handlers for a login by itself."""
+    """The handlers of web sessions."""
 
-    def __init__(self, view: NodeView) -> None:
+    def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
+        self._management = management
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post(LOGIN_PATH, self.login), web.delete(LOGIN_PATH, self.logout)]
+        return [
+            web.post(LOGIN_PATH, self.login),
+            web.delete(LOGIN_PATH, self.logout),
+            web.get(SESSION_PATH, self.session),
+            web.delete(SESSION_PATH, self.logout),
+        ]
 
     async def login(self, request: web.Request) -> web.Response:
         check_origin(request)
-        try:
-            form = parse_qs((await read_raw(request)).decode(), max_num_fields=4)
-        except ValueError:
-            raise bad_request("the body is no form") from None
-        user, password = (form.get(name, [""])[0] for name in ("username", "password"))
+        user, password = await _credentials(request)
         operator = await log_in(self._view, request, user, password)
-        token = b64encode(f"{user}:{password}".encode()).decode()
-        return web.json_response(
-            {"token": {"type": "basic", "value": token}, "user": whoami_document(operator)}
-        )
+        if operator.scopes is not None:  # it expires before a session does, and nobody keeps it
+            raise unauthorized("a token is sent with each request, and begins no session")
+        session = self._management.begin_session(operator.user)
+        if session is None:
+            raise unauthorized("login was refused")
+        response = web.json_response(_document(session))
+        _set_cookie(request, response, session.token, session.expires_s - int(time()))
+        return response
 
-    async def logout(self, _request: web.Request) -> web.Response:
-        return done()
+    async def session(self, request: web.Request) -> web.Response:
+        session = await session_of(self._management, request)
+        if session is None:
+            raise unauthorized("there is no session: log in")
+        return web.json_response(_document(session))
+
+    async def logout(self, request: web.Request) -> web.Response:
+        """End the session, if there is one; its cookie goes in any case."""
+        check_origin(request)
+        session = await session_of(self._management, request)
+        if session is not None:
+            check_csrf(request, session)
+            await self._management.end_session(session.token)
+        response = done()
+        _set_cookie(request, response, "", 0)
+        return response
+
+
+async def _credentials(request: web.Request) -> tuple[str, str]:
+    """The user and the password in a form, or in JSON. Raises Refusal."""
+    raw = await read_raw(request)
+    if request.content_type == "application/json":
+        body = read_object(raw)
+        return field(body, "username", str), field(body, "password", str)
+    try:
+        form = parse_qs(raw.decode(), max_num_fields=len(_FIELDS) + 2)
+    except ValueError:
+        raise bad_request("the body is no form") from None
+    user, password = (form.get(name, [""])[0] for name in _FIELDS)
+    return user, password
+
+
+def _document(session: WebLogin) -> dict[str, Any]:
+    return {
+        "name": session.user,
+        "tags": sorted(session.tags),
+        "csrf_token": session.csrf_token,
+        "expiry": session.expires_s,
+    }
+
+
+def _set_cookie(request: web.Request, response: web.Response, token: str, lifetime_s: int) -> None:
+    response.set_cookie(
+        cookie_name(request),
+        token,
+        max_age=lifetime_s,
+        path="/",
+        httponly=True,
+        samesite="Strict",
+        secure=is_encrypted(request),
+    )

@@ -7,6 +7,7 @@ Law: what changes one is done as a client of the same user would do it, and need
 
 from __future__ import annotations
 
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
 from qq.http.bodies import read_binding, read_exchange, read_publication
-from qq.http.documents import binding_document, exchange_document, fields_of
+from qq.http.documents import binding_document, exchange_document, fields_of, row_fields
 from qq.http.errors import NOT_FOUND, bad_request
 from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import login_of
@@ -39,9 +40,9 @@ from qq.machine.declaring import stripped
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from qq.http.view import ManagementView
+    from qq.http.view import ManagementView, ThingRows
 
 KINDS = {"q": "queue", "e": "exchange"}
 """What the letters of a path mean: the kind of a binding's destination."""
@@ -115,11 +116,11 @@ class ExchangeEndpoints:
 
     async def publish(self, request: web.Request) -> web.Response:
         exchange = await self._existing(request, "exchange_not_found")
-        vhost, user = exchange.vhost, login_of(request).user
+        vhost, login = exchange.vhost, login_of(request)
         publication = read_publication(exchange.name, await read_body(request, bytes_max=PUBLISH_BYTES_MAX))
         try:
             await check_permitted(request, self._management, vhost, publication)
-            is_routed = await self._management.publish(vhost, user, publication)
+            is_routed = await self._management.publish(vhost, login.user, publication, login.scopes)
         except RequestRefused as refused:
             # RabbitMQ has published before it hears of that, and its answer is the error of AMQP.
             name = ReplyCode(refused.code).name
@@ -175,8 +176,8 @@ class BindingEndpoints:
         destination: tuple[str, str] | None = None,
     ) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        bindings = self._management.bindings(vhost, source, destination)
-        return await write_listing(request, binding_listing(bindings, lambda each: is_seen(each.vhost)))
+        rows = self._management.binding_rows(vhost, source, destination)
+        return await write_listing(request, binding_listing(rows, is_seen))
 
     async def post(self, request: web.Request) -> web.Response:
         vhost, (source, (kind, name)) = await named_vhost(request, self._management), _ends(request)
@@ -211,14 +212,22 @@ class BindingEndpoints:
         return await existing(self._management, look)
 
 
-def binding_listing(
-    bindings: Iterable[BindingStatus], is_seen: Callable[[BindingStatus], bool] | None = None
-) -> Listing[BindingStatus]:
-    return Listing(bindings, fields_of(BindingStatus), is_seen, _ORDER)
+def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = None) -> Listing[Any]:
+    """The list of bindings, of the virtual hosts that are seen."""
+    listing: Listing[Any] = Listing(rows.things, row_fields(rows), order=_ORDER)
+    if is_seen is None:
+        return listing
+    vhost_of, sees_vhost = rows.fields["vhost"], cache(is_seen)
+
+    def is_seen_binding(binding: Any) -> bool:
+        return sees_vhost(vhost_of(binding))
+
+    return listing._replace(is_seen=is_seen_binding)
 
 
-_ORDER = ("vhost", "source", "type", "destination", "routing_key", "properties_key")
-"""How bindings are sorted: RabbitMQ's order, with a field that there is not."""
+_ORDER = ("vhost", "source", "type", "destination", "routing_key")
+"""How bindings are sorted: RabbitMQ's order, with a field that there is not. Its last one is `properties_key`, which is
+dear to make: those that differ in nothing else are in the order of their making."""
 
 
 def _name(request: web.Request, part: str) -> str:

@@ -97,7 +97,10 @@ class VhostEndpoints:
             await self._management.wait_applied()
             current = self._find(name)
             command = read_vhost(name, body, "" if current is None else current.default_queue_type)
-            await self._management.change(*creation(self._management, command, login_of(request).user))
+            login = login_of(request)
+            # Whoever is known by a token has other permissions than a user of the same name.
+            creator = login.user if login.scopes is None else ""
+            await self._management.change(*creation(self._management, command, creator))
         return put_answer(is_new=current is None)
 
     async def delete(self, request: web.Request) -> web.Response:

@@ -12,20 +12,48 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
 
     from cluster.fitness import Verdict
     from cluster.member_changes import MemberChange
+    from qq.diagnosis.findings import Diagnosis
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import BeginMove, Change, Declaration, Get, Table
     from qq.machine.policies import Policy
+    from qq.scopes import Scopes
+
+
+NOT_CARRIED_OUT = "not carried out"
+UNKNOWN = "outcome unknown: it may still be carried out"
+"""What is known of the outcome of a request that is given up; it ends the text of `Unavailable`."""
 
 
 class Unavailable(Exception):
     """A change was not applied in time, and may still be; or a login could not be decided."""
+
+
+class LoggedIn(NamedTuple):
+    """Somebody who has logged in."""
+
+    user: str
+    tags: Collection[str]
+    scopes: Scopes | None = None
+    """What the user may do, if a token vouches for the user and not the cluster's list."""
+
+
+class WebLogin(NamedTuple):
+    """Somebody who has logged in with the page: a session that is good now."""
+
+    token: str
+    """What a browser keeps of it, and shows with each request."""
+    user: str
+    tags: Collection[str]
+    csrf_token: str
+    expires_s: int
+    """When it ends by itself, in seconds since 1970."""
 
 
 class LoginThrottled(Exception):
@@ -208,10 +236,10 @@ Client = Mapping[str, Any]
 log; the id is the number of the connection, or of the channel's session."""
 
 
-class QueueRows(NamedTuple):
+class ThingRows(NamedTuple):
     """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
 
-    things: Sequence[Any]
+    things: Iterable[Any]
     fields: Mapping[str, Callable[[Any], Any]]
     """What is told of a thing, by its name in a status."""
 
@@ -230,6 +258,10 @@ class ConsumerStatus(NamedTuple):
     activity_status: str
     """"up"; of a queue with a single active consumer "single_active" or "waiting"."""
     arguments: Mapping[str, Any]
+    messages_unacknowledged: int = 0
+    """How many messages it has been given and has not settled."""
+    credit: int | None = None
+    """How many more messages it would take now; None if there is no limit."""
 
 
 class Message(NamedTuple):
@@ -501,11 +533,16 @@ class NodeView(Protocol):
         """
         ...
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
-        """The tags of a user, if this is the password; None if not, and that may take seconds, against guessing.
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
+        """Who this is, if it is the password, or a token that is good; None if not.
 
-        Raises LoginThrottled, Unavailable.
+        That may take seconds, against guessing. Raises LoginThrottled, Unavailable.
         """
+        ...
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether tokens of OAuth 2 are good for a login."""
         ...
 
 
@@ -556,8 +593,14 @@ class ManagementView(Protocol):
 
     def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]: ...
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
+        ...
+
+    def binding_rows(
+        self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
+    ) -> ThingRows:
+        """The bindings that `bindings` tells, with the fields of `BindingStatus`."""
         ...
 
     async def browse(
@@ -570,12 +613,20 @@ class ManagementView(Protocol):
         ...
 
     async def get(
-        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+        self,
+        vhost: str,
+        queue: str,
+        user: str,
+        count: int,
+        ack_mode: AckMode,
+        scopes: Scopes | None = None,
     ) -> Sequence[Message]:
         """Take up to `count` ready messages as a client of that user would. Raises RequestRefused."""
         ...
 
-    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+    async def publish(
+        self, vhost: str, user: str, publication: NewMessage, scopes: Scopes | None = None
+    ) -> bool:
         """Publish a message as a client of that user would; returns whether any queue has it.
 
         Raises RequestRefused, Unavailable; PublicationRejected if a queue has no room.
@@ -649,6 +700,22 @@ class ManagementView(Protocol):
         """
         ...
 
+    def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
+        """How numbers of a thing were in the last `age_s` seconds, by name, the oldest first; with their `times` (ms).
+
+        A thing is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and is there. Counts are told as rates. A
+        history begins with the node, or when it is first asked for if there are many things.
+        """
+        ...
+
+    def newest_sample(self, thing: tuple[str, ...]) -> Mapping[str, float]:
+        """The last of the numbers that `history` tells, with its `time`; {} before there is one."""
+        ...
+
+    def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
+        """The queues in which messages have died since this node started, and where these go."""
+        ...
+
     def churn(self) -> Mapping[str, Any]:
         """How many connections and channels came to this node and went, and queues to the cluster; with rates."""
         ...
@@ -689,6 +756,20 @@ class ManagementView(Protocol):
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         """The exclusive queues of a user's connections: virtual hosts and names."""
+        ...
+
+    # Web sessions
+
+    def begin_session(self, user: str) -> WebLogin | None:
+        """Begin a session of a user who has just logged in; None if the user is gone."""
+        ...
+
+    async def session(self, token: str, peer_host: str) -> WebLogin | None:
+        """The session that a token is of, if it is good. Raises Unavailable if that cannot be known now."""
+        ...
+
+    async def end_session(self, token: str) -> None:
+        """End a session here, and at the nodes that answer."""
         ...
 
     async def wait_applied(self) -> None:
@@ -764,6 +845,10 @@ class ManagementView(Protocol):
         """
         ...
 
+    async def diagnosis(self) -> Diagnosis:
+        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
+        ...
+
     # Changes
 
     def hash(self, password: str) -> tuple[bytes, bytes]:
@@ -779,9 +864,16 @@ class ManagementView(Protocol):
         ...
 
     async def check_permitted(
-        self, user: str, command: Declaration | Get | NewMessage | BeginMove, vhost: str
+        self,
+        user: str,
+        command: Declaration | Get | NewMessage | BeginMove,
+        vhost: str,
+        scopes: Scopes | None = None,
     ) -> None:
-        """Raise RequestRefused unless a client of that user might do this."""
+        """Raise RequestRefused unless a client of that user might do this.
+
+        Here and below, `scopes` are those of the token that vouches for the user, if one does.
+        """
         ...
 
     def room(self, told: Mapping[str, Table]) -> RoomView:
@@ -796,7 +888,9 @@ class ManagementView(Protocol):
         """Have something changed, all at once. Returns when this node has applied it."""
         ...
 
-    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
+    async def declare(
+        self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None
+    ) -> None:
         """Have something done as a client of that user would, one after the other.
 
         Raises RequestRefused at the first that fails. The user needs permissions in the virtual host, no matter which.

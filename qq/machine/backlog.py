@@ -255,6 +255,16 @@ class Backlog:
                 self.add(index, slot, count, size, level, expires_ms, history)
         return released
 
+    def oldest_index(self) -> int | None:
+        """The least index of the first messages of each level, and of those that came back; None if none is ready."""
+        if self._plain:
+            return self._normal.runs.head_index if self.count else None
+        places = [
+            *(place for lane in self._lanes.values() for place in (lane.runs, lane.shelf)),
+            self._returns,
+        ]
+        return min((place.head_index for place in places if place), default=None)
+
     def due_ms(self) -> int | None:
         """The time at which `expire` or `release` will have something to do; None for never."""
         if self._plain and not self.delayed:

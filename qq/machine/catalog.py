@@ -217,15 +217,20 @@ class Catalog:
 
     # Connections and channels
 
-    def connect(self, node: str, number: int, vhost_name: str, user: str) -> None:
-        """Enter a new connection. Raises Refused if the user has no access to the virtual host, or at a limit."""
+    def connect(
+        self, node: str, number: int, vhost_name: str, user: str, *, is_vouched: bool = False
+    ) -> None:
+        """Enter a new connection. Raises Refused if the user has no access to the virtual host, or at a limit.
+
+        Whether one who is vouched for has access, the node has looked at.
+        """
         if (node, number) in self.connections:
             raise internal_error(f"connection {number} of node {node} is there already")
         vhost = self.vhosts.get(vhost_name)
         if vhost is None:
             raise not_allowed(f"vhost {vhost_name} not found")
         refused = f"access to vhost '{vhost_name}' refused for user '{user}'"
-        if self.access.permissions(user, vhost_name) is None:
+        if not is_vouched and self.access.permissions(user, vhost_name) is None:
             raise not_allowed(refused)
         limit = limit_of(vhost.limits, MAX_CONNECTIONS)
         if limit is not None and vhost.connections >= limit:

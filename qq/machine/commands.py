@@ -295,6 +295,17 @@ class Connect(NamedTuple):
     user: str
 
 
+class ConnectVouched(NamedTuple):
+    """Open a connection of a user whom a token vouches for: users and permissions of the log are not asked.
+
+    It is answered as Connect is.
+    """
+
+    session: int
+    vhost: str
+    user: str
+
+
 class OpenChannel(NamedTuple):
     """Open a channel (channel.open): the session acts in its connection's virtual host. Only a refusal is answered."""
 
@@ -583,6 +594,7 @@ Method = (
     | Recover
     | Declaration
     | Connect
+    | ConnectVouched
     | OpenChannel
 )
 """Commands that are a method of a client on its channel, and may be refused."""
@@ -656,9 +668,10 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         DeleteParameter: 55,
         PutGlobalParameter: 56,
         DeleteGlobalParameter: 57,
-        BeginMove: 58,
-        MoveMessages: 59,
-        EndMove: 60,
+        ConnectVouched: 58,
+        BeginMove: 59,
+        MoveMessages: 60,
+        EndMove: 61,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

@@ -12,7 +12,14 @@ from qq.machine.effects import Connected
 from qq.machine.errors import Refused, internal_error
 
 if TYPE_CHECKING:
-    from qq.machine.commands import CloseConnection, Connect, ConnectionDown, OpenChannel, SessionDown
+    from qq.machine.commands import (
+        CloseConnection,
+        Connect,
+        ConnectionDown,
+        ConnectVouched,
+        OpenChannel,
+        SessionDown,
+    )
     from qq.machine.core import Core
 
 
@@ -25,6 +32,11 @@ class Connecting:
     def connect(self, command: Connect) -> Connected:
         core = self._core
         core.catalog.connect(core.origin, *command)
+        return Connected()
+
+    def connect_vouched(self, command: ConnectVouched) -> Connected:
+        core = self._core
+        core.catalog.connect(core.origin, *command, is_vouched=True)
         return Connected()
 
     def open_channel(self, command: OpenChannel) -> None:

@@ -114,6 +114,7 @@ class QueueMachine:
         }
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = {
             c.Connect: connecting.connect,
+            c.ConnectVouched: connecting.connect_vouched,
             c.Checkout: taking.checkout,
             c.ReplyTo: taking.reply_to,
             c.Cancel: taking.cancel,

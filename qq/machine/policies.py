@@ -32,7 +32,7 @@ INTEGERS = range(-(2**63), 2**63)
 ALTERNATE_EXCHANGE = "alternate-exchange"
 
 _EXCHANGE = "exchange"
-_APPLIES_TO: dict[str, tuple[str, ...]] = {
+APPLIES_TO: dict[str, tuple[str, ...]] = {
     "all": (*MODULES, _EXCHANGE),
     "queues": tuple(MODULES),
     "classic_queues": (CLASSIC,),
@@ -167,7 +167,7 @@ def check_policy(policy: Policy) -> None:
     _check_pattern(policy.pattern)
     if policy.priority not in INTEGERS:
         raise InvalidPolicy(f"priority should be a number, actually was {policy.priority}")
-    if policy.apply_to not in _APPLIES_TO:
+    if policy.apply_to not in APPLIES_TO:
         raise InvalidPolicy(
             f"apply-to '{policy.apply_to}' unrecognised; should be one of: 'queues', 'classic_queues', "
             " 'quorum_queues', 'streams', 'exchanges', or 'all'"
@@ -208,7 +208,7 @@ def erlang_term(value: Any) -> str:
 
 
 def _applies(policy: Policy, kind: str) -> bool:
-    if kind not in _APPLIES_TO[policy.apply_to]:
+    if kind not in APPLIES_TO[policy.apply_to]:
         return False
     unsupported = _UNSUPPORTED.get(kind, frozenset())
     return not any(key in unsupported for key in policy.definition)

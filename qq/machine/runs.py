@@ -183,6 +183,13 @@ class Runs:
         return self._chunks[0].position if self._chunks else self._tail[_POSITION]
 
     @property
+    def head_index(self) -> int:
+        """The index of the first message, about: the least of the first runs; there has to be one."""
+        if self._head:
+            return self._head[self._at + _INDEX]
+        return self._chunks[0].first if self._chunks else self._tail[_INDEX]
+
+    @property
     def expires_ms(self) -> int:
         """When the first message expires, and so the first of all; 0 if never, or there is none."""
         if self._head:

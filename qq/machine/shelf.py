@@ -77,6 +77,11 @@ class Shelf:
         return self._blocks[0].keys[0]
 
     @property
+    def head_index(self) -> int:
+        """The index of the first message; there has to be one."""
+        return self._blocks[0].rows[_INDEX]
+
+    @property
     def due_ms(self) -> int:
         """When the first range is due; 0 if none ever is."""
         return self._due.first_ms

@@ -1,10 +1,12 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
-figures.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are
-(members.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other in order to show
-all of it (others.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP
-and JSON (qq/http), what a change does (qq/machine, cluster).
+figures.py), how old messages are (entry_times.py), how numbers were some time ago (charts.py), how a change gets into
+the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), who is logged in with
+the page (web_sessions.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other
+in order to show all of it (others.py), by which facts is judged what is wrong (diagnosis.py, vitals.py,
+client_watch.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and
+JSON (qq/http), what a change does (qq/machine, cluster), what is wrong (qq/diagnosis).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -17,7 +19,9 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.charts import Charts
 from qq.management.clients import ClientReports
+from qq.management.diagnosis import Diagnoses
 from qq.management.figures import ObjectFigures
 from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
@@ -25,8 +29,11 @@ from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 from qq.management.rates import SAMPLE_INTERVAL_S
+from qq.management.web_sessions import WebSessions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cluster.group import Group
     from qq.http.view import Product
     from qq.management.members import Reach
@@ -44,27 +51,45 @@ class Management(
     LeadershipTransfers,
     MemberChanges,
     Backups,
+    WebSessions,
+    Diagnoses,
+    Charts,
 ):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, own: OwnNode, reach: Reach) -> None:
-        """`reach` connects to a node (`PeerLinks.reach`)."""
+    def __init__(
+        self,
+        broker: Broker,
+        group: Group,
+        product: Product,
+        own: OwnNode,
+        reach: Reach,
+        cluster_secrets: Callable[[], Sequence[bytes]],
+    ) -> None:
+        """`reach` connects to a node (`PeerLinks.reach`); `cluster_secrets` returns those that are in use now."""
         self.others = OtherNodes(
             group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
         )
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)
         CatalogReports.__init__(self, broker, product)
-        ObjectFigures.__init__(self, broker, group)
+        ObjectFigures.__init__(self, broker, group, self.entry_times)
         NodeReports.__init__(self, broker, group, own, self.others)
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, reach)
+        WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
+        Diagnoses.__init__(
+            self, broker, group, own, self.others, self.client_watch, self, self.cluster_members
+        )
+        Charts.__init__(self, broker, group, own.write_times, self._numbers_of)
 
     async def watch(self) -> None:
-        """Take samples for rates, until cancelled."""
+        """Take samples for rates, and judge them, until cancelled."""
         while True:
             await self._sample_queues()
             await self._sample_clients()
+            await self.diagnose()
+            await self._note_histories()
             await asyncio.sleep(SAMPLE_INTERVAL_S)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_plus
 
 from qq.http.view import (
@@ -23,6 +25,7 @@ from qq.http.view import (
     ObjectTotals,
     ParameterStatus,
     ShovelStatus,
+    ThingRows,
     VhostStatus,
 )
 from qq.machine.commands import DeclareExchange, DeclareQueue
@@ -30,11 +33,11 @@ from qq.machine.errors import Refused
 from qq.machine.moves import SHOVEL
 from qq.machine.vhost import binding_arguments
 from qq.routing.exchanges import DEFAULT_EXCHANGE
-from qq.routing.routers import Destination, DestinationKind
+from qq.routing.routers import Binding, Destination, DestinationKind
 from qq.sessions.shovels import Shovel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
     from qq.machine.moves import MoveState
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
-    from qq.routing.routers import Binding
     from qq.sessions.broker import Broker
 
 T = TypeVar("T")
@@ -141,16 +143,26 @@ class CatalogReports:
         source: str | None = None,
         destination: tuple[str, str] | None = None,
     ) -> Iterator[BindingStatus]:
+        return map(_binding_status, self._bindings(vhost, source, destination))
+
+    def binding_rows(
+        self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
+    ) -> ThingRows:
+        return ThingRows(self._bindings(vhost, source, destination), _BINDING_FIELDS)
+
+    def _bindings(
+        self, vhost: str | None, source: str | None, destination: tuple[str, str] | None
+    ) -> Iterator[_BindingIn]:
         kind, name = destination or (None, None)
         end = None if kind is None or name is None else Destination(_KINDS[kind], name)
         for known in self._vhosts(vhost):
             if source in (None, DEFAULT_EXCHANGE) and kind in (None, "queue"):
                 for queue in _of(known.queues, name):
-                    yield _default_binding(known.name, queue.name)
+                    yield known.name, _default_binding(queue.name)
             # There may be very many, and what is not wanted has to cost little.
             for binding in list(known.bindings):
                 if source in (None, binding.source) and end in (None, binding.destination):
-                    yield _binding_status(known.name, binding)
+                    yield known.name, binding
 
     def _vhosts(self, name: str | None) -> list[VirtualHost]:
         return [vhost for vhost in self._machine.vhosts.values() if name in (None, vhost.name)]
@@ -249,16 +261,27 @@ def _of(things: Mapping[str, T], name: str | None) -> list[T]:
     return [things[name]] if name in things else []
 
 
-def _default_binding(vhost: str, queue: str) -> BindingStatus:
+def _default_binding(queue: str) -> Binding:
     """The binding to the default exchange that every queue has."""
-    return BindingStatus(DEFAULT_EXCHANGE, vhost, queue, "queue", queue, {}, _properties_key(queue, b""))
+    return Binding(DEFAULT_EXCHANGE, Destination(_KINDS["queue"], queue), queue, b"")
 
 
-def _binding_status(vhost: str, binding: Binding) -> BindingStatus:
-    source, destination, routing_key, arguments = binding
-    kind = "queue" if destination.kind is _KINDS["queue"] else "exchange"
-    key = _properties_key(routing_key, arguments)
-    return BindingStatus(source, vhost, destination.name, kind, routing_key, binding_arguments(binding), key)
+_BindingIn = tuple[str, Binding]
+"""A binding, behind the name of its virtual host."""
+_BINDING_FIELDS: dict[str, Callable[[_BindingIn], Any]] = {
+    "source": lambda row: row[1].source,
+    "vhost": itemgetter(0),
+    "destination": lambda row: row[1].destination.name,
+    "destination_type": lambda row: "queue" if row[1].destination.kind is _KINDS["queue"] else "exchange",
+    "routing_key": lambda row: row[1].routing_key,
+    "arguments": lambda row: binding_arguments(row[1]),
+    "properties_key": lambda row: _properties_key(row[1].routing_key, row[1].arguments),
+}
+"""What is told of a binding, by its name in `BindingStatus`."""
+
+
+def _binding_status(row: _BindingIn) -> BindingStatus:
+    return BindingStatus(**{name: field(row) for name, field in _BINDING_FIELDS.items()})
 
 
 def _properties_key(routing_key: str, arguments: bytes) -> str:

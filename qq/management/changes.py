@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
-from qq.http.view import RequestRefused, Unavailable
+from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qq.http.view import AckMode, Message, NewMessage
     from qq.machine.catalog import Catalog
     from qq.machine.commands import Change, Declaration, Table
+    from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
 ID_BYTES = 8
@@ -59,10 +60,14 @@ class Changes:
         check_command(command, self._broker.machine.version)
 
     async def check_permitted(
-        self, user: str, command: Declaration | c.Get | NewMessage | c.BeginMove, vhost: str
+        self,
+        user: str,
+        command: Declaration | c.Get | NewMessage | c.BeginMove,
+        vhost: str,
+        scopes: Scopes | None = None,
     ) -> None:
         """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
-        access = Access(self._broker.machine, user, vhost)
+        access = Access(self._broker.machine, user, vhost, scopes)
         try:
             check(access, command)
         except AccessRefused:
@@ -95,26 +100,36 @@ class Changes:
         for change in missed:
             _check_place(catalog, change)
         if missed and submissions.times_unseen != unseen_before:
-            raise Unavailable("the change is not there: the node was away from its cluster")
+            raise Unavailable(f"the change is not there, and the node was away from its cluster; {UNKNOWN}")
 
     def room(self, told: Mapping[str, Table]) -> Room:
         return Room(self._broker.machine.catalog, told)
 
-    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
-        async with RequestSession(self._broker, vhost, user) as session:
+    async def declare(
+        self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None
+    ) -> None:
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             for start in range(0, len(declarations), DECLARATIONS_PER_BATCH):
                 await session.ask(declarations[start : start + DECLARATIONS_PER_BATCH])
 
-    async def publish(self, vhost: str, user: str, publication: NewMessage) -> bool:
+    async def publish(
+        self, vhost: str, user: str, publication: NewMessage, scopes: Scopes | None = None
+    ) -> bool:
         if self._broker.alarm is not None:
-            raise Unavailable(f"publishers must wait: {self._broker.alarm}; nothing was published")
-        async with RequestSession(self._broker, vhost, user) as session:
+            raise Unavailable(f"publishers must wait: {self._broker.alarm}; {NOT_CARRIED_OUT}")
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             return await session.publish(publication)
 
     async def get(
-        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+        self,
+        vhost: str,
+        queue: str,
+        user: str,
+        count: int,
+        ack_mode: AckMode,
+        scopes: Scopes | None = None,
     ) -> Sequence[Message]:
-        async with RequestSession(self._broker, vhost, user) as session:
+        async with RequestSession(self._broker, vhost, user, scopes) as session:
             return await session.get(queue, count, ack_mode)
 
 

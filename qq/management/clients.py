@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.documents import plain
 from qq.http.slices import Slices
+from qq.management.client_watch import ClientWatch
 from qq.management.rates import Rates, deliveries_of, with_rates
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ClientReports:
         self._group = group
         self._others = others
         self._client_rates = Rates()
+        self.client_watch = ClientWatch()
         others.tell_rows(CONNECTIONS, self._connection_rows)
         others.tell_rows(CHANNELS, self._channel_rows)
 
@@ -134,13 +136,16 @@ class ClientReports:
     async def _sample_clients(self) -> None:
         """Take samples for rates."""
         connections, sessions = self._broker.connections, self._broker.sessions
-        self._client_rates.keep_only({_CHURN, *connections, *sessions})
         self._client_rates.sample(_CHURN, self._churn(), self._group.time_ms())
-        slices = Slices()
+        slices, watch = Slices(), self.client_watch
+        watch.begin_pass(self._group.time_ms())
         for connection in list(connections.values()):
-            numbers = _octets(connection.facts().traffic)
-            self._client_rates.sample(connection.id, numbers, self._group.time_ms())
+            facts, now_ms = connection.facts(), self._group.time_ms()
+            self._client_rates.sample(connection.id, _octets(facts.traffic), now_ms)
+            is_held = self._broker.throttle.holds(connection.id)
+            watch.look(connection, facts, is_held=is_held, now_ms=now_ms)
             await slices.give_way()
+        watch.end_pass()
         for session in list(sessions.values()):
             facts = session.facts()
             if facts is not None:
@@ -148,6 +153,7 @@ class ClientReports:
                     session.session, channel_numbers(facts.counts), self._group.time_ms()
                 )
             await slices.give_way()
+        self._client_rates.end_pass()
 
     def _connection_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
         """The connections of this node behind a number, in the order of their numbers."""

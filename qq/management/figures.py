@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Queue
     from qq.machine.vhost import VirtualHost
+    from qq.management.entry_times import EntryTimes
     from qq.sessions.broker import Broker
 
 _Row = tuple[Sequence[str], Sequence[float | None]]
@@ -51,6 +52,16 @@ def _consumers(queue: Queue) -> tuple[float, ...]:
 def _sizes(queue: Queue) -> tuple[float, ...]:
     ready, unacked = queue.backlog.size, queue.unacked_size
     return queue.consumers, ready + unacked, ready, unacked, queue.backlog.delayed, queue.dying_count
+
+
+def _ages(
+    times: EntryTimes, now_ms: int, machine: QueueMachine, vhosts: Collection[str] | None
+) -> Iterator[_Row]:
+    """How old the oldest ready message of each queue is, where there is one."""
+    for queue in _queues(machine, vhosts):
+        index = queue.backlog.oldest_index()
+        if index is not None:
+            yield (queue.vhost, queue.name), (times.age_ms(index, now_ms) / 1000,)
 
 
 def _deliveries(queue: Queue) -> tuple[float, ...]:
@@ -99,15 +110,17 @@ _QUEUE_FAMILIES = {
         _published,
     ),
 }
+_AGE = _gauge("queue_oldest_message_age_seconds", "How long the oldest ready message has waited, at least")
 _DIED = _counter("queue_messages_dead_lettered", "Messages that died in a queue, by reason")
 
 
 class ObjectFigures:
     """The part of `qq.http.view.ManagementView` that is about metrics of single objects."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
+    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
         self._broker = broker
         self._group = group
+        self._entry_times = entry_times
 
     def object_tables(
         self, families: Collection[str], vhosts: Collection[str] | None
@@ -125,6 +138,9 @@ class ObjectFigures:
                 metrics=family.metrics,
                 rows=_queue_rows(machine, family.values, vhosts),
             )
+        if "queue_metrics" in told:
+            rows = _ages(self._entry_times, self._group.time_ms(), machine, vhosts)
+            yield ObjectTable(is_of_cluster=False, labels=("vhost", "queue"), metrics=[_AGE], rows=rows)
         if "queue_delivery_metrics" in told:
             labels = ("vhost", "queue", "reason")
             yield ObjectTable(

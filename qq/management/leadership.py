@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import RequestRefused, Unavailable
+from qq.http.view import NOT_CARRIED_OUT, RequestRefused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,9 +50,7 @@ class LeadershipTransfers:
         group = self._cluster
         former = await until(self.leader, PATIENCE_S)
         if former is None:
-            raise Unavailable(
-                "no leader is known: fewer than a majority of the nodes are up (`qq status` tells which)"
-            )
+            raise Unavailable(f"no leader is known: {group.why_undecided()}; {NOT_CARRIED_OUT}")
         if to == former:
             return former
         await self._check_possible(former, to)

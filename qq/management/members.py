@@ -18,7 +18,15 @@ from cluster.configuration import PeerAddress
 from cluster.handshake import HandshakeError
 from cluster.member_changes import Verb, not_before_upgrade
 from qq.errors import ReplyCode
-from qq.http.view import ClusterMember, ClusterMembers, NodeState, RemovedMember, RequestRefused, Unavailable
+from qq.http.view import (
+    UNKNOWN,
+    ClusterMember,
+    ClusterMembers,
+    NodeState,
+    RemovedMember,
+    RequestRefused,
+    Unavailable,
+)
 from qq.management.leadership import PATIENCE_S, until
 from qq.management.sessions import until_applied
 
@@ -131,7 +139,7 @@ class MemberChanges:
         name, group = change.name, self._group
         member = self._configuration.member(name)
         if group.leader is None:
-            return "no leader is known: fewer than a majority of the voters are up (`qq status` tells which)"
+            return f"no leader is known: {group.why_undecided()}; {UNKNOWN}"
         if change.verb == Verb.PROMOTE and member is not None:
             shown = next(each for each in self.cluster_members().members if each.name == name)
             if shown.state == NodeState.DOWN and (why := await self._who_else_is_at(name, member.address)):

@@ -104,10 +104,10 @@ class OtherNodes:
                 break
         return rows
 
-    async def told_by_all(self, topic: str) -> dict[str, Any]:
+    async def told_by_all(self, topic: str, *arguments: Any) -> dict[str, Any]:
         """What each of the other nodes tells of a topic; None for those that tell nothing."""
         nodes = self._names()
-        told = await asyncio.gather(*(self.told(node, topic) for node in nodes))
+        told = await asyncio.gather(*(self.told(node, topic, *arguments) for node in nodes))
         return dict(zip(nodes, told, strict=True))
 
     async def rows_of_all(self, topic: str) -> dict[str, list[Any]]:

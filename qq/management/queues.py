@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.http.slices import Slices
-from qq.http.view import ConsumerStatus, Message, QueueRows, QueueStatus
+from qq.http.view import ConsumerStatus, Message, QueueStatus, ThingRows
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
-from qq.management.rates import LENGTHS, QueueNumbers, Rates, numbers_of, with_rates
+from qq.management.entry_times import EntryTimes
+from qq.management.rates import LENGTHS, UNTOLD, QueueNumbers, Rates, numbers_of, with_rates
 from qq.management.totals import ExchangeNumbers, KeptSamples, VhostNumbers, VhostTotals, of_exchange
 from qq.metrics import ClusterTotals
 
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
 
 QUEUES_PER_SAMPLE = 200
 """How many queues are sampled at a time: it takes about a millisecond."""
+CONSUMERS_ASKED = 10
+"""How many consumers of a queue are asked for their prefetch."""
 DOWN = "down"
-_COUNTS = [name for name in QueueNumbers._fields if name not in (*LENGTHS, "waited_ms")]
+_COUNTS = [name for name in QueueNumbers._fields if name not in UNTOLD]
 """What `message_stats` tells of a queue."""
 
 
@@ -47,6 +52,9 @@ class QueueReports:
         self._rates = Rates()
         self._vhost_totals = VhostTotals()
         self._kept_samples = KeptSamples()
+        self.entry_times = EntryTimes()
+        self.queue_watch = QueueWatch()
+        self.held_watch = HeldWatch()
         self.totals: ClusterTotals | None = None
         """What there was in the cluster at the last sample; None before the first one."""
         self.own_consumers = 0
@@ -58,17 +66,15 @@ class QueueReports:
 
     async def _sample_queues(self) -> None:
         """Take samples for rates."""
+        self.entry_times.note(self._group.engine.applied_index, self._group.time_ms())
         queues = list(self._machine.queues())
-        self._rates.keep_only({queue.number for queue in queues})
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()
             for queue in queues[start : start + QUEUES_PER_SAMPLE]:
-                before, numbers = self._rates.last(queue.number), numbers_of(queue, now_ms)
-                self._vhost_totals.take(
-                    queue.vhost, None if before is None else QueueNumbers(*before), numbers
-                )
-                self._rates.sample(queue.number, numbers, now_ms)
+                self._sample_queue(queue, now_ms)
             await asyncio.sleep(0)
+        self._rates.end_pass()
+        self.queue_watch.end_pass()
         self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
         for thing in self._kept_samples.watched():
             numbers = self._numbers_of(thing)
@@ -85,14 +91,36 @@ class QueueReports:
             messages_routed=self._machine.routed,
             messages_dropped=self._machine.dropped,
         )
-        self.own_consumers = await self._count_own_consumers()
+        self.own_consumers = await self._look_at_consumers()
 
-    async def _count_own_consumers(self) -> int:
+    def _sample_queue(self, queue: Queue, now_ms: int) -> None:
+        before, numbers = self._rates.last(queue.number), numbers_of(queue, now_ms)
+        self._vhost_totals.take(queue.vhost, before, numbers)
+        self._rates.sample(queue.number, numbers, now_ms)
+        if numbers.messages or numbers != before or self.queue_watch.knows(queue.number):
+            self.queue_watch.look(_facts(queue, before, numbers), now_ms)
+
+    async def _look_at_consumers(self) -> int:
+        """Find those that hold messages for long; returns how many are this node's own."""
         own, slices = 0, Slices()
         for consumer in list(self._machine.consumers.values()):
             own += consumer.live and consumer.node == self._broker.name
+            since_ms = consumer.out_since_ms()
+            if since_ms is not None:
+                self._look_at_held(consumer, since_ms)
             await slices.give_way()
+        self.held_watch.end_pass()
         return own
+
+    def _look_at_held(self, consumer: Consumer, since_ms: int) -> None:
+        queue = consumer.queue
+        timeout_ms = queue.timeout_ms(consumer)
+        if timeout_ms and self._group.time_ms() - since_ms > timeout_ms // 2:
+            held = len(consumer.unacked)
+            facts = HeldFacts(
+                queue.vhost, queue.name, consumer.tag, consumer.node, since_ms, timeout_ms, held
+            )
+            self.held_watch.look(facts)
 
     def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         vhosts = [vhost for vhost in self._machine.vhosts.values() if is_seen(vhost.name)]
@@ -131,9 +159,15 @@ class QueueReports:
         queue = self._queue(vhost, name)
         return None if queue is None else _status(self._rows([queue]), queue)
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
         return self._rows([queue for each in known for queue in each.queues.values()])
+
+    def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
+        rows = self.queue_rows(vhost)
+        fields = {name: field for name, field in rows.fields.items() if name in _DEAD_LETTERING}
+        died = [queue for queue in rows.things if queue.tally.died]
+        return ThingRows(died, fields | _DEATHS)
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
@@ -172,7 +206,7 @@ class QueueReports:
             status.name for status in statuses if status.state != DOWN
         ]
 
-    def _rows(self, queues: Sequence[Queue]) -> QueueRows:
+    def _rows(self, queues: Sequence[Queue]) -> ThingRows:
         now_ms, leader, (members, online) = self._group.time_ms(), self._group.leader, self._members()
 
         def capacity(queue: Queue) -> float:
@@ -191,7 +225,7 @@ class QueueReports:
             "owner_pid_details": self._owner,
             "message_stats": lambda queue: self._message_stats(queue, now_ms),
         }
-        return QueueRows(queues, fields)
+        return ThingRows(queues, fields)
 
     def _owner(self, queue: Queue) -> dict[str, Any]:
         """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
@@ -232,6 +266,8 @@ class QueueReports:
             active=is_active,
             activity_status=activity,
             arguments=consumer.arguments,
+            messages_unacknowledged=len(consumer.unacked),
+            credit=consumer.credit if is_limited else None,
         )
 
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
@@ -254,7 +290,32 @@ class QueueReports:
         return details
 
 
-def _status(rows: QueueRows, queue: Queue) -> QueueStatus:
+def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> QueueFacts:
+    """What is judged of a queue; `before` are the numbers of the last sample, None if this is the first one."""
+    return QueueFacts(
+        number=queue.number,
+        vhost=queue.vhost,
+        name=queue.name,
+        ready=numbers.messages_ready,
+        unacked=numbers.messages_unacknowledged,
+        consumers=queue.consumers,
+        dying=queue.dying_count,
+        acknowledged=numbers.ack,
+        waited_ms=numbers.waited_ms,
+        # Less than before is of a state that was loaded: it has begun to count anew.
+        failed=max(0, numbers.failed - (before.failed if before else 0)),
+        refused=max(0, numbers.reject_publish - (before.reject_publish if before else 0)),
+        prefetch=_prefetch(queue) if queue.waiting_since_ms else 0,
+    )
+
+
+def _prefetch(queue: Queue) -> int:
+    """The largest prefetch among some consumers of a queue; 0 if one has no limit."""
+    some = [0 if each.no_ack else each.prefetch for each in islice(queue.holders, CONSUMERS_ASKED)]
+    return 0 if 0 in some or LIVE_UNLIMITED in some else max(some, default=0)
+
+
+def _status(rows: ThingRows, queue: Queue) -> QueueStatus:
     return QueueStatus(**{name: field(queue) for name, field in rows.fields.items()})
 
 
@@ -322,3 +383,14 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "message_bytes_ram": lambda _: 0,
 }
 """What is told of a queue whatever else is the case, by its name in `QueueStatus`."""
+
+_DEAD_LETTERING = ("name", "vhost", "type", "policy", "messages", "messages_dlx")
+_DEATHS: dict[str, Callable[[Queue], Any]] = {
+    "died": lambda queue: dict(queue.tally.died),
+    "died_in_all": lambda queue: sum(queue.tally.died.values()),
+    "dead_letter": attrgetter("tally.dead_lettered"),
+    "dead_letter_exchange": attrgetter("settings.dead_letter_exchange"),
+    "dead_letter_routing_key": attrgetter("settings.dead_letter_routing_key"),
+    "dead_letter_strategy": attrgetter("settings.dead_letter_strategy"),
+}
+"""What is told of a queue in which messages die, besides `_DEAD_LETTERING`."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qq.machine.history import DELIVERY_LIMIT, REJECTED
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Hashable, Mapping
 
     from qq.machine.queue import Queue, Tally
     from qq.sessions.facts import SessionCounts
@@ -31,6 +33,9 @@ DELIVERIES = (
     "ack",
 )
 """RabbitMQ's names of what becomes of messages in a queue, and in a channel."""
+FAILURES = (REJECTED, DELIVERY_LIMIT)
+"""The reasons for which messages die that say that something is wrong with consumers."""
+_ZEROS = (0,) * len(FAILURES)
 _SHORT_MS = 1000
 """No rates are told of a time that is shorter than this."""
 
@@ -60,6 +65,12 @@ class QueueNumbers(NamedTuple):
     reject_publish: int
     waited_ms: int
     """How long messages have waited for a consumer that can take them, up to now."""
+    failed: int
+    """How many messages died because consumers have rejected them, or failed too often."""
+
+
+UNTOLD = (*LENGTHS, "waited_ms", "failed")
+"""Numbers that `message_stats` does not tell of a queue."""
 
 
 class _Sample(NamedTuple):
@@ -73,19 +84,24 @@ class Rates:
     def __init__(self) -> None:
         self._samples: dict[Hashable, tuple[_Sample, _Sample]] = {}
         """The two samples of each, the older one first."""
+        self._sampled: dict[Hashable, tuple[_Sample, _Sample]] = {}
+        """The same of those that were sampled in the pass under way."""
 
     def sample(self, key: Hashable, numbers: Numbers, now_ms: int) -> None:
         """Take the next sample."""
         sample = _Sample(now_ms, numbers)
         known = self._samples.get(key)
-        self._samples[key] = (known[1] if known else sample, sample)
+        self._samples[key] = self._sampled[key] = (known[1] if known else sample, sample)
 
-    def keep_only(self, keys: Collection[Hashable]) -> None:
-        """Forget the samples of all others."""
-        self._samples = {key: samples for key, samples in self._samples.items() if key in keys}
+    def end_pass(self) -> None:
+        """Forget what was not sampled since the last time.
 
-    def last(self, key: Hashable) -> Numbers | None:
-        """The numbers of the last sample."""
+        With very many queues that must not be looked for: it would hold the loop up.
+        """
+        self._samples, self._sampled = self._sampled, {}
+
+    def last(self, key: Hashable) -> Any:
+        """The numbers of the last sample, as they were given; None if there is none."""
         samples = self._samples.get(key)
         return None if samples is None else samples[1].numbers
 
@@ -148,6 +164,7 @@ def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
         dead_letter=tally.dead_lettered,
         reject_publish=tally.rejected_publishes,
         waited_ms=_waited_ms(queue, now_ms),
+        failed=sum(map(tally.died.get, FAILURES, _ZEROS)) if tally.died else 0,
     )
 
 

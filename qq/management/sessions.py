@@ -12,7 +12,15 @@ import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import AckMode, Message, PublicationRejected, RequestRefused, Unavailable
+from qq.http.view import (
+    NOT_CARRIED_OUT,
+    UNKNOWN,
+    AckMode,
+    Message,
+    PublicationRejected,
+    RequestRefused,
+    Unavailable,
+)
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Command
     from qq.machine.effects import ConnectionForced, Failed, Result, Returned
     from qq.ranges import Range
+    from qq.scopes import Scopes
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
     from qq.sessions.ports import SessionConsumer
@@ -55,13 +64,20 @@ _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
 
 
 async def until_applied(
-    broker: Broker, commands: Sequence[Command], look: Callable[[], T], lane: Lane | None = None
+    broker: Broker,
+    commands: Sequence[Command],
+    look: Callable[[], T],
+    lane: Lane | None = None,
+    *,
+    changes: bool | None = None,
 ) -> T:
     """Submit commands; return what `look` finds when this node has applied them, or had to give them up.
 
     Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
     cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the node's own.
+    `changes` says whether something changes with all this; by default that is so if there are commands.
     """
+    changes = bool(commands) if changes is None else changes
     for command in commands:
         check_command(command, broker.machine.version)
     applied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -71,7 +87,7 @@ async def until_applied(
             applied.set_result(look())
 
     if broker.is_full:
-        raise Unavailable(f"{broker.why_full}; nothing was changed")
+        raise Unavailable(f"{broker.why_full}; {UNKNOWN if changes and not commands else NOT_CARRIED_OUT}")
     for command in commands:
         broker.submissions.add(command, lane)
     broker.submissions.read_barrier(told, lane)
@@ -80,11 +96,8 @@ async def until_applied(
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
         # As long as the log goes on, the change waits for what is before it, and for no majority.
         if not applied.done() and broker.submissions.batches_applied == before:
-            raise Unavailable(
-                "no majority of the nodes has taken the change; it may still be made"
-                if commands
-                else "no majority of the nodes answers; nothing was changed"
-            )
+            why = broker.why_undecided() or "the log does not go on"
+            raise Unavailable(f"{why}; {UNKNOWN if changes else NOT_CARRIED_OUT}")
     return applied.result()
 
 
@@ -93,7 +106,7 @@ class _OperatorConnection:
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
 
-    def __init__(self, number: int, vhost: str, user: str) -> None:
+    def __init__(self, number: int, vhost: str, user: str, scopes: Scopes | None) -> None:
         self.id = number
         self.lane = Lane()
         """The lane has no payer: a request that waits asks for nothing else, and the node's limit is enough."""
@@ -101,8 +114,12 @@ class _OperatorConnection:
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
         self.user = user
+        self.scopes = scopes
         self.in_log = self.is_admitted = False
         self.failure: Failed | ConnectionForced | None = None
+
+    waits_for_log = False
+    """Never true: the request that waits is told by itself."""
 
     def facts(self) -> ConnectionFacts:
         return ConnectionFacts()
@@ -204,13 +221,19 @@ class _OperatorSession:
 class RequestSession:
     """A session of a user in a virtual host, in a connection of its own."""
 
-    def __init__(self, broker: Broker, vhost: str, user: str) -> None:
+    def __init__(self, broker: Broker, vhost: str, user: str, scopes: Scopes | None = None) -> None:
+        """`scopes` are those of the token that vouches for the user, if one does."""
         self._broker = broker
-        self._connection = _OperatorConnection(broker.new_id(), vhost, user)
+        self._connection = _OperatorConnection(broker.new_id(), vhost, user, scopes)
         self._session = _OperatorSession(broker.new_id(), self._connection)
 
     async def __aenter__(self) -> Self:
-        """Open the session; if that is refused, so is what is asked for first."""
+        """Open the session; if that is refused, so is what is asked for first. Raises RequestRefused."""
+        scopes, vhost = self._connection.scopes, self._connection.vhost
+        if scopes is not None and not scopes.opens(vhost):
+            text = f"access to vhost '{vhost}' refused for user '{self._connection.user}'"
+            raise RequestRefused(ReplyCode.NOT_ALLOWED, text)
+        check_command(self._broker.connection_command(self._connection), self._broker.machine.version)
         self._broker.connection_opened(self._connection)
         self._broker.connect(self._connection)
         self._broker.session_opened(self._session)
@@ -230,7 +253,7 @@ class RequestSession:
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
-            raise Unavailable("the node was away from its cluster; it may be done, or not")
+            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
         return results[before:]
 
     def _own(self, command: Declaration | c.Get) -> Command:
@@ -247,7 +270,7 @@ class RequestSession:
         broker, session, connection = self._broker, self._session, self._connection
         try:
             message = make(publication.properties, publication.body, FRAME_MAX)
-            user = None if broker.may_impersonate(connection.user) else connection.user
+            user = None if broker.may_impersonate(connection) else connection.user
             [(attributes, messages)] = group([message], flags(message), user)
         except ValueError as error:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, str(error)) from None
@@ -256,12 +279,12 @@ class RequestSession:
         session.published = 1
         run = OpenEnqueue(session, 1, exchange, routing_key, True, attributes)
         broker.submissions.publish(run, messages, is_new=True)
-        await until_applied(broker, [], lambda: None, connection.lane)
+        await until_applied(broker, [], lambda: None, connection.lane, changes=True)
         failure = connection.failure or session.failure
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text)
         if session.is_safe is None:
-            raise Unavailable("nobody knows whether the message is published; it may be")
+            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
         if not session.is_safe:
             raise PublicationRejected
         return not session.is_returned
@@ -276,7 +299,7 @@ class RequestSession:
                 async with asyncio.timeout(CHANGE_TIMEOUT_S):
                     await session.may_go_on.wait()
             except TimeoutError:
-                raise Unavailable("a limit of publishing is reached; nothing was published") from None
+                raise Unavailable(f"a limit of publishing is reached; {NOT_CARRIED_OUT}") from None
         throttle.charge(self._connection, messages, 1)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:

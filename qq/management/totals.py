@@ -10,6 +10,7 @@ in the sums, and of what nobody has looked at there are no earlier samples.
 from __future__ import annotations
 
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.view import Samples
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
     from qq.machine.vhost import VirtualHost
 
+_FIELDS = QueueNumbers._fields
+# Most queues of very many are as they were: nothing is looked up by its name for them.
+_HAPPENED = slice(_FIELDS.index(DELIVERIES[0]), _FIELDS.index(DELIVERIES[-1]) + 1)
+_LENGTHS = slice(_FIELDS.index(LENGTHS[0]), _FIELDS.index(LENGTHS[-1]) + 1)
 SAMPLES_KEPT_S = 600
 """For how long samples of what somebody looks at are kept."""
 WATCHED_MAX = 200
@@ -63,14 +68,15 @@ class VhostTotals:
 
     def take(self, vhost: str, before: QueueNumbers | None, now: QueueNumbers) -> None:
         """Add what a queue has counted since its last sample, and what is in it."""
-        counted = self._counted.setdefault(vhost, [0] * len(DELIVERIES))
-        for place, name in enumerate(DELIVERIES):
-            count = getattr(now, name)
-            old = 0 if before is None else getattr(before, name)
-            counted[place] += count - old if count >= old else count
-        lengths = self._pass.setdefault(vhost, [0] * len(LENGTHS))
-        for place, name in enumerate(LENGTHS):
-            lengths[place] += getattr(now, name)
+        if before is None or before[_HAPPENED] != now[_HAPPENED]:
+            counted = self._counted.setdefault(vhost, [0] * len(DELIVERIES))
+            olds = () if before is None else before[_HAPPENED]
+            for place, (count, old) in enumerate(zip_longest(now[_HAPPENED], olds, fillvalue=0)):
+                counted[place] += count - old if count >= old else count
+        if now.messages:  # the two others are parts of it
+            lengths = self._pass.setdefault(vhost, [0] * len(LENGTHS))
+            for place, length in enumerate(now[_LENGTHS]):
+                lengths[place] += length
 
     def end_pass(self, vhosts: Iterable[VirtualHost], now_ms: int) -> None:
         """Note that all queues were taken; the virtual hosts are those that there are."""
@@ -78,12 +84,11 @@ class VhostTotals:
         there = list(vhosts)
         names = {vhost.name for vhost in there}
         self._counted = {name: counted for name, counted in self._counted.items() if name in names}
-        exchanges = {(vhost.name, exchange) for vhost in there for exchange in vhost.exchange_counts}
-        self._rates.keep_only(names | exchanges)
         for vhost in there:
             self._rates.sample(vhost.name, self.of_vhost(vhost), now_ms)
             for exchange in vhost.exchange_counts:
                 self._rates.sample((vhost.name, exchange), of_exchange(vhost, exchange), now_ms)
+        self._rates.end_pass()
 
     def of_vhost(self, vhost: VirtualHost) -> VhostNumbers:
         published = sum(count for count, _ in vhost.exchange_counts.values())

@@ -3,6 +3,8 @@
 Lives here: what needs which permission of what (rabbit_channel, rabbit_auth_backend_internal), and what is remembered
 of the answers. Not here: the permissions (machine/access.py), when a refusal counts (amqp_server/channel).
 
+Whoever is known by a token has the permissions of its scopes (qq/scopes.py), and none of the log's.
+
 Law: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they are. An
 answer that depends on more than those, on what is declared, is looked for each time.
 """
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Queue
     from qq.machine.vhost import Exchange, VirtualHost
+    from qq.scopes import Scopes
 
 Permission = Literal["configure", "write", "read"]
 KeyPermission = Literal["write", "read"]
@@ -44,19 +47,36 @@ class AccessRefused(Exception):
 class Access:
     """The permissions of one user in one virtual host, for one session. What is not permitted raises AccessRefused."""
 
-    __slots__ = ("_grants", "_keys", "_machine", "_publishes", "_revision", "_user", "_vhost", "certain")
+    __slots__ = (
+        "_grants",
+        "_keys",
+        "_machine",
+        "_publishes",
+        "_revision",
+        "_scopes",
+        "_user",
+        "_vhost",
+        "certain",
+    )
 
-    def __init__(self, machine: QueueMachine, user: str, vhost: str) -> None:
+    def __init__(self, machine: QueueMachine, user: str, vhost: str, scopes: Scopes | None = None) -> None:
+        """If a token vouches for the user, its `scopes` count and not the permissions in the log."""
         self.certain = False
         """Whether this node has applied all that the cluster had committed when it was asked: then a refusal counts."""
         self._machine = machine
         self._user = user
         self._vhost = vhost
+        self._scopes = scopes
         self._revision = -1
         self._grants: set[tuple[Permission, Kind, str]] = set()
         self._publishes: dict[bytes, bool] = {}
         self._keys: set[tuple[KeyPermission, str, str]] = set()
         """The topic permissions that were granted: permission, exchange and routing key."""
+
+    def renew(self, scopes: Scopes) -> None:
+        """Go by the scopes of another token from now on."""
+        self._scopes = scopes
+        self._revision = -1
 
     # Publishing
 
@@ -74,7 +94,7 @@ class Access:
         self.check("write", "exchange", exchange)
         if len(self._publishes) >= GRANTS_MAX:
             self._publishes.clear()
-        restricts = self._publishes[method] = self._topic_permissions(exchange) is not None
+        restricts = self._publishes[method] = self._restricts_keys(exchange)
         return restricts
 
     def publish_keys(self, exchange: str, keys: Iterable[str]) -> None:
@@ -145,13 +165,18 @@ class Access:
         what = (permission, kind, name)
         if what in self._grants:
             return True
-        permissions = self._machine.catalog.access.permissions(self._user, self._vhost)
-        if permissions is None or not _matches(getattr(permissions, permission), _shown(kind, name)):
+        if not self._is_permitted(permission, _shown(kind, name)):
             return False
         if len(self._grants) >= GRANTS_MAX:
             self._grants.clear()
         self._grants.add(what)
         return True
+
+    def _is_permitted(self, permission: Permission, shown: str) -> bool:
+        if self._scopes is not None:
+            return self._scopes.permit(permission, self._vhost, shown)
+        permissions = self._machine.catalog.access.permissions(self._user, self._vhost)
+        return permissions is not None and _matches(getattr(permissions, permission), shown)
 
     def _forget_what_may_have_changed(self) -> None:
         revision = self._machine.revision
@@ -172,20 +197,28 @@ class Access:
     def _has_key(self, permission: KeyPermission, exchange: str, key: str) -> bool:
         self._forget_what_may_have_changed()
         what = (permission, exchange, key)
-        if what in self._keys:
+        if what in self._keys or not self._restricts_keys(exchange):
             return True
-        restriction = self._topic_permissions(exchange)
-        if restriction is None:
-            return True
-        pattern: str = getattr(restriction, permission)
-        for variable, value in (("{username}", self._user), ("{vhost}", self._vhost)):
-            pattern = pattern.replace(variable, _escaped(value))
-        if not _matches(pattern, key):
+        if not self._is_key_permitted(permission, exchange, key):
             return False
         if len(self._keys) >= GRANTS_MAX:
             self._keys.clear()
         self._keys.add(what)
         return True
+
+    def _restricts_keys(self, exchange: str) -> bool:
+        if self._scopes is not None:
+            return self._scopes.restricts_keys
+        return self._topic_permissions(exchange) is not None
+
+    def _is_key_permitted(self, permission: KeyPermission, exchange: str, key: str) -> bool:
+        if self._scopes is not None:
+            return self._scopes.permit_key(permission, self._vhost, exchange, key)
+        restriction = self._topic_permissions(exchange)
+        pattern: str = getattr(restriction, permission)
+        for variable, value in (("{username}", self._user), ("{vhost}", self._vhost)):
+            pattern = pattern.replace(variable, _escaped(value))
+        return _matches(pattern, key)
 
     def _topic_permissions(self, exchange: str) -> TopicPermissions | None:
         return self._machine.catalog.access.topic_permissions(self._user, self._vhost, exchange)

@@ -69,6 +69,8 @@ class Batch:
         self.bytes = 0
         self.confirms: dict[Unconfirmed, int] = {}
         """The last publish sequence number in the batch, for each publisher that waits for confirms."""
+        self.asked_s: list[float] = []
+        """When the runs of messages in it were asked for, each its first message."""
         self.asked_bytes: dict[Payer, int] = {}
         """How many of the batch's octets each payer has asked for."""
         self.callbacks: list[Callable[[], None]] = []

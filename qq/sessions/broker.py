@@ -19,6 +19,7 @@ from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
+from qq.sessions.leaderless import Leaderless
 from qq.sessions.login import Logins
 from qq.sessions.mover import Mover
 from qq.sessions.shovels import Shovels
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Connection, Log, Session
 
 log = logging.getLogger(__name__)
+
+_IMPERSONATOR = "impersonator"
 
 
 class Broker:
@@ -70,6 +73,10 @@ class Broker:
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
         self.throttle = Throttle(name, machine, runtime, limits)
+        self.leaderless = Leaderless(
+            self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
+        )
+        self.why_undecided = group.why_undecided
         self._last_id = 0
         self._full: dict[Connection, None] = {}
         self._leader: str | None = None
@@ -112,12 +119,16 @@ class Broker:
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
     def connect(self, connection: Connection) -> None:
-        """Ask the log to let a connection into its virtual host."""
-        connection.in_log = True
+        """Ask the log to let a connection into its virtual host. Raises InvalidCommand if the log cannot."""
         connection.lane.tenant = self.submissions.tenant(connection.vhost)
-        self.submissions.add(
-            commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
-        )
+        self.submissions.add(self.connection_command(connection), connection.lane)
+        connection.in_log = True
+
+    def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
+        """The command that lets a connection in; that for users of tokens is not known to release 0.1."""
+        is_vouched = connection.scopes is not None
+        connect = commands.ConnectVouched if is_vouched else commands.Connect
+        return connect(connection.id, connection.vhost, connection.user)
 
     def session_opened(self, session: Session) -> None:
         self._dispatcher.sessions[session.session] = session
@@ -134,10 +145,12 @@ class Broker:
             self.counters.channels_closed += 1
             self.submissions.add(commands.SessionDown(session.session), session.connection.lane)
 
-    def may_impersonate(self, user: str) -> bool:
-        """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
-        known = self.machine.users.get(user)
-        return known is not None and "impersonator" in known.tags
+    def may_impersonate(self, connection: Connection) -> bool:
+        """Whether messages of its user may have any `user-id` (RabbitMQ's tag impersonator)."""
+        if connection.scopes is not None:
+            return _IMPERSONATOR in connection.scopes.tags
+        known = self.machine.users.get(connection.user)
+        return known is not None and _IMPERSONATOR in known.tags
 
     @property
     def leader(self) -> str | None:
@@ -217,6 +230,7 @@ class Broker:
         self.submissions.give_up()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
+        self.leaderless.leader_changed(leader)
         if leader is None or leader == self._leader:
             return
         is_failover, self._leader = self._leader is not None, leader

@@ -13,6 +13,9 @@ A right password is answered when it is looked at: at once, but behind a flood o
 user. Even then it waits for no longer than those take who wait with it, and they are few (strangers). And who has
 logged in from an address before waits for nobody but those who guess at that user from that address.
 
+A password that is a token of OAuth 2 is judged by itself, if the node takes tokens. It is looked at again when the keys
+of whoever issues tokens have been fetched anew, and its failures cost the same.
+
 Law: no password is kept longer than it takes to answer, and none is ever part of a text.
 """
 
@@ -20,12 +23,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from cluster.complaints import Complaints
 from cluster.strangers import source_of
 from qq.machine.access import SHA256, User
+from qq.scopes import TokenUser
 from qq.sessions.lanes import Lane
 
 if TYPE_CHECKING:
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.metrics import Counters
     from qq.sessions.submissions import Submissions
+
+log = logging.getLogger(__name__)
 
 SALT_BYTES = 4
 FIRST_DELAY_S = 0.1
@@ -57,6 +65,30 @@ USER_LENGTH_MAX = 255
 """How many characters of a user's name count for what is remembered: strangers choose what they send."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
 """The user that an unknown user's password is compared with: no password has an empty hash."""
+
+
+class InvalidToken(Exception):
+    """A token is not good, for this reason."""
+
+
+class TokenVerifier(Protocol):
+    """Judges tokens of OAuth 2."""
+
+    def is_token(self, password: bytes) -> bool:
+        """Whether a password is meant as a token."""
+        ...
+
+    def verify(self, token: bytes) -> TokenUser:
+        """Whom a token vouches for. Raises InvalidToken."""
+        ...
+
+    def renew_keys(self, token: bytes, renewed: Callable[[], None]) -> bool:
+        """Have keys fetched, and `renewed` called then, if the token may be good by another key; else return False."""
+        ...
+
+
+Outcome = TokenUser | bool
+"""What comes of a login: whether the user is admitted, or whom a token vouches for."""
 
 
 class Login(NamedTuple):
@@ -87,14 +119,14 @@ class Attempt:
     __slots__ = ("_logins", "answer", "budgets", "is_charged", "login", "timer", "wait_s")
 
     def __init__(
-        self, logins: Logins, login: Login, budgets: Sequence[_Key], answer: Callable[[bool], None]
+        self, logins: Logins, login: Login, budgets: Sequence[_Key], answer: Callable[[Outcome], None]
     ) -> None:
         self.login = login
         self.budgets = budgets
         """The records that pay for a look at this login if it fails."""
         self.is_charged = False
         """Whether the budgets have paid for this login."""
-        self.answer: Callable[[bool], None] | None = answer
+        self.answer: Callable[[Outcome], None] | None = answer
         self.wait_s = 0.0
         """How many seconds this login waits altogether, for its look or for its answer."""
         self.timer: Timer | None = None
@@ -134,6 +166,9 @@ class Logins:
         loopback_users: Collection[str],
         counters: Counters,
     ) -> None:
+        self.verifier: TokenVerifier | None = None
+        """What judges tokens; None: there are no tokens, and each password is one."""
+        self._complaints = Complaints(log)
         self._machine = machine
         self._submissions = submissions
         self._lane = Lane()
@@ -150,7 +185,7 @@ class Logins:
         """Logins that fail as far as this node knows: it asks the log about them next."""
         self._is_asking = False
 
-    def attempt(self, login: Login, answer: Callable[[bool], None]) -> Attempt | None:
+    def attempt(self, login: Login, answer: Callable[[Outcome], None]) -> Attempt | None:
         """Have `answer` called with the outcome; None is returned if that has happened already.
 
         A good login is answered at once, unless it has to wait because others fail.
@@ -167,6 +202,13 @@ class Logins:
         attempt.timer = self._runtime.call_later(wait_s, partial(self._look, attempt))
         return attempt
 
+    def may_come_from(self, user: str, peer_host: str) -> bool:
+        """Whether a user may be logged in from an address: some may be so from this machine only."""
+        return self._may_come_from(user, is_local=is_loopback(peer_host))
+
+    def _may_come_from(self, user: str, *, is_local: bool) -> bool:
+        return is_local or user not in self._loopback_users
+
     def cancel(self, attempt: Attempt) -> None:
         """Give a login up. A look that was not made costs nothing; one that was made costs the same."""
         attempt.answer = None
@@ -176,6 +218,34 @@ class Logins:
             del self._waiting[attempt]
             self._give_back(attempt)
         self._unsure.pop(attempt, None)
+
+    def verify(self, token: bytes, answer: Callable[[TokenUser | InvalidToken], None]) -> None:
+        """Have `answer` called with whom another token of somebody who has logged in vouches for, or why for nobody."""
+        verifier = self.verifier
+        if verifier is None:
+            answer(InvalidToken("this node takes no tokens"))
+            return
+
+        outcome = _judged(verifier, token)
+        if isinstance(outcome, TokenUser) or not verifier.renew_keys(
+            token, lambda: answer(_judged(verifier, token))
+        ):
+            answer(outcome)
+
+    def _found(self, login: Login) -> Outcome:
+        """Whether a login is good; whom its token vouches for, if it is one."""
+        if not self._has_token(login):
+            return self._admits(login)
+        assert self.verifier is not None
+        assert login.password is not None
+        found = _judged(self.verifier, login.password)
+        if isinstance(found, InvalidToken) or not self._may_come_from(found.name, is_local=login.is_local):
+            return False
+        return found
+
+    def _has_token(self, login: Login) -> bool:
+        password = login.password
+        return self.verifier is not None and password is not None and self.verifier.is_token(password)
 
     def _admits(self, login: Login) -> bool:
         user, password, *_ = login
@@ -188,7 +258,7 @@ class Logins:
             hashed = hash_password(compared.salt, password, compared.hashing)
             # Nobody logs in without a password, though it be the right one: as in RabbitMQ.
             right = hmac.compare_digest(hashed, compared.hash) and password != b""
-        return right and (user not in self._loopback_users or login.is_local)
+        return right and self._may_come_from(user, is_local=login.is_local)
 
     # What failures cost
 
@@ -226,23 +296,47 @@ class Logins:
     def _look(self, attempt: Attempt) -> None:
         """Answer a login that is good; have any other one looked at again."""
         self._waiting.pop(attempt, None)
-        if self._admits(attempt.login):
-            self._admit(attempt)
+        if found := self._found(attempt.login):
+            self._admit(attempt, found)
             return
         if not attempt.is_charged:
             self._charge(attempt)
+        if self._has_token(attempt.login):
+            self._look_with_new_keys(attempt)
+            return
         self._unsure[attempt] = None
         if not self._is_asking:
             self._ask()
 
-    def _admit(self, attempt: Attempt) -> None:
+    def _look_with_new_keys(self, attempt: Attempt) -> None:
+        token = attempt.login.password
+        assert self.verifier is not None
+        assert token is not None
+
+        def renewed() -> None:
+            if found := self._found(attempt.login):
+                self._admit(attempt, found)
+            else:
+                self._refuse_token(attempt, token)
+
+        if not self.verifier.renew_keys(token, renewed):
+            self._refuse_token(attempt, token)
+
+    def _refuse_token(self, attempt: Attempt, token: bytes) -> None:
+        assert self.verifier is not None
+        outcome = _judged(self.verifier, token)
+        why = outcome if isinstance(outcome, InvalidToken) else "its user may not log in from there"
+        self._complaints.about("token", f"a token from {attempt.login.peer_host} is refused: {why}")
+        self._hold_back(attempt)
+
+    def _admit(self, attempt: Attempt, found: Outcome) -> None:
         self._give_back(attempt)
         self._record(_key_of(attempt.login)).is_known = True
         self._counters.logins_succeeded += 1
         self.outcomes[attempt.login.protocol, True] += 1
         answer, attempt.answer = attempt.answer, None
         if answer is not None:
-            answer(True)
+            answer(found)
 
     def _ask(self) -> None:
         unsure, self._unsure = self._unsure, {}
@@ -253,8 +347,8 @@ class Logins:
     def _heard(self, unsure: Collection[Attempt]) -> None:
         self._runtime.call_later(BARRIER_INTERVAL_S, self._ask)
         for attempt in unsure:
-            if self._admits(attempt.login):
-                self._admit(attempt)
+            if found := self._found(attempt.login):
+                self._admit(attempt, found)
             else:
                 self._hold_back(attempt)
 
@@ -270,6 +364,13 @@ class Logins:
         self.outcomes[attempt.login.protocol, False] += 1
         if attempt.answer is not None:
             attempt.timer = self._runtime.call_later(attempt.wait_s, partial(attempt.answer, False))
+
+
+def _judged(verifier: TokenVerifier, token: bytes) -> TokenUser | InvalidToken:
+    try:
+        return verifier.verify(token)
+    except InvalidToken as invalid:
+        return invalid
 
 
 def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:

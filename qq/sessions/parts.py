@@ -112,6 +112,7 @@ class OpenEnqueue:
         "_bytes",
         "_price",
         "_priced",
+        "asked_s",
         "attributes",
         "exchange",
         "first_sequence",
@@ -140,6 +141,8 @@ class OpenEnqueue:
         """The attributes of the run's first message; None if its messages have none."""
         self.messages: list[bytes] = []
         """The messages of the run that still wait; when all of them have gone, no more are added."""
+        self.asked_s = 0.0
+        """When the run was asked for, on the node's monotonic clock."""
         self._beside = bytes_of_run(self)
         """The octets that the run counts as besides its messages; 0 once some of them have gone."""
         self._bytes = self._beside
@@ -216,6 +219,7 @@ class OpenEnqueue:
         """Have the batch take the first `count` messages; the others stay here, to go on behind them."""
         going = self.messages[:count]
         batch.publish(lane, _sealed(self, count), going, steps, size)
+        batch.asked_s.append(self.asked_s)
         del self.messages[:count]  # a run may be long, and go in very many pieces
         self._bytes -= size
         self._beside = 0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Result,
         Returned,
     )
+    from qq.scopes import Scopes
     from qq.sessions.facts import ConnectionFacts, SessionFacts
     from qq.sessions.lanes import Lane
 
@@ -65,6 +66,10 @@ class Log(MessageStore, Protocol):
         """Report that a read of the log has failed for a reason that the reader does not know."""
         ...
 
+    def why_undecided(self) -> str | None:
+        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        ...
+
 
 class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
@@ -73,6 +78,8 @@ class Connection(Payer, Protocol):
     """The number of the connection, which no other connection or session has while the process lives."""
     vhost: str
     user: str
+    scopes: Scopes | None
+    """What the user may do, if a token vouches for the user; None: what the log says."""
     in_log: bool
     """Whether the log was asked to let the connection in: then the log has to hear when it is gone."""
     is_admitted: bool
@@ -109,6 +116,11 @@ class Connection(Payer, Protocol):
 
     def facts(self) -> ConnectionFacts: ...
 
+    @property
+    def waits_for_log(self) -> bool:
+        """Whether something was asked for that the log has not answered yet."""
+        ...
+
     # What the log says
 
     def admitted(self) -> None:
@@ -128,7 +140,7 @@ class Connection(Payer, Protocol):
         ...
 
     def shut_down(self, text: str, /) -> None:
-        """Tell the client to go to another node, and why: this one stops, or is under maintenance."""
+        """Tell the client to go to another node, and why: this one stops, is under maintenance, or has no majority."""
         ...
 
     def close_now(self) -> None:

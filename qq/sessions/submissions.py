@@ -122,6 +122,11 @@ class Submissions:
         """How many batches were applied: whoever waits sees from it that the log goes on."""
         self.commit_times = Histogram()
         """How long it took from the submission of a batch until this node had applied it."""
+        self.queueing_times = Histogram()
+        """How long the first messages of runs have waited in their lanes until a batch took them in.
+
+        Of a run that no batch has room for as a whole each piece counts.
+        """
         self.times_unseen = 0
         """How often the node has missed what became of its batches: it was given a snapshot, or was expelled."""
 
@@ -173,6 +178,7 @@ class Submissions:
         parts: list[OpenEnqueue | Asked] = []
         for part in content:
             if isinstance(part, OpenEnqueue):
+                part.asked_s = self._runtime.monotonic()
                 parts.append(part)
             else:
                 check_command(part, self._machine.version)
@@ -196,6 +202,7 @@ class Submissions:
         size = run.size if is_new else 0
         size += run.add(messages)
         if is_new:
+            run.asked_s = self._runtime.monotonic()
             # What is acknowledged behind a message must not go before it: it may be what the message was made of.
             lane.settlements.clear()
             self._ask(lane, run, size)
@@ -335,6 +342,8 @@ class Submissions:
         sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._submitted_s = self._runtime.monotonic()
         self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
+        for asked_s in batch.asked_s:
+            self.queueing_times.add(self._submitted_s - asked_s)
         self._cost_in_flight += batch.cost
         self._waiting_bytes -= batch.bytes
         self._bytes_in_flight += batch.bytes

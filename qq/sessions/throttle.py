@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from heapq import nlargest
 from math import floor
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
@@ -60,6 +62,18 @@ class _Key(NamedTuple):
     of: str | int
     name: str
     """The name of the limit."""
+
+
+class Held(NamedTuple):
+    """A limit because of which publishers wait."""
+
+    kind: str
+    """"vhost", "user" or "connection"."""
+    of: str
+    name: str
+    limit: int
+    publishers: int
+    """How many channels wait."""
 
 
 class _Limit(NamedTuple):
@@ -211,6 +225,16 @@ class Throttle:
     def holds(self, connection: int) -> bool:
         """Whether something that this connection has published waits because of a limit."""
         return connection in self._waiting_of
+
+    def held(self, most: int) -> list[Held]:
+        """What publishers wait for, the limits with most of them first; at most so many limits."""
+        counts = Counter(self._waits_for.values())
+        found = [
+            Held(key.kind, str(key.of), key.name, bucket.limit, counts[bucket])
+            for key, bucket in self._buckets.items()
+            if bucket.waiting
+        ]
+        return nlargest(most, found, key=attrgetter("publishers"))
 
     def passing(self, publisher: PatientPublisher, messages: Sequence[bytes]) -> int:
         """How many of these messages, with their headers and frames, may be published now. The rest has to `wait`."""

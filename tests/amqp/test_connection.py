@@ -31,6 +31,7 @@ from qq.amqp.connection import (
     CloseRequested,
     LoginAttempt,
     Phase,
+    SecretRenewed,
     ServerConnection,
     Settings,
     VhostRequested,
@@ -583,11 +584,16 @@ class TestClosing:
 
 
 class TestExtensions:
-    def test_any_new_secret_is_accepted(self) -> None:
+    def test_a_new_secret_is_told_and_answered(self) -> None:
         client = connected()
-        answers = client.send(method(0, Connection.UpdateSecret("token", "renewal")))
-        assert client.take() == []
-        assert names(answers) == ["Connection.UpdateSecretOk"]
+        assert client.send(method(0, Connection.UpdateSecret("token", "renewal"))) == []
+        assert client.take() == [SecretRenewed(b"token")]
+        client.server.accept_secret()
+        assert names(client.received()) == ["Connection.UpdateSecretOk"]
+        client.server.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "gone"))
+        client.received()
+        client.server.accept_secret()
+        assert client.received() == []
 
     def test_blocked_is_told_to_those_who_understand(self) -> None:
         client = connected(capabilities={"connection.blocked": True})

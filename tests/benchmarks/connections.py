@@ -91,15 +91,18 @@ class Client(asyncio.Protocol):
     def send(self, channel: int, *frames: Any) -> None:
         self._transport.write(b"".join(pamqp.frame.marshal(frame, channel) for frame in frames))
 
+    def expect(self, channel: int, answer: str) -> asyncio.Future[Frame]:
+        """The next frame of this name on the channel, when it comes."""
+        waiting = self._waiting[channel, answer] = asyncio.get_running_loop().create_future()
+        return waiting
+
     async def ask(self, channel: int, frame: Frame, answer: str) -> Frame:
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting[channel, answer] = waiting
+        waiting = self.expect(channel, answer)
         self.send(channel, frame)
         return await waiting
 
     async def open(self) -> None:
-        started = asyncio.get_running_loop().create_future()
-        self._waiting[0, "Connection.Start"] = started
+        started = self.expect(0, "Connection.Start")
         self._transport.write(PROTOCOL_HEADER)
         await started
         login = commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")

@@ -14,6 +14,7 @@ OPTIONS = [
     "BUDGET",
     "DEAREST",
     "CONNECTIONS",
+    "WATCHING",
     "RECOVERY",
     "UPKEEP",
     "MEMBERS",

@@ -62,6 +62,7 @@ class LineConnection(asyncio.Protocol):
         self.session = broker.new_id()
         self.lane = Lane(self)
         self.user = ""
+        self.scopes = None
         self.in_log = self.is_admitted = False
         self.client_properties: Mapping[str, object] = {}
         self.has_failed = False
@@ -187,6 +188,10 @@ class LineConnection(asyncio.Protocol):
         self._broker.submissions.settle(commands.Settle, self._consumer.id, first, first, self.lane)
 
     # Connection: what the log says of it
+
+    @property
+    def waits_for_log(self) -> bool:
+        return self._uncommitted > 0
 
     def count_uncommitted(self, size: int) -> None:
         self._uncommitted += size

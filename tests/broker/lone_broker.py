@@ -66,6 +66,9 @@ class LoneGroup:
         self.failures: list[Exception] = []
         self.disk_failed = self.failures.append
 
+    def why_undecided(self) -> str | None:
+        return "no majority: n2, n3 do not answer" if self.holding else None
+
     def start(self, broker: Broker) -> None:
         self._broker = broker
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from qq.machine.codec import decode_commands, encode_batch
 from qq.machine.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
 from qq.machine.costs import BATCH_STEPS_MAX
@@ -53,6 +55,7 @@ class World:
     """A node whose batches are applied when the test says so."""
 
     def __init__(self, queues: int, *bindings: Callable[[str], Command]) -> None:
+        self.now_s = 0.0
         self.machine = QueueMachine(content_of)
         self.batches: list[tuple[bytes, int]] = []
         self.client = Client()
@@ -76,7 +79,7 @@ class World:
         self._asked.append(callback)
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.now_s
 
     def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> None:
         """No time goes by: batches wait until earlier ones are applied."""
@@ -122,6 +125,18 @@ def test_messages_for_many_queues_go_in_several_batches_two_at_a_time() -> None:
     ready = world.machine.vhosts["/"].queues["q7"].backlog.browse(0, 20)
     assert sum(each.count for each in ready) == 20
     assert [(each.index, each.slot) for each in ready] == sorted((each.index, each.slot) for each in ready)
+
+
+def test_it_is_counted_how_long_publishes_wait_for_their_batch() -> None:
+    world = World(1)
+    times = world.submissions.queueing_times
+    world.publish("", "q0", [b"x"] * 5)
+    world.now_s = 0.003
+    world.publish("", "q0", [b"x"])
+    world.now_s = 0.004
+    world.turn()
+    assert sum(times.counts) == 2  # two runs, and not six messages
+    assert times.total_s == pytest.approx(0.004 + 0.001)
 
 
 def test_a_message_for_more_queues_than_a_batch_has_room_for_weighs_what_it_costs() -> None:

@@ -30,6 +30,7 @@ class Socket:
     """A connection that is written to while it has room."""
 
     user = "guest"
+    scopes = None
     vhost = "/"
     wants_cancel_notify = True
     wants_live_prefetch = False

@@ -1,16 +1,42 @@
-"""Ports for nodes that `qq up` starts."""
+"""Ports for nodes that `qq up` starts, and a real node for commands that ask one."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from qq.testing import _reserve_ports
+from qq.cli import main, progress
+from qq.testing import ClusterNode, LocalCluster, _reserve_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+
+class Said(NamedTuple):
+    """What a command has said, and its exit status."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.splitlines()
+
+
+Qq = Any
+"""A function that calls a command."""
+
+
+@pytest.fixture(autouse=True)
+def no_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever clusters somebody works with here, no test asks them."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in ("QQ_URL", "QQ_CONTEXT", "QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -18,3 +44,28 @@ def base_port() -> Generator[int]:
     """The first of the ports of five nodes, which no other test has."""
     with ExitStack() as cleanup:
         yield _reserve_ports(5, cleanup)
+
+
+@pytest.fixture(scope="module")
+def real_node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    return until_left("node", LocalCluster(nodes=1)).nodes[0]
+
+
+@pytest.fixture
+def called(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Qq:
+    """Call a command in this process; that it waits is not told, however slow the machine is."""
+    monkeypatch.setattr(progress, "NOTICE_S", 60.0)
+
+    def called(*arguments: str) -> Said:
+        capfd.readouterr()
+        status = main(arguments)
+        return Said(status, *capfd.readouterr())
+
+    return called
+
+
+@pytest.fixture
+def qq(real_node: ClusterNode, called: Qq, monkeypatch: pytest.MonkeyPatch) -> Qq:
+    """Call a command that asks the real node."""
+    monkeypatch.setenv("QQ_URL", f"127.0.0.1:{real_node.http_port}")
+    return called

@@ -18,6 +18,7 @@ from qq.http.view import (
     ClusterMember,
     ClusterMembers,
     ClusterStatus,
+    LoggedIn,
     NodeState,
     NodeStatus,
     QueueStatus,
@@ -61,9 +62,11 @@ class View:
     def ready(self) -> str | None:
         return None
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
+    takes_tokens = False
+
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
         known = (self._config.default_user, self._config.default_password)
-        return ["administrator"] if (user, password) == known else None
+        return LoggedIn(user, ["administrator"]) if (user, password) == known else None
 
 
 class Management:

@@ -637,6 +637,34 @@ def test_what_cannot_be_recovered_is_one_line_and_left_alone(
     assert content(survivor) == before
 
 
+def test_who_never_had_a_log_is_no_survivor(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a new node leaves its directory that has found nobody: there is the entry with which every log begins."""
+    blank = tmp_path / "blank"
+    low = QueueMachine.versions[0]
+    disk = RealDisk(blank)
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
+
+    def open_journal(writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            disk, group.log, group.identity, raising, group.hard_state, writes_lost=writes_lost
+        )
+
+    state = GroupState(QueueMachine())
+    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
+    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    journal.add(b"\x01", 1, 0)
+    journal.sync_now()
+    write_checkpoint(disk, group.log, group.identity, 1, 0, state.freeze().dump())
+    disk.close()
+    for versions in ((low, low + 1), (low + 2, low + 3)):
+        monkeypatch.setattr(QueueMachine, "versions", versions)
+        status, lines, [error] = said("recover", "--unsafe-from", blank)
+        assert (status, lines) == (1, [])
+        assert f"{blank / GROUP}: there is no log in it: take the directory of another survivor" in error
+
+
 def test_a_survivor_of_a_program_that_is_too_new_is_left_alone(
     survivor: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

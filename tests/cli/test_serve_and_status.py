@@ -101,8 +101,12 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
     with started(tmp_path, "serve", "--config", str(config)) as node:
         node.until_line("n1 serves")
         with started(tmp_path, "status", "--http", url) as qq:
-            assert qq.exit_status() == 0
+            assert qq.exit_status() == 1
             assert qq.output.splitlines() == [
+                (
+                    "not well: publishers wait, for want of disk or memory of n1; has not come yet: n2, n3; "
+                    "n1 leads"
+                ),
                 "cluster qq, version 8 of the state, as n1 sees it",
                 (
                     "name  state   role     standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
@@ -122,7 +126,7 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
                 ),
             ]
         with started(tmp_path, "status", "--http", url, "--json") as qq:
-            assert qq.exit_status() == 0
+            assert qq.exit_status() == 1
             assert json.loads(qq.output)["nodes"][0]["commit_index"] == 119
         with started(tmp_path, "status", "--http", url, "--password", "wrong") as qq:
             assert qq.exit_status() == 1
@@ -134,7 +138,7 @@ def test_a_node_is_given_none_of_the_authorities_that_the_system_trusts() -> Non
         assert node_environment()["SSL_CERT_FILE"] == os.devnull
 
 
-def test_status_takes_the_password_from_an_option_or_the_environment(
+def test_a_command_takes_the_password_from_an_option_or_the_environment(
     tmp_path: Path, config: Path, base_port: int
 ) -> None:
     url = f"http://127.0.0.1:{base_port + 10000}"
@@ -145,10 +149,10 @@ def test_status_takes_the_password_from_an_option_or_the_environment(
     default = {"QQ_USERS_DEFAULT_USER": "admin", "QQ_USERS_DEFAULT_PASSWORD": "p4ss"}
 
     def said(*options: str, **environ: str) -> str:
-        with started(tmp_path, "status", "--http", url, *options, **environ) as qq:
+        with started(tmp_path, "member", "list", "--http", url, *options, **environ) as qq:
             status = qq.exit_status()
-            assert status == (2 if "usage:" in qq.errors else 1 if qq.errors else 0)
-            return qq.errors.removeprefix("qq status: ").removesuffix("\n")
+            assert status == (2 if "--help" in qq.errors else 1 if qq.errors else 0)
+            return qq.errors.removeprefix("qq member list: ").removesuffix("\n")
 
     with started(tmp_path, "serve", "--config", str(config), **default) as node:
         node.until_line("n1 serves")
@@ -156,7 +160,7 @@ def test_status_takes_the_password_from_an_option_or_the_environment(
         assert said(QQ_USER="admin", QQ_PASSWORD="p4ss") == ""
         assert said(QQ_USER="admin", QQ_PASSWORD_FILE=str(good)) == ""
         # An option counts more than the environment.
-        refused = f"{url}/api/cluster: login of 'admin' was refused"
+        refused = f"{url}/api/cluster/members: login of 'admin' was refused"
         assert said("--user", "admin", QQ_USER="guest", QQ_PASSWORD="p4ss") == ""
         assert said("--password-file", str(good), QQ_USER="admin", QQ_PASSWORD="wrong") == ""
         assert said("--password", "p4ss", QQ_USER="admin", QQ_PASSWORD_FILE=str(wrong)) == ""
@@ -166,7 +170,8 @@ def test_status_takes_the_password_from_an_option_or_the_environment(
         assert said(QQ_PASSWORD_FILE="none") == "none: cannot be read: No such file or directory"
         both = "environment: give either QQ_PASSWORD or QQ_PASSWORD_FILE"
         assert said(QQ_PASSWORD="p4ss", QQ_PASSWORD_FILE=str(good)) == both
-        assert "not allowed with argument" in said("--password", "p4ss", "--password-file", str(good))
+        either = "give either --password or --password-file (see `qq member list --help`)"
+        assert said("--password", "p4ss", "--password-file", str(good)) == either
 
 
 FOREIGN = "the answer is not that of a qq node"
@@ -190,6 +195,15 @@ def test_status_says_in_one_line_that_the_answer_is_none(tmp_path: Path, answer:
     with answering(answer) as url, started(tmp_path, "status", "--http", url) as qq:
         assert qq.exit_status() == 1
         assert qq.errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
+
+
+def test_a_list_that_has_no_pages_is_not_taken_for_one(tmp_path: Path) -> None:
+    """As release 0.1 answers, whatever is asked for."""
+    whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
+    with answering(whole) as url, started(tmp_path, "list", "queues", "--url", url) as qq:
+        assert qq.exit_status() == 1
+        older = "this node is of a release that lists nothing page by page; upgrade it first"
+        assert qq.errors == f"qq list queues: {url}: {older}\n"
 
 
 def test_status_says_in_one_line_that_nothing_listens(tmp_path: Path, base_port: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.cli import main, remote
+from qq.cli import main, progress, remote
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,7 +26,7 @@ GRACE_S = 0.2
 def silent(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """The URL of one that says nothing; all times but the command's own are short."""
     monkeypatch.setattr(remote, "_GRACE_S", GRACE_S)
-    monkeypatch.setattr(remote, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(progress, "NOTICE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -85,7 +85,7 @@ def test_a_backup_that_waits_can_be_ended(silent: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", ["qq.cli", "argparse", "aiohttp", "qq.cli.status"])
+@pytest.mark.parametrize("module", ["qq.cli", "click", "aiohttp", "qq.cli.status"])
 def test_an_interrupted_import_is_no_error(module: str) -> None:
     entry = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]["qq"]
     program = f"""

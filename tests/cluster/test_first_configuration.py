@@ -162,6 +162,8 @@ def test_a_snapshot_without_a_configuration_undoes_one_that_was_not_committed() 
     for cut in cuts:
         growing.network.heal(*cut)
     growing.until(lambda: old.group.snapshots_installed)
+    caught_up = old.group.catch_up_times
+    assert (sum(caught_up.counts), 0 < caught_up.total_s < 10) == (1, True)
     assert not old.group.configurations.newest.cluster
 
 

@@ -15,6 +15,7 @@ from cluster.fitness import (
     successors,
     why_cannot_lead,
     why_log_is_obsolete,
+    why_no_leader,
     why_not_all,
     why_not_lead,
     why_nothing_is_stored,
@@ -296,3 +297,17 @@ def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
 ) -> None:
     why = why_log_is_obsolete("c", leader, Membership.of_voters(known), known, 2000, 100)
     assert (why is not None) == is_obsolete
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ("abc", "no leader: the members elect one"),
+        ("ab", "no leader: c does not answer, and the others elect one"),
+        ("a", "no majority: b, c do not answer"),
+        ("", "no majority: a, b, c do not answer"),
+    ],
+)
+def test_who_does_not_answer_is_named_where_nobody_leads(heard: str, why: str) -> None:
+    known = {name: FIT if name in heard else None for name in "abc"}
+    assert why_no_leader(Membership.of_voters("abc"), known) == why

@@ -202,6 +202,7 @@ def test_a_checkpoint_is_taken_after_so_many_entries() -> None:
     assert newest is not None
     assert (newest.index, newest.term, node.housekeeping.newest_index) == (10, 1, 10)
     assert node.housekeeping.second_index == 0
+    assert sum(node.housekeeping.checkpoint_times.counts) == 1
 
 
 def test_a_checkpoint_is_taken_after_so_many_bytes() -> None:

@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import kubernetes_validate
 import pytest
 from deployment import DEPLOY, RUNS_AS, document, documents
 from dockerfile import stages
 from how_to import with_a_fourth_node
 
-from qq.cli import _parser
+from qq.cli.root import root
+from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
@@ -254,6 +256,17 @@ def done_before_a_pod_stops(pod: str, directory: Path) -> list[list[str]]:
     return [line.split() for line in ran.stdout.splitlines()]
 
 
+def options_of(command: str, arguments: list[str]) -> dict[str, Any]:
+    """What a command line of `qq` says, by the names that the command gives to its options."""
+    context = root.make_context(command, list(arguments))
+    while isinstance(context.command, click.Group):
+        words = [*context._protected_args, *context.args]
+        name, called, rest = context.command.resolve_command(context, words)
+        assert called is not None
+        context = called.make_context(name, rest, parent=context)
+    return context.params
+
+
 MOST_PODS = [f"qq-{number}" for number in range(7)]
 
 
@@ -265,20 +278,15 @@ def test_a_pod_asks_twice_whether_the_others_can_do_without_it_and_is_given_the_
     assert (first[0], second[0]) == ("sleep", "sleep")
     needed_s = int(first[1]) + int(second[1]) + 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
     for command, *arguments in (asked, asked_again):
-        options = _parser().parse_args(arguments)
-        assert (command, options.command, options.subcommand, options.node) == (
-            "qq",
-            "check",
-            "safe-to-stop",
-            None,
-        )
-        assert options.http == f"http://127.0.0.1:{PORTS['http']}"
+        options = options_of(command, arguments)
+        assert (*arguments[:2], options["name"]) == ("check", "safe-to-stop", None)
+        assert (options["urls"], DEFAULT_URL) == ((), f"http://127.0.0.1:{PORTS['http']}")
         node = config("qq-0", tmp_path / "-".join(arguments).replace("/", "-"))
-        assert options.user == node.default_user
+        assert options["user"] == node.default_user
         secret = Path(MOUNTED["secrets"], "admin-password")
-        assert options.password_file == secret
+        assert options["password_file"] == secret
         assert f'default_password_file = "{secret}"' in SETTINGS
-        needed_s += options.timeout
+        needed_s += options["timeout"]
     assert int(first[1]) >= 5
     assert POD["terminationGracePeriodSeconds"] >= needed_s
 

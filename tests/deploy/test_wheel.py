@@ -66,7 +66,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_the_packages_of_a_node_under_one_name(wheel: Path) -> None:
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {name.parts[0] for name in names} == {"qq", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
-    modules = [*ROOT.glob("qq/**/*.py"), *ROOT.glob("qq/http/static/*"), ROOT / "qq" / "py.typed"]
+    page = [file for file in ROOT.glob("qq/http/static/**/*") if file.is_file()]
+    modules = [*ROOT.glob("qq/**/*.py"), *page, ROOT / "qq" / "py.typed"]
     assert {module.relative_to(ROOT) for module in modules} - names == set()
     bundled = {Path("qq/bundled") / module.relative_to(ROOT) for module in ROOT.glob("cluster/**/*.py")}
     assert bundled - names == set()

@@ -5,24 +5,26 @@ And the other way round, where a reference claims to be complete: settings, metr
 
 from __future__ import annotations
 
-import argparse
 import ast
 import errno
 import os
 import re
 import shlex
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import click
 import pytest
 from aiohttp import web
 from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, prose, spans
 
 from cluster import envelope
 from cluster.histogram import Histogram
-from qq import cli, config
+from qq import config
 from qq.cli import credentials
+from qq.cli.root import root
 from qq.http import api
 from qq.machine import arguments, limits, policies
 from qq.metrics import (
@@ -106,7 +108,7 @@ BEFORE_FILE = (
 """How documents say that something is in a file. Who only names both in one sentence says nothing of that kind."""
 IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
 """`package/module.name`."""
-SUFFIXES = {"c", "html", "js", "json", "md", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
+SUFFIXES = {"c", "html", "js", "json", "md", "png", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
 
 
 def paragraphs(document: Path) -> list[str]:
@@ -338,7 +340,7 @@ PREFIXES = {"rabbitmq_", "rabbitmq_detailed_", "rabbitmq_cluster_"}
 def known_metrics() -> set[str]:
     raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
-    delays = DelayMetrics(Histogram(), Histogram(), Histogram(), Histogram())
+    delays = DelayMetrics(*(Histogram() for _ in fields(DelayMetrics)))
     snapshot = MetricsSnapshot(
         "n1",
         "c",
@@ -350,6 +352,7 @@ def known_metrics() -> set[str]:
         delays,
         0.0,
         1.0,
+        1,
         1,
         ClusterTotals(1, 1, 1, 1, 1, 1, 1),
     )
@@ -380,23 +383,30 @@ def test_every_alert_is_described() -> None:
 
 
 @cache
-def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, by its name; some have two words."""
-    return dict(commands_of(cli._parser()))
+def commands() -> dict[str, click.Command]:
+    """Each command by its name; some have two words."""
+    return dict(commands_of(root))
 
 
-def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, choice in action.choices.items():
-                parts = dict(commands_of(choice))
-                yield from ((f"{name} {part}", each) for part, each in parts.items())
-                if not parts:
-                    yield name, choice
+def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert command.help
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {part}", each) for part, each in commands_of(command))
+        else:
+            yield name, command
 
 
-def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    return {option for action in parser._actions for option in action.option_strings}
+def options_of(command: click.Command) -> set[str]:
+    options = (each for each in command.params if isinstance(each, click.Option))
+    return {name for option in options for name in option.opts}
+
+
+def groups() -> set[str]:
+    return {name.partition(" ")[0] for name in commands() if " " in name}
 
 
 @documents
@@ -404,21 +414,60 @@ def test_commands_of_qq_have_these_options(document: Path) -> None:
     for line in command_lines(document):
         if not (found := re.match(r"(?:\S*/)?qq ([a-z]+\b.*)", line)):
             continue
+        if found[1] in groups():
+            continue
         called = [name for name in commands() if re.match(rf"{name}(?![\w-])", found[1])]
         assert len(called) == 1, f"{name_of(document)}: {line}"
         for option in re.findall(r"(?<![\w-])--[a-z-]+", found[1].partition("#")[0]):
             assert option in options_of(commands()[called[0]]), f"{name_of(document)}: {line}"
 
 
+NODE_OPTIONS, OUTPUT = "which-node-is-asked-and-as-whom", "output"
+"""The chapters with options that many commands have; the others lead to them."""
+
+
 def test_every_command_and_option_of_qq_is_in_the_reference() -> None:
-    text = (REFERENCE / "cli.md").read_text()
-    chapters = dict(re.findall(r"^## `qq ([a-z -]+)`$(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
-    described = {
-        command: set(re.findall(r"(?<=`)--[a-z-]+", "\n".join(re.findall(r"^\|.*", chapter, re.MULTILINE))))
-        for command, chapter in chapters.items()
+    chapters = chapters_of_commands()
+    common = {chapter: options_in(chapters[chapter]) for chapter in (NODE_OPTIONS, OUTPUT)}
+    described: dict[str, set[str]] = {}
+    for title, text in chapters.items():
+        if title in groups():
+            rows = re.findall(r"^\| `([a-z-]+)` (\|.*)", text, re.MULTILINE)
+            described |= {f"{title} {name}": options_in(row) for name, row in rows}
+        elif title in commands():
+            described[title] = options_in(text)
+    own = {name: options_of(command) for name, command in commands().items()}
+    having = {
+        NODE_OPTIONS: {name for name, options in own.items() if "--context" in options},
+        OUTPUT: {name for name, options in own.items() if "--output" in options},
     }
-    hidden = {"-h", "--help"}
-    assert described == {name: options_of(parser) - hidden for name, parser in commands().items()}
+    for chapter, names in having.items():
+        for name in names:
+            own[name] -= common[chapter]
+    assert described == own
+    for chapter, names in having.items():
+        leading = {title for title, text in chapters.items() if f"(#{chapter})" in text}
+        written = {name if name in chapters else name.partition(" ")[0] for name in names}
+        assert leading & {*commands(), *groups()} == written
+    assert common[NODE_OPTIONS] <= options_of(commands()["status"])
+    assert common[OUTPUT] <= options_of(commands()["status"])
+
+
+def chapters_of_commands() -> dict[str, str]:
+    """The chapters of the reference: those of commands by their names, others by their anchors."""
+    text = (REFERENCE / "cli.md").read_text()
+    found = dict(re.findall(r"^## ([^\n]+)$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    return {
+        title.removeprefix("`qq ").rstrip("`")
+        if title.startswith("`")
+        else re.sub(r"[^\w -]", "", title).replace(" ", "-").lower(): chapter
+        for title, chapter in found.items()
+    }
+
+
+def options_in(text: str) -> set[str]:
+    """The options in the rows of tables."""
+    return set(re.findall(r"(?<=`)--?[a-z-]+", "\n".join(re.findall(r"^\|.*|\|.*", text, re.MULTILINE))))
 
 
 @documents

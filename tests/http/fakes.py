@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -34,12 +35,13 @@ from qq.http.view import (
     ClusterStatus,
     ConsumerStatus,
     Listener,
+    LoggedIn,
     Message,
     NodeState,
     NodeStatus,
     Product,
-    QueueRows,
     QueueStatus,
+    ThingRows,
     Unavailable,
 )
 from qq.machine.codec import encode_batch
@@ -94,9 +96,11 @@ class FakeView:
     def infos(self, endpoint: str) -> dict[str, dict[str, str]]:
         return {"rabbitmq_identity_info": {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint}}
 
-    async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
-        is_right = password == PASSWORD and is_loopback(peer_host)
-        return self.tags.get(user) if is_right else None
+    takes_tokens = False
+
+    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
+        is_right = password == PASSWORD and is_loopback(peer_host) and user in self.tags
+        return LoggedIn(user, self.tags[user]) if is_right else None
 
 
 class _Group:
@@ -114,7 +118,7 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
-        self.engine = SimpleNamespace(is_leader=True)
+        self.engine = SimpleNamespace(is_leader=True, applied_index=1)
         self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
         self.versions_of = {"n1": Versions(7, 8)}.get
@@ -134,14 +138,15 @@ class _Group:
         """One that the cluster has committed, and that this node applies before what is submitted now."""
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
+        self.apply_times = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0)),
-            "n2": SimpleNamespace(alarm=Alarm(0)),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=()),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=()),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
@@ -195,6 +200,9 @@ class _Group:
     def disk_failed(self, error: Exception) -> None:
         raise error
 
+    def why_undecided(self) -> str | None:
+        return None if self.leader else "no majority: n2, n3 do not answer"
+
     def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
@@ -227,9 +235,9 @@ class _Group:
 
 def _statuses() -> list[Any]:
     return [
-        SimpleNamespace(name="n1", state="leader", last_index=20),
-        SimpleNamespace(name="n2", state="follower", last_index=13),
-        SimpleNamespace(name="n3", state="down", last_index=5),
+        SimpleNamespace(name="n1", state="leader", last_index=20, standing="voter", clock_offset_ms=0),
+        SimpleNamespace(name="n2", state="follower", last_index=13, standing="voter", clock_offset_ms=-7),
+        SimpleNamespace(name="n3", state="down", last_index=5, standing=None, clock_offset_ms=None),
     ]
 
 
@@ -239,6 +247,9 @@ class _Runtime:
 
     def monotonic(self) -> float:
         return 0.0
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
@@ -268,11 +279,13 @@ class MachineManagement(Management):
             memory_limit_bytes=2**30,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
+            loop_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
         )
-        super().__init__(broker, cast("Any", group), product, own, group.reach)
+        self.secrets = [b"0123456789abcdef"]
+        super().__init__(broker, cast("Any", group), product, own, group.reach, lambda: self.secrets)
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group
@@ -332,9 +345,9 @@ class FakeManagement(MachineManagement):
     def queue(self, vhost: str, name: str) -> QueueStatus | None:
         return self._shown(name) if name in self._names(vhost) else None
 
-    def queue_rows(self, vhost: str | None) -> QueueRows:
+    def queue_rows(self, vhost: str | None) -> ThingRows:
         fields = {name: attrgetter(name) for name in QueueStatus._fields}
-        return QueueRows(list(self.queues(vhost)), fields)
+        return ThingRows(list(self.queues(vhost)), fields)
 
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []

@@ -205,3 +205,30 @@ def test_a_connection_of_another_node_is_closed_by_its_name(
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="Closed via management plugin"):
         connection.process_data_events(5)
     wait_for(lambda: not mine(nodes[0], "connections", name))
+
+
+# --- who is logged in with the page
+
+
+def test_a_web_session_is_good_at_every_node_until_somebody_logs_out(nodes: list[ClusterNode]) -> None:
+    def request(node: ClusterNode, method: str, path: str, **headers: str) -> Any:
+        connection = HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+        try:
+            connection.request(
+                method, path, body="username=guest&password=guest", headers={"Host": "lb", **headers}
+            )
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+    answer, shown = request(nodes[0], "POST", "/api/login")
+    cookie = {"Cookie": answer.getheader("Set-Cookie").partition(";")[0]}
+    for node in nodes:
+        assert request(node, "GET", "/api/session", **cookie)[1] == shown
+    csrf = {"X-CSRF-Token": shown["csrf_token"]}
+    assert request(nodes[1], "DELETE", "/api/session", **cookie)[0].status == 403
+    assert request(nodes[1], "DELETE", "/api/session", **cookie, **csrf)[0].status == 204
+    for node in nodes:
+        assert request(node, "GET", "/api/session", **cookie)[0].status == 401

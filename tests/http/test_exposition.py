@@ -52,6 +52,29 @@ def test_each_queue_is_a_sample_of_each_metric(node: Node[MachineManagement]) ->
     assert shown["rabbitmq_identity_info", ("n1", "per-object")] == 1
 
 
+def test_it_is_told_how_long_the_oldest_ready_message_waits(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management, clock_ms = node.management, [1_000_000]
+    monkeypatch.setattr(management.group, "time_ms", lambda: clock_ms[0])
+    declare(node, "empty")
+    name = "rabbitmq_detailed_queue_oldest_message_age_seconds"
+    management.keep(encode_batch([Enqueue(99, 0, 1, "", "orders", False, 1)], [b"abc"]))
+    management.group.engine.applied_index = max(management.entries)
+    asyncio.run(management._sample_queues())
+    clock_ms[0] += 90_500
+    shown = scraped(node, "/metrics/detailed?family=queue_metrics")
+    assert {labels: value for (each, labels), value in shown.items() if each == name} == {
+        ("/", "orders"): 90.5
+    }
+    assert (
+        scraped(node, "/metrics/per-object")["rabbitmq_queue_oldest_message_age_seconds", ("/", "orders")]
+        == 90.5
+    )
+    management.group.engine.is_leader = False
+    assert not any(each == name for each, _ in scraped(node, "/metrics/detailed?family=queue_metrics"))
+
+
 def test_only_what_is_asked_for_is_shown_in_detail(node: Node[MachineManagement]) -> None:
     shown = scraped(node, "/metrics/detailed?family=queue_consumer_count&family=vhost_status&family=unknown")
     assert shown == {

@@ -31,8 +31,12 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
                 submissions.batches_applied += 1
 
         log = asyncio.ensure_future(go_on())
-        machine = SimpleNamespace(version=QueueMachine.versions[1])
-        broker: Any = SimpleNamespace(is_full=False, submissions=submissions, machine=machine)
+        broker: Any = SimpleNamespace(
+            is_full=False,
+            submissions=submissions,
+            machine=SimpleNamespace(version=QueueMachine.versions[1]),
+            why_undecided=lambda: "no majority: n2 does not answer",
+        )
         with pytest.raises(Unavailable) as given_up:
             await until_applied(broker, [DeleteUser("u")], lambda: None)
         applied = submissions.batches_applied
@@ -48,4 +52,5 @@ def test_nobody_says_that_there_is_no_majority_while_the_log_goes_on(
 ) -> None:
     """Once an import of policies behind others was told so after 10 s."""
     told = waits(monkeypatch, batches)
-    assert told == f"{batches}: no majority of the nodes has taken the change; it may still be made"
+    why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
+    assert told == f"{batches}: {why}"

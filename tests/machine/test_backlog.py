@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qq.machine import runs as runs_module
 from qq.machine import shelf as shelf_module
-from qq.machine.backlog import RETURNED, Backlog, FrozenBacklog, place_of
+from qq.machine.backlog import HIGH, RETURNED, Backlog, FrozenBacklog, place_of
 from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:
@@ -474,6 +474,29 @@ def test_levels_that_became_empty_leave_nothing_behind() -> None:
     backlog.take(2)
     plain.take(1)
     assert backlog.freeze().dump() == plain.freeze().dump()
+
+
+def test_the_oldest_message_is_the_least_of_those_that_are_first_somewhere() -> None:
+    backlog = Backlog()
+    assert backlog.oldest_index() is None
+    for index in range(5, 15):
+        backlog.add(index, 0, 1, 10)
+    assert backlog.oldest_index() == 5
+    first, second = (backlog.take(1)[0] for _ in range(2))
+    backlog.take(5)  # and with them, in this test, all of a chunk
+    assert backlog.oldest_index() == 12
+    backlog.give_back(second)
+    assert backlog.oldest_index() == 6
+    backlog.put_back(first)
+    assert backlog.oldest_index() == 5
+    backlog.take(3)
+    assert backlog.oldest_index() == 13
+    backlog.add(15, 0, 1, 10, HIGH)
+    assert backlog.oldest_index() == 13
+    backlog.take(3)
+    assert (backlog.count, backlog.oldest_index()) == (0, None)
+    backlog.delay(first, 99, returned=False)
+    assert backlog.oldest_index() is None  # it is not ready
 
 
 def test_consecutive_messages_are_one_range() -> None:

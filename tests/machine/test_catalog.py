@@ -22,6 +22,23 @@ PERMIT = c.SetPermissions("ann", "/", "c", "w", "r")
 TOPIC = c.SetTopicPermissions("ann", "/", "amq.topic", "w", "r")
 
 
+def test_whom_a_token_vouches_for_needs_no_permissions_in_the_log() -> None:
+    driver = Driver()
+    driver.machine.raise_to(8)
+    refused = driver.apply(c.Connect(10, "/", "somebody"))
+    assert "refused for user 'somebody'" in str(refused)
+    driver.apply(c.ConnectVouched(11, "/", "somebody"), c.OpenChannel(12, 11))
+    assert driver.machine.catalog.connections_of("somebody") == 1
+    assert "vhost nowhere not found" in str(driver.apply(c.ConnectVouched(13, "nowhere", "somebody")))
+    limit = c.SetVhostLimits("/", {"max-connections": 1})
+    assert "connection limit (1) is reached" in str(
+        driver.apply(limit, c.ConnectVouched(14, "/", "somebody"))
+    )
+    driver.apply(c.SessionDown(12), c.ConnectionDown(11))
+    assert driver.machine.catalog.connections_of("somebody") == 0
+    assert driver.machine.catalog.channels_of("somebody") == 0
+
+
 def connected(*more: c.Command) -> Driver:
     """Connection 10 of node n1, with channel 11."""
     driver = Driver()

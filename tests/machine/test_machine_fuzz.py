@@ -21,6 +21,7 @@ from qq.machine.backlog import PLACES, RETURNED, place_of
 from qq.machine.codec import MalformedBatch, decode_commands, unpack
 from qq.machine.commands import (
     OPCODES,
+    SINCE,
     BeginMove,
     BindExchange,
     BindQueue,
@@ -30,6 +31,7 @@ from qq.machine.commands import (
     Commit,
     Connect,
     ConnectionDown,
+    ConnectVouched,
     Credit,
     DeclareExchange,
     DeclareQueue,
@@ -566,7 +568,9 @@ class Chance(Random):
         for number in (200, 201):
             connection = machine.catalog.connections.get((origin, number))
             if connection is None and self.random() < 0.3:
-                found += [SessionDown(number), Connect(number, self.choice(["/", "v"]), "u")]
+                is_vouched = machine.version >= SINCE[ConnectVouched] and self.random() < 0.3
+                kind = ConnectVouched if is_vouched else Connect
+                found += [SessionDown(number), kind(number, self.choice(["/", "v"]), "u")]
             elif connection is not None and (connection.closing or self.random() < 0.03):
                 found.append(ConnectionDown(number))
             elif self.random() < 0.1:

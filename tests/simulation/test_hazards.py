@@ -663,7 +663,7 @@ def promise_nothing(
 
 
 def serve_nobody(_publishing: Publishing, _queues: Iterable[Queue], _count: int) -> None:
-    """In place of `Publishing._serve_if_full`: what was taken for consumers stays until the entry ends."""
+    """In place of `Publishing.serve_if_full`: what was taken for consumers stays until the entry ends."""
 
 
 def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
@@ -937,7 +937,7 @@ HAZARDS = [
         QUEUES,
         20,
         "has taken a message more",
-        ("qq.machine.publishing.Publishing._serve_if_full", serve_nobody),
+        ("qq.machine.publishing.Publishing.serve_if_full", serve_nobody),
         shown_by=6,
     ),
     Hazard(

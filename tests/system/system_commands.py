@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
+import tempfile
 from typing import TYPE_CHECKING
+
+from qq.fork_server import fork_server
 
 if TYPE_CHECKING:
     from qq.testing import ClusterNode
@@ -12,13 +15,18 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S = 90
 
 
+def run_qq(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a command ends with, prints and complains of."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = fork_server("commands").start(
+            arguments, os.environ, stdout=output.fileno(), stderr=errors.fileno()
+        )
+        status = process.wait(ANSWER_TIMEOUT_S)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
+
+
 def run_command(node: ClusterNode, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a command that asks this node ends with, prints and complains of."""
-    url = f"http://127.0.0.1:{node.http_port}"
-    return subprocess.run(
-        [sys.executable, "-m", "qq", *arguments, "--http", url],
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_TIMEOUT_S,
-        check=False,
-    )
+    """The same of a command that asks this node."""
+    return run_qq(*arguments, "--http", f"http://127.0.0.1:{node.http_port}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pika.exceptions
 import pytest
 from system_clients import pika_connection
-from system_commands import run_command
+from system_commands import run_command, run_qq
 from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
@@ -60,7 +58,7 @@ def address(node: ClusterNode) -> str:
 def exit_status(node: ClusterNode) -> int | None:
     poll(lambda: not node.running, lambda: f"{node.name} goes on")
     assert node._process is not None
-    return node._process.returncode
+    return node._process.poll()
 
 
 def until_down(asked: ClusterNode, name: str) -> None:
@@ -108,9 +106,7 @@ def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
             ),
             (["recover", "--unsafe-from", str(data_dir)], "and more: this node was removed from its cluster"),
         ]:
-            end = subprocess.run(
-                [sys.executable, "-m", "qq", *arguments], capture_output=True, text=True, check=False
-            )
+            end = run_qq(*arguments)
             assert (end.returncode, text in end.stdout) == (1, True), end
         cluster.forget_node(leader)
         status, _, errors = qq(follower, "member", "remove", follower.name)

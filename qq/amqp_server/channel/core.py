@@ -76,7 +76,7 @@ class ChannelCore:
         """The channel's number in the log: unlike `number` it is never used again."""
         self.counts = SessionCounts()
         self.outgoing = Outgoing(broker, connection, number, self.counts)
-        self.access = Access(broker.machine, connection.user, connection.vhost)
+        self.access = Access(broker.machine, connection.user, connection.vhost, connection.scopes)
         self.closed = False
         self.has_failed = False
         """Whether the log has refused something of the channel: it passes over what is asked for behind that."""

@@ -53,8 +53,8 @@ class PublishingMethods:
         self._confirmed = 0
         self._is_publisher = False
         """Whether something was published, and so the channel counts as a publisher."""
-        user = core.connection.user
-        self._user = None if core.broker.may_impersonate(user) else user
+        connection = core.connection
+        self._user = None if core.broker.may_impersonate(connection) else connection.user
         """The only user that messages may say they are from; None: they may name any."""
         self._run: OpenEnqueue | None = None
         self._run_method = b""

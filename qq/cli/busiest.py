@@ -1,0 +1,96 @@
+"""`qq top`: the busiest queues and connections, once or again and again.
+
+Lives here: which are asked for, and how they are shown. Not here: rates, which a node counts (management/rates.py).
+
+Law: a node is asked for a few rows only, however many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.cli.output import cell, print_cells, print_document, print_rows, table_of, value_in
+from qq.cli.remote import path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.cli.remote import Remote
+
+
+class Busy(NamedTuple):
+    """A kind of things that may be busy."""
+
+    name: str
+    rates: tuple[str, ...]
+    """The columns whose sum says how busy one is."""
+    columns: tuple[str, ...]
+    head: tuple[str, ...]
+
+
+QUEUES = Busy(
+    "queues",
+    ("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate"),
+    (
+        *("vhost", "name", "messages_ready", "messages_unacknowledged", "consumers"),
+        *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate"),
+    ),
+    ("vhost", "queue", "ready", "unacked", "consumers", "published/s", "delivered/s"),
+)
+CONNECTIONS = Busy(
+    "connections",
+    ("recv_oct_details.rate", "send_oct_details.rate"),
+    ("name", "user", "vhost", "node", "state", "channels", "recv_oct_details.rate", "send_oct_details.rate"),
+    ("connection", "user", "vhost", "node", "state", "channels", "received bytes/s", "sent bytes/s"),
+)
+KINDS = {kind.name: kind for kind in (QUEUES, CONNECTIONS)}
+
+
+def print_busiest(node: Remote, kinds: Sequence[Busy], count: int, form: str) -> int:
+    """Print the busiest things once; raises CommandError."""
+    found = {kind.name: _busiest(node, kind, count) for kind in kinds}
+    if form == "json":
+        print_document(found)
+        return 0
+    for number, kind in enumerate(kinds):
+        if form == "csv":
+            print_rows(form, found[kind.name], kind.columns)
+            continue
+        if number:
+            print()
+        print_cells(kind.head, _cells(kind, found[kind.name]))
+    return 0
+
+
+def watch(node: Remote, kinds: Sequence[Busy], count: int, interval_s: float) -> int:
+    """Show the busiest things on the terminal, anew after each interval, until Ctrl-C; raises CommandError."""
+    from rich.console import Group  # noqa: PLC0415 -- where somebody looks
+    from rich.live import Live  # noqa: PLC0415
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            tables = [table_of(kind.head, _cells(kind, _busiest(node, kind, count))) for kind in kinds]
+            live.update(Group(*tables), refresh=True)
+            time.sleep(interval_s)
+
+
+def _cells(kind: Busy, rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    return [[cell(value_in(row, column)) for column in kind.columns] for row in rows]
+
+
+def _busiest(node: Remote, kind: Busy, count: int) -> list[dict[str, Any]]:
+    """The busiest among those that are first by one of the rates."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rate in kind.rates:
+        query = {"sort": rate, "sort_reverse": "true", "page": "1", "page_size": str(count)}
+        page = node.get(path_of(kind.name), {**query, "columns": ",".join(kind.columns)})
+        try:
+            found |= {(row["vhost"], row["name"]): row for row in page["items"]}
+        except (KeyError, TypeError):
+            raise node.is_foreign() from None
+    return sorted(found.values(), key=lambda row: _rate(kind, row), reverse=True)[:count]
+
+
+def _rate(kind: Busy, row: dict[str, Any]) -> float:
+    return sum(value_in(row, column) or 0.0 for column in kind.rates)

@@ -1,0 +1,24 @@
+"""Completion of commands by shells.
+
+Lives here: the scripts, and what a shell is answered. Not here: which commands there are (root.py).
+"""
+
+from __future__ import annotations
+
+from click.shell_completion import get_completion_class, shell_complete
+
+from qq.cli.root import COMPLETION_VARIABLE, NAME, root
+from qq.errors import CommandError
+
+
+def script(shell: str) -> str:
+    """The script for a shell; raises CommandError."""
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise CommandError(f"there is no completion for {shell}")
+    return completion(root, {}, NAME, COMPLETION_VARIABLE).source()
+
+
+def answer(instruction: str) -> int:
+    """Answer a script; return the exit status."""
+    return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)

@@ -1,0 +1,91 @@
+"""`qq definitions`: everything that was declared or set, as one document.
+
+Lives here: writing it to a file or standard output, and reading it from there. Not here: what is in it
+(http/definitions.py).
+
+Law: under its name a file is there as a whole, or as it was before. It has hashes of passwords in it, so others may not
+read it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from qq.cli.progress import Wait, counted
+from qq.cli.remote import JSON, path_of
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from qq.cli.remote import Remote
+
+STANDARD_STREAM = "-"
+_CHUNK_BYTES = 256 * 1024
+_BYTES_MAX = 16 * 1024 * 1024
+"""The largest document that a node takes."""
+
+
+def export(node: Remote, vhost: str | None, file: str) -> int:
+    """Write the definitions of a virtual host, or of all, to a file or standard output (`-`); raises CommandError."""
+    done = 0
+    with (
+        counted("reading definitions", in_bytes=True, prints=file == STANDARD_STREAM) as count,
+        node.download(_path(vhost), JSON) as stream,
+        _target(file) as target,
+    ):
+        while part := stream.read(_CHUNK_BYTES):
+            target.write(part)
+            done += len(part)
+            count.so_far(done, None)
+    if file != STANDARD_STREAM:
+        print(f"{file}: {done:,} bytes of definitions")
+    return 0
+
+
+@contextmanager
+def _target(file: str) -> Generator[BinaryIO]:
+    """What is written in the block becomes the file at its end; a block that fails leaves nothing."""
+    if file == STANDARD_STREAM:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(file).resolve()
+    if path.exists() and not path.is_file():  # a pipe, or a device, in whose place there must be no file
+        with path.open("wb") as target:
+            yield target
+        return
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=f".{path.name}.", dir=path.parent
+    )  # nobody else may read it
+    try:
+        with os.fdopen(descriptor, "wb") as target:
+            yield target
+            target.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+def take_over(node: Remote, vhost: str | None, file: str) -> int:
+    """Have the cluster take definitions over; raises CommandError."""
+    with sys.stdin.buffer if file == STANDARD_STREAM else Path(file).open("rb") as stream:
+        document = stream.read(_BYTES_MAX + 1)
+    if len(document) > _BYTES_MAX:
+        raise CommandError(f"{file}: is larger than {_BYTES_MAX:,} bytes: take it over in parts")
+    wait = Wait("the definitions to be taken over")
+    node.send("POST", _path(vhost), document, is_long=True, wait=wait)
+    print(f"{len(document):,} bytes of definitions: taken over")
+    return 0
+
+
+def _path(vhost: str | None) -> str:
+    return path_of("definitions") if vhost is None else path_of("definitions", vhost)

@@ -1,0 +1,35 @@
+"""`qq doctor`: what is wrong in the cluster, and what limits it.
+
+Lives here: printing the answer of `/api/doctor`. Not here: the findings, and their lines (qq/diagnosis).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.cli.output import print_document, print_rows
+from qq.diagnosis.findings import Severity, lines_of
+
+if TYPE_CHECKING:
+    from qq.cli.remote import Remote
+
+_COLUMNS = ("severity", "code", "subject", "text", "advice", "since")
+_CALM = Severity.INFO.value
+
+
+def doctor(node: Remote, form: str) -> int:
+    """Print the findings; exit status 1 if something should be done. Raises CommandError."""
+    answer = node.get("/api/doctor")
+    try:
+        lines = list(lines_of(answer))
+        is_calm = all(each["severity"] == _CALM for each in answer["findings"])
+    except (KeyError, TypeError, AttributeError):
+        raise node.is_foreign() from None
+    match form:
+        case "json":
+            print_document(answer)
+        case "csv":
+            print_rows(form, answer["findings"], _COLUMNS)
+        case _:
+            print("\n".join(lines))
+    return 0 if is_calm else 1

@@ -1,0 +1,116 @@
+"""The kinds of things that `qq list` lists.
+
+Lives here: their names, their paths in the management API, and the columns that are shown. Not here: asking for them
+(listing.py), limits, which are two lists (limits.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """Things of one kind."""
+
+    name: str
+    """What several are called."""
+    columns: tuple[str, ...]
+    """What is shown of each unless something else is asked for."""
+    of_vhost: tuple[str, ...] | None = None
+    """The path of those of one virtual host, which is named by `{}` in it; None if they are in none."""
+    has_names: bool = True
+    """Whether they may be chosen by their names."""
+
+    def path(self, vhost: str | None) -> tuple[str, ...]:
+        """The parts of the path of those of a virtual host, or of all."""
+        if vhost is None or self.of_vhost is None:
+            return (self.name,)
+        return tuple(vhost if part == "{}" else part for part in self.of_vhost)
+
+
+_POLICY = ("vhost", "name", "pattern", "apply-to", "priority", "definition")
+
+KINDS = (
+    Kind(
+        "queues",
+        (
+            "vhost",
+            "name",
+            "type",
+            "messages_ready",
+            "messages_unacknowledged",
+            "messages",
+            "consumers",
+            "state",
+        ),
+        ("queues", "{}"),
+    ),
+    Kind(
+        "exchanges",
+        ("vhost", "name", "type", "durable", "auto_delete", "internal"),
+        ("exchanges", "{}"),
+    ),
+    Kind(
+        "bindings",
+        ("vhost", "source", "destination_type", "destination", "routing_key", "arguments"),
+        ("bindings", "{}"),
+        has_names=False,
+    ),
+    Kind(
+        "connections",
+        ("name", "user", "vhost", "node", "state", "channels", "peer_host", "ssl"),
+        ("vhosts", "{}", "connections"),
+    ),
+    Kind(
+        "channels",
+        (
+            "name",
+            "user",
+            "vhost",
+            "node",
+            "state",
+            "consumer_count",
+            "prefetch_count",
+            "messages_unacknowledged",
+        ),
+        ("vhosts", "{}", "channels"),
+    ),
+    Kind(
+        "consumers",
+        (
+            "queue.vhost",
+            "queue.name",
+            "consumer_tag",
+            "channel_details.name",
+            "ack_required",
+            "prefetch_count",
+            "active",
+        ),
+        ("consumers", "{}"),
+        has_names=False,
+    ),
+    Kind("users", ("name", "tags", "limits")),
+    Kind(
+        "vhosts", ("name", "description", "tags", "default_queue_type", "messages", "protected_from_deletion")
+    ),
+    Kind(
+        "permissions",
+        ("vhost", "user", "configure", "write", "read"),
+        ("vhosts", "{}", "permissions"),
+        has_names=False,
+    ),
+    Kind(
+        "topic-permissions",
+        ("vhost", "user", "exchange", "write", "read"),
+        ("vhosts", "{}", "topic-permissions"),
+        has_names=False,
+    ),
+    Kind("policies", _POLICY, ("policies", "{}")),
+    Kind("operator-policies", _POLICY, ("operator-policies", "{}")),
+    Kind("parameters", ("vhost", "component", "name", "value")),
+    Kind("global-parameters", ("name", "value")),
+    Kind(
+        "nodes",
+        ("name", "running", "being_drained", "uptime", "mem_used", "mem_alarm", "disk_free", "fd_used"),
+    ),
+)

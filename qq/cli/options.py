@@ -1,0 +1,125 @@
+"""Options that several commands have.
+
+Lives here: their names and texts, and what they become: `@asks_node` makes a function that is given the node to ask.
+Not here: what values may be (values.py), which node is asked (target.py).
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qq.cli.values import FILE, NAME, SECONDS, URL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Command = Callable[..., int]
+
+TIMEOUT_S = 600.0
+"""How long commands wait that change the members, in seconds: a new node has to be given the log."""
+FORMS = ("table", "json", "csv")
+DEFAULT_VHOST = "/"
+
+
+def _known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """The contexts whose names begin so, for a shell."""
+    from qq.cli import contexts  # noqa: PLC0415
+
+    return [name for name in contexts.load(contexts.file_of(os.environ)).by_name if name.startswith(begun)]
+
+
+_OF_NODE = (
+    click.option(
+        "--url",
+        "--http",
+        "urls",
+        type=URL,
+        multiple=True,
+        help="The node to ask; of several the first that answers.  [default: QQ_URL, the context in use, or "
+        "http://127.0.0.1:15672]",
+    ),
+    click.option(
+        "--context",
+        metavar="NAME",
+        shell_complete=_known_contexts,
+        help="Ask a node of this context, see `qq context`.  [default: QQ_CONTEXT]",
+    ),
+    click.option("--user", metavar="USER", help="[default: QQ_USER, that of the context, or guest]"),
+    click.option(
+        "--password-file",
+        type=FILE,
+        metavar="FILE",
+        help="[default: QQ_PASSWORD_FILE, QQ_PASSWORD, that of the context, or the password guest]",
+    ),
+    click.option("--password", metavar="PASSWORD", help="Others see it in the list of processes."),
+)
+
+
+def asks_node(function: Command) -> Command:
+    """Give a command the options that say which node it asks, and as whom; it is called with that `Remote`.
+
+    An option --timeout of the command says how long the Remote tries.
+    """
+
+    @wraps(function)
+    def asking(
+        urls: tuple[str, ...],
+        context: str | None,
+        user: str | None,
+        password: str | None,
+        password_file: Any,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> int:
+        if password is not None and password_file is not None:
+            raise click.UsageError("give either --password or --password-file")
+        if urls and context is not None:
+            raise click.UsageError("give either --url or --context")
+        from qq.cli.target import remote  # noqa: PLC0415
+
+        return function(remote(urls, context, user, password, password_file, timeout), **options)
+
+    for option in reversed(_OF_NODE):
+        asking = option(asking)
+    return asking
+
+
+waits = click.option(
+    "--timeout",
+    type=SECONDS,
+    default=TIMEOUT_S,
+    metavar="SECONDS",
+    help=f"How long to wait.  [default: {TIMEOUT_S:g}]",
+)
+
+prints = click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(FORMS),
+    default=FORMS[0],
+    help="For people; one JSON document; or comma-separated values (RFC 4180).  [default: table]",
+)
+
+
+def prints_answer(function: Command) -> Command:
+    """Give a command --output, and --json, by which the form was chosen when there were two."""
+
+    @wraps(function)
+    def printing(*arguments: Any, form: str, as_json: bool, **options: Any) -> int:
+        return function(*arguments, form="json" if as_json else form, **options)
+
+    of_json = click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
+    return prints(of_json(printing))
+
+
+def in_vhost(function: Command) -> Command:
+    """Give a command --vhost, with the usual virtual host as its default."""
+    option = click.option(
+        "--vhost", type=NAME, default=DEFAULT_VHOST, metavar="NAME", help="The virtual host.  [default: /]"
+    )
+    return option(function)

@@ -1,0 +1,171 @@
+"""What a command prints on standard output: a table, one JSON document, or comma-separated values.
+
+Lives here: the three forms of rows, which are printed as they come. Not here: where they come from.
+
+Law: JSON and CSV have names as they are; a table has them as a terminal may show them. Nothing waits for all rows but
+what `rich` shows on a terminal, which are no more than a page at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from qq.cli.escaping import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Document = Mapping[str, Any]
+    Rows = Iterable[Document]
+
+PAGE_ROWS = 500
+"""How many rows of a table are laid out together."""
+_WIDTH_MAX = 60
+"""The widest column that is not wrapped on a terminal."""
+_TABLE_WIDTH_MAX = 100_000
+"""Wider than any table: so much room is given to one that is measured."""
+
+
+def print_document(document: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(document, indent=2))
+
+
+def print_rows(form: str, rows: Rows, columns: Sequence[str], head: Sequence[str] = ()) -> None:
+    """Print documents in one of the forms: the `columns` of them; of JSON, all that is in them.
+
+    A dot in a column leads into what is inside. `head` are other words for the columns, for people.
+    """
+    _PRINTERS[form](rows, columns, head or columns)
+
+
+def value_in(document: Document, column: str) -> Any:
+    """What a document has in a column; None if it has nothing there."""
+    value: Any = document
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+# --- for programs
+
+
+def _print_json(rows: Rows, _columns: Sequence[str], _head: Sequence[str]) -> None:
+    separator = "["
+    for row in rows:
+        sys.stdout.write(f"{separator}\n  {json.dumps(row)}")
+        separator = ","
+    print("[]" if separator == "[" else "\n]")
+
+
+def _print_csv(rows: Rows, columns: Sequence[str], _head: Sequence[str]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_field(value_in(row, column)) for column in columns])
+
+
+def _field(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case _:
+            return json.dumps(value)
+
+
+# --- for people
+
+
+def _print_table(rows: Rows, columns: Sequence[str], head: Sequence[str]) -> None:
+    cells = ([cell(value_in(row, column)) for column in columns] for row in rows)
+    print_cells(head, cells)
+
+
+def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of texts that may be shown, with `rich` on a terminal."""
+    following = iter(rows)
+    show = _show if sys.stdout.isatty() else _aligner()
+    page = list(islice(following, PAGE_ROWS))
+    show(head, page)
+    while page := list(islice(following, PAGE_ROWS)):
+        show((), page)
+
+
+def cell(value: Any) -> str:
+    """A value as people read it: `-` for nothing, `""` for an empty name."""
+    match value:
+        case None:
+            return "-"
+        case list() | dict() if not value:
+            return "-"
+        case "":
+            return '""'
+        case str():
+            return escaped(value)
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.1f}"
+        case list() if all(isinstance(each, str) for each in value):
+            return escaped(", ".join(value))
+        case _:
+            return escaped(json.dumps(value, ensure_ascii=False))
+
+
+def _aligner() -> Callable[[Sequence[str], Sequence[Sequence[str]]], None]:
+    """Make a function that prints rows in columns, which get wider with what comes, but not narrower.
+
+    No line ends with spaces.
+    """
+    widths: list[int] = []
+
+    def show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        lines = list(chain([head] if head else [], rows))
+        known = [widths] if widths else []
+        widths[:] = [
+            max(column) for column in zip(*known, *(list(map(len, line)) for line in lines), strict=True)
+        ]
+        for line in lines:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+    return show
+
+
+def _show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 -- where somebody looks
+
+    console, table = Console(), table_of(head, rows)
+    wide = console.options.update(width=_TABLE_WIDTH_MAX)
+    needed = console.measure(table, options=wide).maximum
+    # A terminal wraps what is too long for it, which one can read better than columns of three letters.
+    Console(width=max(needed, console.width)).print(table)
+
+
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    """Make a table for `rich`."""
+    from rich.table import Column, Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 -- a name is no markup
+
+    texts = [list(map(Text, row)) for row in rows]
+    count = len(head) or max(map(len, texts), default=0)
+    columns = [Column(Text(title), overflow="fold", max_width=_WIDTH_MAX) for title in head]
+    table = Table(
+        *(columns or [Column(overflow="fold", max_width=_WIDTH_MAX) for _ in range(count)]),
+        box=None,
+        show_header=bool(head),
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for row in texts:
+        table.add_row(*row)
+    return table
+
+
+_PRINTERS = {"json": _print_json, "csv": _print_csv, "table": _print_table}

@@ -1,0 +1,63 @@
+"""Users and their passwords.
+
+Lives here: where a new password comes from, and the requests that set it. Not here: as whom a command logs in
+(credentials.py).
+
+Law: a new password is never an argument: whoever lists processes would see it, and a shell keeps it in its history.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qq.cli import objects
+from qq.cli.credentials import read_password
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from qq.cli.remote import Remote
+
+STANDARD_STREAM = "-"
+
+
+def new_password(file: str | None) -> str:
+    """Read a new password from a file or from standard input (`-`), or ask for it. Raises CommandError."""
+    if file == STANDARD_STREAM:
+        return _read_line()
+    if file is not None:
+        return read_password(Path(file))
+    if not sys.stdin.isatty():
+        raise CommandError(
+            "nobody can be asked for the new password here: give --new-password-file FILE, or - for standard input"
+        )
+    return click.prompt("New password", hide_input=True, confirmation_prompt=True, err=True)
+
+
+def _read_line() -> str:
+    try:
+        password = sys.stdin.buffer.readline().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise CommandError("the new password on standard input is not UTF-8 text") from None
+    if not password:
+        raise CommandError("standard input has no password in its first line")
+    return password
+
+
+def put_user(node: Remote, name: str, tags: str, secret: dict[str, Any]) -> int:
+    """Make a user or replace one: tags with commas, and a password, its hash, or neither; raises CommandError."""
+    return objects.put(node, objects.named("user", name, "users"), {"tags": tags, **secret})
+
+
+def change_password(node: Remote, name: str, file: str | None) -> int:
+    """Give a user another password; the tags stay. Raises CommandError."""
+    user = objects.named("user", name, "users")
+    tags = node.send("GET", user.path, missing=user.text).document.get("tags")
+    if not isinstance(tags, list):
+        raise node.is_foreign()
+    node.send("PUT", user.path, {"tags": tags, "password": new_password(file)})
+    print(f"{user.text}: has another password")
+    return 0

@@ -1,0 +1,264 @@
+"""Findings: what somebody should know about, how grave it is, and what to do.
+
+Lives here: all codes, each with its severity and advice; the order of findings, and their form for people and for other
+nodes. Not here: when there is one (the rules).
+
+Law: a code means one thing, for ever: scripts look for it. docs/how-to/doctor.md has the table of all.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.diagnosis.words import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+FINDINGS_MAX = 100
+"""How many findings are told at most: the gravest."""
+KEPT_MS = 60_000
+"""What is found again within this time, in milliseconds, has lasted since it was first found."""
+
+
+class Severity(StrEnum):
+    """How grave a finding is; the gravest comes first."""
+
+    CRITICAL = "critical"  # clients cannot work, or soon cannot
+    WARNING = "warning"  # something should be done
+    INFO = "info"  # good to know
+
+
+GRAVEST_FIRST = list(Severity)
+
+
+class Kind(NamedTuple):
+    """What all findings of a code have in common."""
+
+    severity: Severity
+    advice: str
+
+
+def _critical(advice: str) -> Kind:
+    return Kind(Severity.CRITICAL, advice)
+
+
+def _warning(advice: str) -> Kind:
+    return Kind(Severity.WARNING, advice)
+
+
+def _info(advice: str) -> Kind:
+    return Kind(Severity.INFO, advice)
+
+
+KINDS: Mapping[str, Kind] = {
+    # The cluster and its members
+    "no-leader": _critical("Start nodes until a majority is up; nothing has been lost."),
+    "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
+    "node-tells-nothing": _info(
+        "If it is not of an older release, look whether it is overloaded or stopped."
+    ),
+    "node-behind": _warning("Look at its disk, its processor and the network to it."),
+    "node-under-repair": _warning("Wait until the others have sent it everything; do not stop another node."),
+    "link-missing": _warning("Look at the network between them, and at their secrets."),
+    "members-few": _info("With three members one may fail: add some (`qq member add`)."),
+    "members-even": _info("One member more, or one less, tolerates as many failures or more: 3, 5 or 7."),
+    "member-awaited": _info("Start it with `qq serve --join`, or remove it (`qq member remove`)."),
+    "member-learns": _info("Wait until it has the log; if it does not vote then, `qq member promote`."),
+    "node-drained": _info("When the maintenance is over, `qq revive`."),
+    "drain-forgotten": _warning(
+        "If the maintenance is over, `qq revive`: until then one node less serves clients."
+    ),
+    "leader-changes": _warning("Look at the network between the nodes, and at their disks."),
+    "releases-differ": _info("Upgrade the others, one after the other."),
+    "upgrade-waits": _info(
+        "Upgrade or start those that cannot; if all can and it lasts, `qq upgrade finish`."
+    ),
+    "clock-off": _warning("Look at the time server of the node."),
+    # What clients wait for
+    "disk-alarm": _critical(
+        "Make room on the disk: publishers wait until there is more free than its limit."
+    ),
+    "memory-alarm": _critical(
+        "Have consumers acknowledge, or close connections; else give the node more memory (`memory_high_watermark`)."
+    ),
+    "disk-slow": _warning("Each confirm waits for it: look who else uses the disk, and whether it fails."),
+    "loop-busy": _warning(
+        "Look at rates, at messages to very many queues, and at other processes; spread clients over the nodes."
+    ),
+    "network-slow": _warning("Look at the network between the nodes, and at nodes that are busy."),
+    "limited-by": _info("Only if this is too slow: make faster what takes most of it."),
+    "publishers-held": _info("Raise the limit, if they should publish more."),
+    "client-reads-slowly": _warning("Look at the client: it is stuck, overloaded, or behind a slow network."),
+    "logins-fail": _warning(
+        "An application has a wrong password, or somebody guesses: the node's log has who."
+    ),
+    "tenant-heavy": _info("If others suffer, set limits for it (docs: limits)."),
+    # What is soon used up
+    "disk-full-soon": _warning("Make room, or have consumers take what is queued."),
+    "memory-short-soon": _warning("Soon publishers wait: look at unacknowledged messages and connections."),
+    "descriptors-short": _warning("Raise the limit of open files of the service, or close connections."),
+    "connections-short": _warning("Soon clients are refused: close connections, or raise the limit."),
+    "certificate-ends": _warning("Renew it; the node reads the file again by itself."),
+    "certificate-ended": _critical("Renew it now: clients or nodes that look at it refuse to connect."),
+    "certificate-unreadable": _warning("Put the file right; the node goes on with what it has read before."),
+    # Queues
+    "no-consumers": _warning("Start its consumers, or delete the queue if nobody needs it."),
+    "queue-grows": _warning("Add consumers, or make them faster; set `max-length` if old messages may go."),
+    "consumers-slow": _warning(
+        "Add consumers, or make them faster: they hold all that their prefetch allows."
+    ),
+    "prefetch-small": _info("Raise the prefetch: consumers mostly wait for the next message to travel."),
+    "unacked-long": _warning("Look at the consumer: it is stuck, or does not acknowledge."),
+    "dead-letters": _warning("Look why consumers reject messages or fail, and at the dead-letter queue."),
+    "dead-letters-stuck": _warning(
+        "No queue takes them: bind one to the dead-letter exchange, or make room in the one that is full."
+    ),
+    "publishes-refused": _warning("The queue is full (`reject-publish`): add consumers, or raise its limit."),
+}
+"""All codes."""
+
+
+class Finding(NamedTuple):
+    """Something that somebody should know about."""
+
+    code: str
+    subject: str
+    """What it is about: "cluster", or the name of a node, a queue, a client, with its kind before it."""
+    text: str
+    """What is the case, as a sentence without its full stop."""
+    since_ms: int | None = None
+    """Since when, in milliseconds since 1970; None if that is not known."""
+
+    @property
+    def severity(self) -> Severity:
+        return KINDS[self.code].severity
+
+    @property
+    def advice(self) -> str:
+        """What to do, as sentences."""
+        return KINDS[self.code].advice
+
+
+def queue_subject(vhost: str, name: str) -> str:
+    return f"queue '{name}' in vhost '{vhost}'"
+
+
+class Since:
+    """Since when there is what is found again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[int, int]] = {}
+        """The first and the last time of each finding, in milliseconds, by code and subject."""
+
+    def note(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
+        """The findings, each with the time since when there is such a one; earlier ones are forgotten in time."""
+        noted: list[Finding] = []
+        for finding in findings:
+            key = finding.code, finding.subject
+            since_ms, _ = self._known.get(key, (now_ms, now_ms))
+            self._known[key] = since_ms, now_ms
+            noted.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
+        self._known = {key: times for key, times in self._known.items() if now_ms - times[1] <= KEPT_MS}
+        return noted
+
+    def of(self, code: str, subject: str) -> int | None:
+        """Since when there is such a finding, as far as is known."""
+        times = self._known.get((code, subject))
+        return None if times is None else times[0]
+
+
+class Diagnosis(NamedTuple):
+    """What is found, the gravest first, and how many findings more there would be."""
+
+    findings: Sequence[Finding]
+    omitted: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """All of it in a line: how many findings of which severity, and the first of the gravest."""
+        if not self.findings:
+            return "nothing is wrong"
+        counts = [
+            (each, sum(finding.severity is each for finding in self.findings)) for each in GRAVEST_FIRST
+        ]
+        told = ", ".join(_counted(count, severity) for severity, count in counts if count)
+        more = f", {self.omitted} more" if self.omitted else ""
+        first = self.findings[0]
+        if first.severity is Severity.INFO:
+            return f"nothing is wrong ({told}{more})"
+        return f"{told}{more}; first of all: {first.subject}: {first.text}"
+
+
+def _counted(count: int, severity: Severity) -> str:
+    return number(count, "warning") if severity is Severity.WARNING else f"{count} {severity}"
+
+
+def diagnosis_of(findings: Iterable[Finding]) -> Diagnosis:
+    """Put findings in order: the gravest first, then as the codes are, then those that have lasted longest.
+
+    What is too much is left out.
+    """
+    places = {code: place for place, code in enumerate(KINDS)}
+
+    def place(each: Finding) -> tuple[int, int, float]:
+        return GRAVEST_FIRST.index(each.severity), places[each.code], each.since_ms or inf
+
+    ordered = sorted(findings, key=place)
+    return Diagnosis(ordered[:FINDINGS_MAX], max(0, len(ordered) - FINDINGS_MAX))
+
+
+# --- their forms
+
+
+def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What HTTP tells."""
+    return {
+        "verdict": diagnosis.verdict,
+        "omitted": diagnosis.omitted,
+        "findings": [
+            {
+                "severity": each.severity.value,
+                "code": each.code,
+                "subject": each.subject,
+                "text": each.text,
+                "advice": each.advice,
+                "since": None if each.since_ms is None else _time(each.since_ms),
+            }
+            for each in diagnosis.findings
+        ],
+    }
+
+
+def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
+    """What a terminal shows of the document that HTTP tells: the verdict, and each finding in three lines.
+
+    Names in it may have any characters: those that are not printed are shown as escapes.
+    """
+    yield _printable(document["verdict"])
+    for each in document["findings"]:
+        since = f", since {each['since']}" if each["since"] else ""
+        yield _printable(f"{each['severity'].upper()} {each['code']}: {each['subject']}{since}")
+        yield _printable(f"    {each['text']}")
+        yield _printable(f"    -> {each['advice']}")
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _time(since_ms: int) -> str:
+    """In RFC 3339, in UTC, to the second."""
+    return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def finding_in(told: Any) -> Finding | None:
+    """The finding that another node has told; None if this program does not know its code, or it is none."""
+    match told:
+        case [str(code), str(subject), str(text), int() | None as since_ms, *_] if code in KINDS:
+            return Finding(code, subject, text, since_ms)
+        case _:
+            return None

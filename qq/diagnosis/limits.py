@@ -1,0 +1,126 @@
+"""What limits the cluster now, and whose doing it is: from the vitals of all nodes.
+
+A confirm waits for the event loops on its way, for the disks of a majority, and for the network between; its whole time
+is measured, and so are loops and disks. What is left is the network, and nodes that were not asked.
+
+Lives here: these rules. Not here: what is wrong with one node (node_rules.py), queues (queue_watch.py).
+
+Law: pure. What a node did not tell counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.diagnosis.findings import Finding
+from qq.diagnosis.member_rules import CLUSTER
+from qq.diagnosis.words import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOAD_PER_S = 10.0
+"""With fewer batches a second at a node there is nothing to be limited."""
+SLOW_COMMIT_S = 0.05
+TIMER_S = 0.001
+"""So late is a timer of an event loop that has nothing else to do: its clock goes by milliseconds."""
+NETWORK_FACTOR = 4
+"""The network is slow if a commit takes so many times as long as disks and loops together."""
+HEAVY_SHARE = 0.5
+"""A tenant is heavy that has so large a share of all."""
+HEAVY_OCTETS_PER_S = 100_000
+"""Where less than this is going on, nobody is heavy."""
+
+
+class TenantUse(NamedTuple):
+    """What the clients of a user in a virtual host use at a node."""
+
+    vhost: str
+    user: str
+    octets_per_s: float
+    """What they send and are sent."""
+    connections: int
+
+
+class Vitals(NamedTuple):
+    """How a node has done in the last minute. It is plain data, so that another node can be told it."""
+
+    name: str
+    release: str = ""
+    writes: int = 0
+    """How often the log was written and synced."""
+    write_s: float = 0.0
+    """How long that took on average; the same of the loop's lateness, and of commits, below."""
+    loop_s: float = 0.0
+    commits_per_s: float = 0.0
+    commit_s: float = 0.0
+    apply_share: float = 0.0
+    """The share of the time that went into applying entries."""
+    cores: float = 0.0
+    octets_per_s: float = 0.0
+    """What all clients of the node have sent and were sent."""
+    tenants: Sequence[TenantUse] = ()
+    """Those who use most."""
+
+
+def findings_of_all(vitals: Mapping[str, Vitals], leader: str | None) -> Iterator[Finding]:
+    """What the nodes that tell of themselves show together."""
+    known = [each for _, each in sorted(vitals.items())]
+    yield from _releases(known)
+    yield from _limit(known, leader)
+    yield from _tenants(known)
+
+
+def _releases(vitals: Sequence[Vitals]) -> Iterator[Finding]:
+    releases: dict[str, list[str]] = {}
+    for each in vitals:
+        releases.setdefault(each.release, []).append(each.name)
+    if len(releases) > 1:
+        told = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
+        yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {told}")
+
+
+def _limit(vitals: Sequence[Vitals], leader: str | None) -> Iterator[Finding]:
+    """What a confirm mostly waits for, at the node that has most to do."""
+    busy = [each for each in vitals if each.commits_per_s >= LOAD_PER_S]
+    if not busy:
+        return
+    most = max(busy, key=lambda each: each.commits_per_s)
+    writes_s = sorted(each.write_s for each in vitals if each.writes)
+    # A majority of the disks has to be done; the leader's may be among them.
+    disk_s = writes_s[(len(writes_s) - 1) // 2] if writes_s else 0.0
+    ways = {most.name, leader or most.name}
+    loop_s = sum(max(0.0, each.loop_s - TIMER_S) for each in vitals if each.name in ways)
+    whole_s = most.commit_s
+    known_s = disk_s + loop_s
+    if whole_s > SLOW_COMMIT_S and whole_s > NETWORK_FACTOR * known_s and len(vitals) > 1:
+        text = (
+            f"a commit of {most.name} takes {ms(whole_s)}, and disks and event loops only {ms(known_s)} of it"
+        )
+        yield Finding("network-slow", CLUSTER, text)
+    parts = {
+        "disks (fsync)": disk_s,
+        "event loops": loop_s,
+        "network and turns": max(0.0, whole_s - known_s),
+    }
+    first = max(parts, key=lambda part: parts[part])
+    told = ", ".join(f"{part} {ms(seconds)}" for part, seconds in parts.items())
+    busiest = max(vitals, key=lambda each: each.cores)
+    core = f"the busiest node is {busiest.name}, with {busiest.cores:.0%} of a core"
+    text = f"a commit of {most.name} takes {ms(whole_s)}, mostly for {first} [{told}]; {core}"
+    yield Finding("limited-by", CLUSTER, text)
+
+
+def _tenants(vitals: Sequence[Vitals]) -> Iterator[Finding]:
+    whole = sum(each.octets_per_s for each in vitals)
+    used: dict[tuple[str, str], tuple[float, int]] = {}
+    for tenant in (tenant for each in vitals for tenant in each.tenants):
+        octets, connections = used.get((tenant.vhost, tenant.user), (0.0, 0))
+        used[tenant.vhost, tenant.user] = octets + tenant.octets_per_s, connections + tenant.connections
+    if whole < HEAVY_OCTETS_PER_S or len(used) < 2:
+        return
+    for (vhost, user), (octets, connections) in used.items():
+        if octets >= HEAVY_SHARE * whole:
+            traffic = f"{octets / whole:.0%} of all clients' traffic, {octets / 1e6:.1f} MB a second"
+            text = f"it has {traffic}, over {connections:,} connections"
+            yield Finding("tenant-heavy", f"user '{user}' in vhost '{vhost}'", text)

@@ -1,0 +1,119 @@
+"""What is judged of the members, from what each has said of itself: who is there, who lags, who is left behind.
+
+Lives here: the rules. Not here: what members say (cluster/peers.py), who may stop or lead (cluster/fitness.py).
+
+Law: pure, and it needs no majority: what this node knows by itself is enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.diagnosis.findings import Finding
+from qq.diagnosis.words import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LAG_MAX = 2000
+"""A member that lacks no more entries is up to date: members tell how far they are once a second."""
+CLOCK_OFF_MS = 5000
+FEW = 3
+"""Fewer members do not survive the loss of one."""
+
+CLUSTER = "cluster"
+
+
+class MemberFacts(NamedTuple):
+    """A member, as the node that is asked sees it; None where that does not know."""
+
+    name: str
+    is_up: bool
+    role: str
+    """"voter", "learner" or "awaited", according to the log."""
+    standing: str | None = None
+    """"voter", or "learner" and "blank" while its log is repaired."""
+    lag: int | None = None
+    clock_offset_ms: int | None = None
+    misses: Sequence[str] = ()
+    """The members that it has no link with."""
+    highest: int | None = None
+    """The highest version of the state that its program can run."""
+    is_drained: bool = False
+
+
+class ClusterFacts(NamedTuple):
+    """The cluster, as the node that is asked sees it."""
+
+    leader: str | None
+    members: Sequence[MemberFacts]
+    version: int
+    """The version of the state that all have agreed on."""
+
+
+def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
+    yield from _whole(facts)
+    for member in facts.members:
+        yield from _member(member)
+    yield from _links(facts.members)
+
+
+def _whole(facts: ClusterFacts) -> Iterator[Finding]:
+    voters = [member for member in facts.members if member.role == "voter"]
+    if facts.leader is None:
+        up = sum(member.is_up for member in voters)
+        text = (
+            f"nothing is confirmed: no leader is known, and {up} of {len(voters)} voters are seen from here"
+        )
+        yield Finding("no-leader", CLUSTER, text)
+    if len(voters) < FEW:
+        text = f"it has {number(len(voters), 'voter')}: if one is lost, nothing is confirmed any more"
+        yield Finding("members-few", CLUSTER, text)
+    elif len(voters) % 2 == 0:
+        text = f"it has {len(voters)} voters, which survive no more losses than {len(voters) - 1}"
+        yield Finding("members-even", CLUSTER, text)
+    able = [member.name for member in facts.members if (member.highest or 0) > facts.version]
+    if able:
+        others = [member.name for member in facts.members if member.name not in able]
+        why = f"; {', '.join(others)} cannot, or is not up" if others else ", as all can"
+        text = f"it is at version {facts.version} of the state; {', '.join(able)} can run a later one{why}"
+        yield Finding("upgrade-waits", CLUSTER, text)
+
+
+def _member(member: MemberFacts) -> Iterator[Finding]:
+    node = f"node {member.name}"
+    if member.role == "awaited":
+        yield Finding("member-awaited", node, "it is a member, and has not come yet")
+    elif not member.is_up:
+        yield Finding("node-down", node, "it does not answer")
+    elif member.standing not in (None, "voter"):
+        yield Finding("node-under-repair", node, "its log is repaired from the others: it has no vote")
+    elif member.role == "learner":
+        yield Finding("member-learns", node, "it is given the log, and does not vote yet")
+    elif member.lag is not None and member.lag > LAG_MAX:
+        yield Finding("node-behind", node, f"it lacks {member.lag:,} entries of the log")
+    if member.is_up and member.clock_offset_ms is not None and abs(member.clock_offset_ms) > CLOCK_OFF_MS:
+        way = "ahead of" if member.clock_offset_ms > 0 else "behind"
+        text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
+        yield Finding("clock-off", node, text)
+    if member.is_drained:
+        yield Finding(
+            "node-drained",
+            node,
+            "it is under maintenance: it serves no clients, and leads if nobody else can",
+        )
+
+
+def _links(members: Sequence[MemberFacts]) -> Iterator[Finding]:
+    """The pairs of members, both of which are up, that have no link; each pair once."""
+    up = {member.name for member in members if member.is_up}
+    pairs = {
+        (min(member.name, missed), max(member.name, missed))
+        for member in members
+        for missed in member.misses
+        if member.is_up and missed in up
+    }
+    for one, other in sorted(pairs):
+        yield Finding(
+            "link-missing", f"nodes {one} and {other}", "both are up, and have no link with each other"
+        )

@@ -1,0 +1,189 @@
+"""What a node judges of itself: its alarms, what it waits for, what it soon has used up, its certificates, its clients.
+
+Lives here: the rules, and from where on something is too much. Not here: where facts come from (management/vitals.py),
+what only all nodes together show (limits.py, member_rules.py).
+
+Law: pure. Each node judges itself, and tells the others what it found: so it is the same whoever is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.diagnosis.findings import Finding
+from qq.diagnosis.words import days, hours, ms, number, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SLOW_WRITE_S = 0.1
+"""A disk is slow if one in a hundred writes to the log takes longer than this, as in deploy/prometheus/alerts.yml."""
+SLOW_WRITE_MEDIAN_S = 0.02
+"""A disk is slow, too, if every other write takes longer than this."""
+LATE_LOOP_S = 0.2
+"""A node is busy if its event loop is so late once in a hundred times."""
+BUSY_CORE = 0.9
+"""A node is busy, too, if it uses up so much of a core: its event loop has no other."""
+SAMPLES_MIN = 20
+"""Fewer writes in a minute say nothing of a disk."""
+FULL_SHARE = 0.8
+"""What is used up to so large a part is soon used up."""
+MEMORY_SHARE = 0.9
+FULL_SOON_S = 4 * 3600
+"""A disk is full soon if it is full within this time, if it goes on like this."""
+FALLING_S = 300
+"""For how long free space has to be watched before it is judged where it goes."""
+ENDS_SOON_S = 30 * 86400
+LOGINS_FAILED_PER_S = 1.0
+TOLD_MAX = 10
+"""How many clients, limits or certificates are told at most."""
+
+
+class Certificate(NamedTuple):
+    """The first certificate of a file that ends."""
+
+    path: str
+    ends_s: float | None
+    """When it ends, in seconds since 1970; None if the file cannot be read."""
+    flaw: str = ""
+    """Why the file cannot be read."""
+
+
+class SlowReader(NamedTuple):
+    """A client that does not take what is sent to it."""
+
+    name: str
+    octets: int
+    since_ms: int
+
+
+class HeldLimit(NamedTuple):
+    """A limit of publishing because of which publishers wait."""
+
+    kind: str
+    """"vhost", "user" or "connection"."""
+    of: str
+    name: str
+    limit: int
+    publishers: int
+
+
+class NodeFacts(NamedTuple):
+    """What a node knows of itself. Times and rates are of the last minute."""
+
+    name: str
+    why_publishers_wait: str | None = None
+    """What publishers of this node wait for, in RabbitMQ's words."""
+    writes: int = 0
+    write_median_s: float = 0.0
+    write_high_s: float = 0.0
+    """What one in a hundred writes to the log takes at least; the same of the loop's lateness below."""
+    loop_high_s: float = 0.0
+    cores: float = 0.0
+    """How much of a core the process has used up."""
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_free_limit_bytes: int = 0
+    disk_change_per_s: float = 0.0
+    """By how many octets a second the free space has changed of late."""
+    disk_watched_s: float = 0.0
+    """Of how long a time this change is."""
+    files: int = 0
+    files_max: int = 0
+    connections: int = 0
+    connections_max: int = 0
+    logins_failed_per_s: float = 0.0
+    blocked: int = 0
+    """How many connections wait with publishing because of an alarm."""
+    held: Sequence[HeldLimit] = ()
+    slow_readers: Sequence[SlowReader] = ()
+    certificates: Sequence[Certificate] = ()
+    leader_changes: float = 0
+    """How often the leader has changed in the last ten minutes."""
+
+
+LEADER_CHANGES_MAX = 5
+
+
+def findings_of_node(facts: NodeFacts, now_s: float) -> Iterator[Finding]:
+    """What is wrong with a node; `now_s` is in seconds since 1970."""
+    node = f"node {facts.name}"
+    yield from _alarms(facts, node)
+    yield from _delays(facts, node)
+    yield from _used_up(facts, node)
+    yield from _clients(facts, node)
+    yield from _certificates(facts, node, now_s)
+    if facts.leader_changes > LEADER_CHANGES_MAX:
+        text = (
+            f"the leader has changed {facts.leader_changes:g} times in ten minutes, as this node has seen it"
+        )
+        yield Finding("leader-changes", node, text)
+
+
+def _alarms(facts: NodeFacts, node: str) -> Iterator[Finding]:
+    why = facts.why_publishers_wait or ""
+    waiting = f"; connections that wait with publishing: {facts.blocked:,}" if facts.blocked else ""
+    if "disk" in why:
+        free, limit = size(facts.disk_free_bytes), size(facts.disk_free_limit_bytes)
+        text = f"publishers wait: this node, or too many others, are low on disk ({free} free here, limit {limit})"
+        yield Finding("disk-alarm", node, text + waiting)
+    if "memory" in why:
+        used, limit = size(facts.memory_bytes), size(facts.memory_limit_bytes)
+        text = f"publishers wait: this node, or too many others, are short of memory ({used} of {limit} used here)"
+        yield Finding("memory-alarm", node, text + waiting)
+
+
+def _delays(facts: NodeFacts, node: str) -> Iterator[Finding]:
+    median_s, high_s = facts.write_median_s, facts.write_high_s
+    is_slow = high_s > SLOW_WRITE_S or median_s > SLOW_WRITE_MEDIAN_S
+    if facts.writes >= SAMPLES_MIN and is_slow:
+        text = f"every other write to its log takes up to {ms(median_s)}, and one in a hundred {ms(high_s)} or so"
+        yield Finding("disk-slow", node, text)
+    if facts.loop_high_s > LATE_LOOP_S or facts.cores > BUSY_CORE:
+        text = (
+            f"its event loop is late by {ms(facts.loop_high_s)} at times; it uses {facts.cores:.0%} of a core"
+        )
+        yield Finding("loop-busy", node, text)
+
+
+def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
+    free, limit, falls = facts.disk_free_bytes, facts.disk_free_limit_bytes, -facts.disk_change_per_s
+    if "disk" not in (facts.why_publishers_wait or "") and falls > 0 and facts.disk_watched_s >= FALLING_S:
+        left_s = max(free - limit, 0) / falls
+        if left_s < FULL_SOON_S:
+            text = f"{size(free)} are free, and publishers wait in {hours(left_s)} if it goes on like this"
+            yield Finding("disk-full-soon", node, text)
+    memory, most = facts.memory_bytes, facts.memory_limit_bytes
+    if most and "memory" not in (facts.why_publishers_wait or "") and memory > MEMORY_SHARE * most:
+        yield Finding(
+            "memory-short-soon", node, f"{size(memory)} of memory are in use; the limit is {size(most)}"
+        )
+    if facts.files_max and facts.files > FULL_SHARE * facts.files_max:
+        text = f"{facts.files:,} of {facts.files_max:,} file descriptors are in use"
+        yield Finding("descriptors-short", node, text)
+    if facts.connections_max and facts.connections > FULL_SHARE * facts.connections_max:
+        text = f"{facts.connections:,} of {facts.connections_max:,} connections are open"
+        yield Finding("connections-short", node, text)
+
+
+def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
+    for each in facts.held[:TOLD_MAX]:
+        text = f"{number(each.publishers, 'channel')} wait at {node}: the limit {each.name} ({each.limit:,}) is reached"
+        yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
+    for each in facts.slow_readers[:TOLD_MAX]:
+        text = f"it does not take {size(each.octets)} that wait for it at {node}"
+        yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
+    if facts.logins_failed_per_s > LOGINS_FAILED_PER_S:
+        yield Finding("logins-fail", node, f"{facts.logins_failed_per_s:.1f} logins fail each second")
+
+
+def _certificates(facts: NodeFacts, node: str, now_s: float) -> Iterator[Finding]:
+    for path, ends_s, flaw in facts.certificates[:TOLD_MAX]:
+        if ends_s is None:
+            yield Finding("certificate-unreadable", f"{path} of {node}", flaw)
+        elif ends_s <= now_s:
+            text = f"it ended {days(now_s - ends_s)} ago"
+            yield Finding("certificate-ended", f"{path} of {node}", text)
+        elif ends_s - now_s < ENDS_SOON_S:
+            yield Finding("certificate-ends", f"{path} of {node}", f"it ends in {days(ends_s - now_s)}")

@@ -1,0 +1,288 @@
+"""Which queues grow, have no consumers, have slow ones, lose messages to dead-letter exchanges: seen over time.
+
+All queues are looked at, one after the other, in a pass every few seconds. Of each code the worst queues of a pass are
+kept, and how many others there are.
+
+Lives here: what a queue has to do for how long until it is told, and what is remembered of it until then. Not here:
+where the numbers come from (management/queues.py), how often a pass begins.
+
+Law: pure. What is remembered is bounded by the number of queues that have messages or have just lost some, a look costs
+a microsecond or two, and a queue that is empty and still costs nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush, heapreplace
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.diagnosis.findings import Finding, queue_subject
+from qq.diagnosis.words import hours, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOLD_MAX = 10
+"""How many queues are told for each code: those that have most messages."""
+LASTS_MS = 60_000
+"""A state that ends sooner is not told."""
+GROWN_MIN = 1000
+"""A queue that has grown by less does not grow."""
+GROWN_SHARE = 0.2
+FALLEN_SHARE = 0.9
+"""A queue that has fallen below so much of its peak grows no more."""
+STILL_MS = 300_000
+"""A queue that has had no new peak for so long grows no more; what it has lost is told for as long, too."""
+BUSY_SHARE = 0.9
+"""Consumers are slow if messages have waited for them in so large a part of the time."""
+TRAVEL_S = 0.01
+"""A consumer that has messages for less than this on average mostly waits for them to travel."""
+SMALL_PREFETCH = 10
+
+
+class QueueFacts(NamedTuple):
+    """What there is in a queue, and what has happened in it of late."""
+
+    number: int
+    vhost: str
+    name: str
+    ready: int
+    unacked: int
+    consumers: int
+    dying: int
+    """Dead messages that wait for a queue that takes them."""
+    acknowledged: int
+    """How many messages were ever acknowledged; and so with the time in `waited_ms`."""
+    waited_ms: int
+    """How long messages have waited for a consumer that can take them."""
+    failed: int
+    """How many messages were rejected, or failed too often, since the last look."""
+    refused: int
+    """How many were refused since then, because the queue is full."""
+    prefetch: int
+    """The largest prefetch of its consumers, as far as messages wait; 0 for no limit."""
+
+    @property
+    def messages(self) -> int:
+        return self.ready + self.unacked + self.dying
+
+
+class HeldFacts(NamedTuple):
+    """A consumer that has had a message for long."""
+
+    vhost: str
+    queue: str
+    tag: str
+    node: str
+    since_ms: int
+    """When its oldest message was delivered."""
+    timeout_ms: int
+    """How long it may have it; 0 for ever."""
+    unacked: int
+
+
+class HeldWatch:
+    """Consumers that have not acknowledged for long: for half of the time that they have."""
+
+    def __init__(self) -> None:
+        self._oldest: list[tuple[int, int, HeldFacts]] = []
+        self._count = 0
+        self.findings: list[Finding] = []
+        """What the last whole pass has found."""
+
+    def look(self, facts: HeldFacts) -> None:
+        """Note a consumer that has held a message for so long."""
+        self._count += 1
+        row = -facts.since_ms, -self._count, facts
+        if len(self._oldest) < TOLD_MAX:
+            heappush(self._oldest, row)
+        elif row > self._oldest[0]:
+            heapreplace(self._oldest, row)
+
+    def end_pass(self) -> None:
+        self.findings = [_held(facts) for _, _, facts in sorted(self._oldest, reverse=True)]
+        others = self._count - len(self._oldest)
+        if others:
+            text = f"the same is the case with {others:,} more"
+            self.findings.append(Finding("unacked-long", "other consumers", text))
+        self._oldest, self._count = [], 0
+
+
+def _held(facts: HeldFacts) -> Finding:
+    subject = f"consumer '{facts.tag}' of {queue_subject(facts.vhost, facts.queue)}"
+    held, left = number(facts.unacked, "unacknowledged message"), hours(facts.timeout_ms / 1000)
+    text = (
+        f"at node {facts.node} it has {held}, the oldest for more than half of the {left} after which its channel is "
+        "closed"
+    )
+    return Finding("unacked-long", subject, text, facts.since_ms)
+
+
+class _Seen:
+    """What is remembered of a queue."""
+
+    __slots__ = (
+        "acknowledged",
+        "failed_since",
+        "failed_until",
+        "failed_window",
+        "grows_from",
+        "grows_since",
+        "lone_since",
+        "looked_ms",
+        "peak",
+        "peak_ms",
+        "refused_since",
+        "refused_until",
+        "slow_since",
+        "stuck_since",
+        "waited_ms",
+    )
+
+    def __init__(self, facts: QueueFacts, now_ms: int) -> None:
+        self.looked_ms = now_ms
+        self.acknowledged = facts.acknowledged
+        self.waited_ms = facts.waited_ms
+        self.grows_from = self.peak = facts.ready
+        self.grows_since = self.peak_ms = now_ms
+        self.lone_since = self.stuck_since = self.slow_since = 0
+        """Since when this is so, in milliseconds; 0 if it is not."""
+        self.failed_since = self.failed_until = self.failed_window = 0
+        self.refused_since = self.refused_until = 0
+
+    @property
+    def matters(self) -> bool:
+        """Whether anything is to be remembered of a queue that is empty."""
+        return bool(self.failed_since or self.refused_since)
+
+
+class QueueWatch:
+    """What is found of queues."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._seen_now: dict[int, _Seen] = {}
+        """The queues that the pass under way has come to."""
+        self._worst: dict[str, list[tuple[int, int, Finding]]] = {}
+        self._counts: dict[str, int] = {}
+        self.findings: list[Finding] = []
+        """What the last whole pass has found."""
+
+    def knows(self, number: int) -> bool:
+        """Whether the queue of this number has to be looked at even if it is empty and nothing has happened in it."""
+        return number in self._seen
+
+    def look(self, facts: QueueFacts, now_ms: int) -> None:
+        """Look at a queue, once in a pass."""
+        seen = self._seen.get(facts.number)
+        if seen is None:
+            seen = _Seen(facts, now_ms)
+        for code, since_ms, text in _found(seen, facts, now_ms):
+            self._note(facts, Finding(code, queue_subject(facts.vhost, facts.name), text, since_ms))
+        if facts.messages or seen.matters:
+            self._seen_now[facts.number] = seen
+
+    def end_pass(self) -> None:
+        """Note that all queues were looked at: those that were not have nothing in them, or are gone."""
+        self._seen, self._seen_now = self._seen_now, {}
+        found: list[Finding] = []
+        for code, worst in self._worst.items():
+            found += [finding for _, _, finding in sorted(worst, reverse=True)]
+            others = self._counts[code] - len(worst)
+            if others:
+                found.append(Finding(code, "other queues", f"the same is the case with {others:,} more"))
+        self.findings = found
+        self._worst, self._counts = {}, {}
+
+    def _note(self, facts: QueueFacts, finding: Finding) -> None:
+        code = finding.code
+        self._counts[code] = self._counts.get(code, 0) + 1
+        worst = self._worst.setdefault(code, [])
+        row = facts.messages, -facts.number, finding
+        if len(worst) < TOLD_MAX:
+            heappush(worst, row)
+        elif row > worst[0]:
+            heapreplace(worst, row)
+
+
+def _found(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+    """Note how a queue is now; the codes of what is to be told, each since when, and a text."""
+    yield from _growth(seen, facts, now_ms)
+    yield from _consumers(seen, facts, now_ms)
+    yield from _losses(seen, facts, now_ms)
+    seen.looked_ms = now_ms
+    seen.acknowledged = facts.acknowledged
+    seen.waited_ms = facts.waited_ms
+
+
+def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+    ready = facts.ready
+    if ready > seen.peak:
+        seen.peak, seen.peak_ms = ready, now_ms
+    elif ready <= seen.grows_from or ready < FALLEN_SHARE * seen.peak or now_ms - seen.peak_ms > STILL_MS:
+        seen.grows_from = seen.peak = ready
+        seen.grows_since = seen.peak_ms = now_ms
+    grown = ready - seen.grows_from
+    lasts_ms = now_ms - seen.grows_since
+    if grown >= GROWN_MIN and grown >= GROWN_SHARE * seen.grows_from and lasts_ms >= LASTS_MS:
+        text = f"{number(ready, 'message')} wait in it, {grown:,} more than {hours(lasts_ms / 1000)} ago"
+        yield "queue-grows", seen.grows_since, text
+
+
+def _consumers(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+    is_lone = facts.ready > 0 and not facts.consumers
+    seen.lone_since = (seen.lone_since or now_ms) if is_lone else 0
+    if is_lone and now_ms - seen.lone_since >= LASTS_MS:
+        yield (
+            "no-consumers",
+            seen.lone_since,
+            f"{number(facts.ready, 'message')} wait in it, and nobody consumes",
+        )
+    elapsed_ms = now_ms - seen.looked_ms
+    waited_ms = facts.waited_ms - seen.waited_ms
+    is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
+    seen.slow_since = (seen.slow_since or now_ms) if is_slow else 0
+    if is_slow and now_ms - seen.slow_since >= LASTS_MS:
+        per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000
+        held_s = facts.unacked / per_s if per_s else None
+        yield _slowness(facts, per_s, held_s, seen.slow_since)
+
+
+def _slowness(facts: QueueFacts, per_s: float, held_s: float | None, since_ms: int) -> tuple[str, int, str]:
+    """Why consumers do not take what waits; `held_s` is how long they have a message, by Little's law."""
+    whose = number(facts.consumers, "consumer")
+    if held_s is not None and held_s < TRAVEL_S and 0 < facts.prefetch <= SMALL_PREFETCH:
+        text = (
+            f"{number(facts.ready, 'message')} wait, while {whose} have each one for {held_s * 1000:.2g} ms, with a "
+            f"prefetch of {facts.prefetch}"
+        )
+        return "prefetch-small", since_ms, text
+    held = f"; {facts.unacked:,} are unacknowledged" if facts.unacked else ""
+    text = f"{number(facts.ready, 'message')} wait, and {whose} acknowledge {per_s:,.1f} a second{held}"
+    return "consumers-slow", since_ms, text
+
+
+def _losses(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+    is_stuck = facts.dying > 0
+    seen.stuck_since = (seen.stuck_since or now_ms) if is_stuck else 0
+    if is_stuck and now_ms - seen.stuck_since >= LASTS_MS:
+        yield (
+            "dead-letters-stuck",
+            seen.stuck_since,
+            f"{number(facts.dying, 'dead letter')} of it in no queue",
+        )
+    if facts.failed:
+        seen.failed_since = seen.failed_since or now_ms
+        seen.failed_until = now_ms + STILL_MS
+        seen.failed_window += facts.failed
+    elif now_ms >= seen.failed_until:
+        seen.failed_since = seen.failed_window = 0
+    if seen.failed_since:
+        text = f"{number(seen.failed_window, 'message')} rejected, or delivered too often"
+        yield "dead-letters", seen.failed_since, text
+    if facts.refused:
+        seen.refused_since = seen.refused_since or now_ms
+        seen.refused_until = now_ms + LASTS_MS
+    elif now_ms >= seen.refused_until:
+        seen.refused_since = 0
+    if seen.refused_since:
+        yield "publishes-refused", seen.refused_since, "it is full, and refuses what is published"

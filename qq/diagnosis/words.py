@@ -1,0 +1,35 @@
+"""How findings tell numbers: lengths of time and sizes, short."""
+
+from __future__ import annotations
+
+MOST_S = 5.0
+"""The last bound of histograms: what takes longer is told as that."""
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def ms(seconds: float) -> str:
+    return f"more than {MOST_S:g} s" if seconds > MOST_S else f"{seconds * 1000:.3g} ms"
+
+
+def size(octets: float) -> str:
+    unit = "bytes"
+    for larger in UNITS:
+        if octets < 1024:
+            break
+        octets, unit = octets / 1024, larger
+    return f"{octets:.0f} {unit}" if unit == "bytes" else f"{octets:.1f} {unit}"
+
+
+def number(count: float, thing: str) -> str:
+    """A count of things; the thing is given as one."""
+    return f"{count:,.0f} {thing}" + ("" if round(count) == 1 else "s")
+
+
+def hours(seconds: float) -> str:
+    is_short = seconds < 2 * HOUR_S
+    return number(seconds / MINUTE_S, "minute") if is_short else number(seconds / HOUR_S, "hour")
+
+
+def days(seconds: float) -> str:
+    return hours(seconds) if seconds < 2 * DAY_S else number(seconds / DAY_S, "day")

@@ -1,0 +1,256 @@
+"""Processes of this program that begin without importing it: they are forked from one that has.
+
+Importing a node takes longer than all else that it does before it serves, and those who test start many of them.
+
+Lives here: the server, which is a process of its own, and its client. Not here: what the processes do (cli), and who
+starts them (testing.py). Python's `multiprocessing` has a fork server, too; its processes import the main module of the
+program that asks for them, which is somebody else's.
+
+Law: what is forked sees what a process of its own would: its arguments, environment and files, a session of its own,
+and the exit status goes to who asked. A server ends with the process that has started it, and so does, with it, what it
+has forked (cli/serve.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_PACKAGES = str(Path(__file__).parents[1])
+_ENTRY = "qq.__main__"
+_PRELOADED = ("qq.cli.serve",)
+# Variables that are looked at before a program runs: they cannot be changed for a process that is forked.
+_OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
+_servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
+
+
+class ForkedProcess:
+    """A process that a fork server has started, with the methods of `subprocess.Popen` that its users need."""
+
+    def __init__(self, pid: int, handle: int, told: int) -> None:
+        """`handle` refers to the process, and from `told` its exit status can be read when it has ended."""
+        self.pid = pid
+        self._handle = handle
+        self._told = told
+        self._status: int | None = None
+        self._asking = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._told)
+        os.close(self._handle)
+
+    def poll(self) -> int | None:
+        """The exit status, negative if a signal has ended the process; None as long as it runs."""
+        return self._ask(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status; raises subprocess.TimeoutExpired after `timeout` seconds."""
+        status = self._ask(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired([_ENTRY], timeout or 0.0)
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it is still there."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ask(self, timeout: float | None) -> int | None:
+        with self._asking:
+            ended = select.poll()  # descriptors may be too many for `select`
+            ended.register(self._told, select.POLLIN)
+            if self._status is None and ended.poll(None if timeout is None else timeout * 1000):
+                line = b""
+                with suppress(ConnectionResetError):
+                    line = os.read(self._told, 16)
+                # Without a line the server is gone, and has taken the process along.
+                self._status = int(line) if line else -signal.SIGKILL
+            return self._status
+
+
+class ForkServer:
+    """The client of one server, which it starts; it may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"SSL_CERT_FILE": os.devnull},  # see cli/launch.py
+                start_new_session=True,  # Ctrl-C is for who has started it
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
+    ) -> ForkedProcess:
+        """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors.
+
+        Raises OSError if the server is gone.
+        """
+        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+        ours, theirs = socket.socketpair()
+        with self._asking, theirs:
+            socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr])
+        ours.sendall(request)
+        ours.shutdown(socket.SHUT_WR)
+        answer, handles, _, _ = socket.recv_fds(ours, 16, 1)
+        if not handles:
+            raise ConnectionResetError("the fork server is gone")
+        return ForkedProcess(int(answer), handles[0], ours.detach())
+
+    @property
+    def pid(self) -> int:
+        """The parent of what is forked."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the server, and what it has forked."""
+        self._socket.close()
+        self._process.wait()
+
+
+def fork_server(name: str) -> ForkServer:
+    """The server of this name for the environment that this process has now; it is started when it is first asked for.
+
+    Two names are two servers: what is forked from one has its seed of hashes.
+    """
+    of_the_interpreter = {
+        key: value for key, value in os.environ.items() if key.startswith(_OF_THE_INTERPRETER)
+    }
+    key = (name, *sorted(of_the_interpreter.items()))
+    server = _servers.get(key)
+    if server is not None and not server.is_running:
+        server.close()
+        server = None
+    if server is None:
+        server = _servers[key] = ForkServer()
+    return server
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in _servers.values():
+        server.close()
+
+
+# --- the server
+
+
+class _Server:
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._children: dict[int, socket.socket] = {}
+        self._wakeup, waker = socket.socketpair()
+        self._waker = waker
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _wake_up)
+
+    def run(self) -> bool:
+        """Serve until nobody can ask any more; return True in a process that was forked, as soon as it is."""
+        while True:
+            ready, _, _ = select.select([self._requests, self._wakeup], [], [])
+            if self._wakeup in ready:
+                self._wakeup.recv(4096)
+                self._reap()
+            if self._requests in ready:
+                mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 3)
+                if not mark:
+                    return False
+                if self._fork(*descriptors):
+                    return True
+
+    def _fork(self, told: int, stdout: int, stderr: int) -> bool:
+        answer = socket.socket(fileno=told)
+        request = json.loads(b"".join(iter(lambda: answer.recv(65536), b"")))
+        pid = os.fork()
+        if pid == 0:
+            self._become(request, stdout, stderr)
+            answer.close()
+            return True
+        os.close(stdout)
+        os.close(stderr)
+        handle = os.pidfd_open(pid)  # nobody has waited for it yet, so it is this one
+        socket.send_fds(answer, [str(pid).encode()], [handle])
+        os.close(handle)
+        self._children[pid] = answer
+        return False
+
+    def _become(self, request: dict[str, Any], stdout: int, stderr: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for held in (self._requests, self._wakeup, self._waker, *self._children.values()):
+            held.close()
+        os.setsid()
+        for number, target in ((stdout, 1), (stderr, 2)):
+            os.dup2(number, target)
+            os.close(number)
+        sys.argv[:] = [str(Path(__file__).with_name("__main__.py")), *request["arguments"]]
+        os.environ.clear()
+        os.environ.update(request["environment"])
+
+    def _reap(self) -> None:
+        for pid, status in _ended():
+            with (
+                self._children.pop(pid) as told,
+                suppress(BrokenPipeError),
+            ):  # who asked may not care any more
+                told.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _wake_up(_number: int, _frame: object) -> None:
+    """Without a handler there would be no byte for `set_wakeup_fd`."""
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended
+
+
+def main() -> int:
+    if _PACKAGES not in sys.path:  # as in __main__.py
+        sys.path.insert(0, _PACKAGES)
+    # What is this program's own is imported only now that it can be found.
+    entry = importlib.import_module(_ENTRY)
+    importlib.import_module("qq.packages").find_cluster()
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        if not _Server(requests).run():
+            return 0
+    return entry.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What is wrong with the cluster.
+
+Lives here: the path. Not here: what is found (qq/diagnosis), from which facts (qq/management/diagnosis.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.diagnosis.findings import document_of
+from qq.http.login import MONITORS, require
+
+if TYPE_CHECKING:
+    from qq.http.view import ManagementView
+
+
+class DoctorEndpoint:
+    """The handler for the diagnosis."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/doctor", self.show)]
+
+    async def show(self, request: web.Request) -> web.Response:
+        require(request, MONITORS)
+        return web.json_response(document_of(await self._management.diagnosis()))

@@ -1,0 +1,226 @@
+"""What changes is told while it is looked at: one stream of server-sent events for each page that is open.
+
+Lives here: the stream, and how those who look at the same share the work. Not here: what is told (live_views.py).
+
+Law: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of it
+takes one part in SHARE of the time at most, however many look. Who does not read what is sent is dropped, and nothing
+waits for them: each is sent the newest, and not what was before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import hdrs, web
+
+from qq.http.errors import Refusal, bad_request, overloaded
+from qq.http.login import ADMINISTRATOR, login_of
+from qq.http.view import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
+
+    View = Callable[[web.Request], Awaitable[bytes]]
+
+STREAM_PATH = "/api/stream"
+INTERVAL_S = 2.0
+"""How often is looked what has changed, if that costs little."""
+SHARE = 10
+"""What took a moment to make is followed by a rest of so many moments."""
+AT_ONCE = 4
+"""How many things are made at a time."""
+STREAMS_MAX = 64
+"""How many streams there may be at a time, unless the settings say otherwise."""
+STREAM_S = 120.0
+"""How long a stream is: then the page asks for another, and it is looked anew who may see what."""
+QUIET_S = 15.0
+"""How long nothing may be sent. Then an empty line shows the page that the node is still there."""
+LOOK_S = 1.0
+"""How often it is looked whether there is still somebody, while nothing is sent."""
+READ_WAIT_S = 10.0
+"""How long what was sent may wait to be read, when the connection's buffer is full."""
+_NOTHING = b":\n\n"
+
+
+class Told(NamedTuple):
+    """What a view shows; the number rises with each change."""
+
+    number: int
+    event: bytes
+
+
+class Spent(Generator[Any, Any, bytes]):
+    """Something that is awaited, and how long it has kept the event loop busy; what it waited for does not count."""
+
+    def __init__(self, work: Awaitable[bytes]) -> None:
+        self._steps = work.__await__()
+        self.seconds = 0.0
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        return self
+
+    def send(self, value: Any, /) -> Any:
+        return self._timed(self._steps.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._timed(self._steps.throw, *error)
+
+    def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        began_s = monotonic()
+        try:
+            return step(*arguments)
+        finally:
+            self.seconds += monotonic() - began_s
+
+
+class Turns:
+    """Has few things made at a time, and rests after each.
+
+    More than one, because some wait for other nodes, and nobody else should have to wait for a node that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._rested_s = 0.0
+
+    async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        async with self._places:
+            await asyncio.sleep(max(self._rested_s - monotonic(), 0))
+            spent = Spent(make())
+            try:
+                return await spent
+            finally:
+                self._rested_s = max(self._rested_s, monotonic()) + spent.seconds * SHARE
+
+
+class Feed:
+    """One view, for all who look at it."""
+
+    def __init__(self, make: Callable[[], Awaitable[bytes]], turns: Turns) -> None:
+        self._make = make
+        self._turns = turns
+        self._told: Told | None = None
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._first = asyncio.Lock()
+        self.viewers = 0
+
+    async def first(self) -> Told:
+        """What there is to see now. Raises Refusal, Unavailable."""
+        async with self._first:
+            if self._told is None:
+                self._told = Told(1, _event(await self._make()))
+                self._task = asyncio.get_running_loop().create_task(self._go_on(self._told))
+        return self._told
+
+    async def newer_than(self, told: Told) -> Told:
+        """Wait for a change."""
+        async with self._changed:
+            while self._told is None or self._told.number == told.number:
+                await self._changed.wait()
+            return self._told
+
+    async def _go_on(self, told: Told) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                event = _event(await self._turns.take(self._make))
+            except (Refusal, Unavailable) as refused:
+                event = _event(str(refused).encode(), "gone")
+            if event == told.event:
+                continue
+            told = Told(told.number + 1, event)
+            async with self._changed:
+                self._told = told
+                self._changed.notify_all()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+
+class LiveEndpoint:
+    """The handler for streams."""
+
+    def __init__(self, views: Mapping[str, View], streams_max: int) -> None:
+        """There may be so many streams at a time."""
+        self._views = views
+        self._streams_max = streams_max
+        self._streams = 0
+        self._turns = Turns()
+        self._feeds: dict[Hashable, Feed] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(STREAM_PATH, self.stream)]
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        view = self._views.get(request.query.get("view", ""))
+        if view is None:
+            raise bad_request(f"view must be one of {', '.join(sorted(self._views))}")
+        if self._streams >= self._streams_max:
+            raise overloaded(f"{self._streams_max} streams are open (half of http_request_max)")
+        self._streams += 1
+        key = _what(request)
+        feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns))
+        feed.viewers += 1
+        try:
+            return await _tell(request, feed)
+        finally:
+            self._streams -= 1
+            feed.viewers -= 1
+            if not feed.viewers:
+                del self._feeds[key]
+                await feed.close()
+
+
+async def _tell(request: web.Request, feed: Feed) -> web.StreamResponse:
+    told = await feed.first()
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    try:
+        await _send(response, told.event)
+        until_s, silent_s = monotonic() + STREAM_S, 0.0
+        while monotonic() < until_s and not _has_left(request):
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    told = await feed.newer_than(told)
+            except TimeoutError:
+                silent_s += LOOK_S
+                if silent_s < QUIET_S:
+                    continue
+                await _send(response, _NOTHING)
+            else:
+                await _send(response, told.event)
+            silent_s = 0.0
+        await response.write_eof()
+    except (ConnectionError, TimeoutError):
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _send(response: web.StreamResponse, event: bytes) -> None:
+    async with asyncio.timeout(READ_WAIT_S):
+        await response.write(event)
+
+
+def _has_left(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def _event(body: bytes, name: str = "view") -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), body.replace(b"\n", b" "))
+
+
+def _what(request: web.Request) -> Hashable:
+    """What is looked at. Administrators all see the same; what others see goes by who they are."""
+    login = login_of(request)
+    who = ADMINISTRATOR if ADMINISTRATOR in login.tags else login
+    return who, tuple(sorted(request.query.items()))

@@ -1,0 +1,244 @@
+"""What the page looks at: of each of its views that which changes, as one document.
+
+Lives here: these documents, and the history that charts begin with. Not here: when they are made again (live.py), what
+is in a list (lists.py) or a document (documents.py).
+
+Law: a document is bounded, whatever there is: lists come by the page.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from pamqp.commands import Basic
+
+from qq.http.documents import (
+    by_place,
+    client_document,
+    consumer_document,
+    fields_of,
+    queue_document,
+    row_fields,
+)
+from qq.http.errors import bad_request
+from qq.http.lists import Listing, listed_page
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.nodes import node_document
+from qq.http.requests import check_permitted, existing, number, sees
+from qq.http.view import ExchangeStatus, NewMessage, RequestRefused, ThingRows
+from qq.machine.commands import DeleteExchange, DeleteQueue, Get
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from qq.http.live import View
+    from qq.http.view import Client, Declaration, ManagementView, NodeView
+
+CONSUMERS_MAX = 200
+"""How many consumers of a queue are told."""
+AGE_DEFAULT_S = 600
+AGE_MAX_S = 7 * 24 * 3600
+"""The longest history."""
+
+
+class LiveViews:
+    """The documents of the views, by their names, and the handler for histories."""
+
+    def __init__(self, view: NodeView, management: ManagementView) -> None:
+        self._view = view
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/history", self.history), web.get("/api/may", self.may)]
+
+    def by_name(self) -> Mapping[str, View]:
+        return {
+            "overview": self.overview,
+            "members": self.members,
+            "queues": self.queues,
+            "queue": self.queue,
+            "dead-letters": self.dead_letters,
+            "exchanges": self.exchanges,
+            "connections": self.connections,
+            "channels": self.channels,
+        }
+
+    async def overview(self, request: web.Request) -> bytes:
+        vhost = await self._vhost(request, MONITORS)
+        is_seen, login = self._is_seen(request, vhost), login_of(request)
+        is_monitor = login.has_one_of(MONITORS)
+        happened, lengths = self._management.vhost_stats(is_seen)
+        totals = self._management.object_totals(is_seen, None if is_monitor else login.user)
+        document: dict[str, Any] = {
+            "cluster_name": self._management.cluster_name(),
+            "version": self._management.product().version,
+            "message_stats": happened,
+            "queue_totals": lengths,
+            "object_totals": totals._asdict(),
+        }
+        if vhost is not None:
+            document["sample"] = self._management.newest_sample(("vhost", vhost))
+        elif is_monitor:
+            document["sample"] = self._management.newest_sample(("all",))
+        if is_monitor:
+            document["churn_rates"] = self._management.churn()
+            document["alarms"] = [each._asdict() for each in self._management.alarms()]
+            document["flaw"] = self._management.flaw()
+            document["cluster"] = self._cluster()
+        return _json(document)
+
+    async def members(self, request: web.Request) -> bytes:
+        require(request, MONITORS)
+        reports = await self._management.node_reports()
+        members = self._management.cluster_members()
+        nodes = [node_document(each, reports.get(each.name)) for each in self._view.cluster_status().nodes]
+        return _json(
+            {
+                "cluster": self._cluster(),
+                "members": members._asdict()
+                | {
+                    "members": [member._asdict() for member in members.members],
+                    "removed": [removed._asdict() for removed in members.removed],
+                },
+                "nodes": nodes,
+            }
+        )
+
+    def _cluster(self) -> dict[str, Any]:
+        status = self._view.cluster_status()
+        return status._asdict() | {"nodes": [node._asdict() for node in status.nodes]}
+
+    async def queues(self, request: web.Request) -> bytes:
+        rows = self._management.queue_rows(await self._vhost(request))
+        return await self._page_of_queues(request, rows)
+
+    async def dead_letters(self, request: web.Request) -> bytes:
+        rows = self._management.dead_lettering_queues(await self._vhost(request))
+        return await self._page_of_queues(request, rows)
+
+    async def _page_of_queues(self, request: web.Request, rows: ThingRows) -> bytes:
+        is_seen, vhost_of = sees(request, self._management), rows.fields["vhost"]
+
+        def is_seen_queue(queue: Any) -> bool:
+            return is_seen(vhost_of(queue))
+
+        fields = row_fields(rows) if "arguments" in rows.fields else rows.fields
+        return await listed_page(request, Listing(rows.things, fields, is_seen_queue))
+
+    async def queue(self, request: web.Request) -> bytes:
+        vhost, name = await self._queue_named(request)
+        queue = await existing(self._management, lambda: self._management.queue(vhost, name))
+        found = list(islice(self._management.consumers_of_queue(vhost, name), CONSUMERS_MAX))
+        channels = by_place(await self._management.channels()) if found else {}
+        consumers = [consumer_document(each, channels) for each in found]
+        sample = self._management.newest_sample(("queue", vhost, name))
+        return _json(queue_document(queue) | {"consumer_details": consumers, "sample": sample})
+
+    async def exchanges(self, request: web.Request) -> bytes:
+        vhost, is_seen = await self._vhost(request), sees(request, self._management)
+
+        def is_seen_exchange(exchange: ExchangeStatus) -> bool:
+            return is_seen(exchange.vhost)
+
+        def stats(exchange: ExchangeStatus) -> Mapping[str, Any]:
+            return self._management.exchange_stats(exchange.vhost, exchange.name)
+
+        fields = {**fields_of(ExchangeStatus), "message_stats": stats}
+        return await listed_page(
+            request, Listing(self._management.exchanges(vhost), fields, is_seen_exchange)
+        )
+
+    async def connections(self, request: web.Request) -> bytes:
+        return await self._clients(request, await self._management.connections())
+
+    async def channels(self, request: web.Request) -> bytes:
+        return await self._clients(request, await self._management.channels())
+
+    async def _clients(self, request: web.Request, clients: Sequence[Client]) -> bytes:
+        """Those of all users, or of the one who asks; of the virtual host and the connection that are named."""
+        vhost, login = await self._vhost(request, MONITORS), login_of(request)
+        own = None if login.has_one_of(MONITORS) else login.user
+        connection = request.query.get("connection")
+
+        def is_shown(client: Client) -> bool:
+            of = client.get("connection_details", client)["name"]
+            return (
+                vhost in (None, client["vhost"])
+                and own in (None, client["user"])
+                and connection in (None, of)
+            )
+
+        shown = (client_document(client) for client in clients if is_shown(client))
+        return await listed_page(request, Listing(shown))
+
+    async def history(self, request: web.Request) -> web.Response:
+        age_s = number(request, "age", AGE_DEFAULT_S, AGE_MAX_S)
+        if "name" in request.query:
+            vhost, name = await self._queue_named(request)
+            await existing(self._management, lambda: self._management.queue(vhost, name))
+            thing = ("queue", vhost, name)
+        elif (vhost := await self._vhost(request, MONITORS)) is not None:
+            thing = ("vhost", vhost)
+        else:
+            require(request, MONITORS)
+            thing = ("all",)
+        return web.json_response(self._management.history(thing, age_s))
+
+    async def may(self, request: web.Request) -> web.Response:
+        """What the one who asks may do: to a queue, to an exchange, or to what they would declare."""
+        vhost, queue, exchange = (request.query.get(name) for name in ("vhost", "queue", "exchange"))
+        if vhost is None or (queue is not None and exchange is not None):
+            raise bad_request("vhost says where, and queue or exchange what is meant")
+        if queue is not None:
+            acts = {
+                "configure": DeleteQueue(0, 0, queue, False, False),
+                "read": Get(0, 0, 0, 0, queue, False, 0),
+                "write": NewMessage("", queue, Basic.Properties(), b""),
+            }
+        elif exchange is not None:
+            acts = {
+                "configure": DeleteExchange(0, exchange, False),
+                "write": NewMessage(exchange, "", Basic.Properties(), b""),
+            }
+        else:
+            return web.json_response({"declare": self._declares(login_of(request).user, vhost)})
+        told = {name: await self._is_permitted(request, vhost, act) for name, act in acts.items()}
+        return web.json_response(told)
+
+    def _declares(self, user: str, vhost: str) -> bool:
+        rows = self._management.permissions()
+        return any((row.user, row.vhost) == (user, vhost) and row.configure not in ("", "^$") for row in rows)
+
+    async def _is_permitted(
+        self, request: web.Request, vhost: str, act: Declaration | Get | NewMessage
+    ) -> bool:
+        try:
+            await check_permitted(request, self._management, vhost, act)
+        except RequestRefused:
+            return False
+        return True
+
+    async def _queue_named(self, request: web.Request) -> tuple[str, str]:
+        vhost, name = await self._vhost(request), request.query.get("name")
+        if vhost is None or name is None:
+            raise bad_request("vhost and name say which queue is meant")
+        return vhost, name
+
+    async def _vhost(self, request: web.Request, all_seeing: frozenset[str] = ADMINISTRATORS) -> str | None:
+        """The virtual host that the query names; None if it names none. Raises Refusal."""
+        vhost = request.query.get("vhost")
+        if vhost is None:
+            return None
+        is_seen = sees(request, self._management, all_seeing)
+        await existing(self._management, lambda: self._management.has_vhost(vhost) and is_seen(vhost))
+        return vhost
+
+    def _is_seen(self, request: web.Request, vhost: str | None) -> Callable[[str], bool]:
+        return sees(request, self._management, MONITORS) if vhost is None else vhost.__eq__
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode()

@@ -1,0 +1,91 @@
+"""What a policy would match that is not there yet.
+
+Lives here: the path and its parameters. Not here: what a pattern means (machine/patterns.py), which of several policies
+applies (machine/policies.py).
+
+Law: it is looked through in slices, and what it may cost is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from qq.http.errors import bad_request
+from qq.http.lists import NAME_STEPS_MAX, PATTERN_CHARS_MAX, REQUEST_STEPS_MAX
+from qq.http.requests import named_vhost
+from qq.http.slices import Slices
+from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policies import APPLIES_TO
+from qq.routing.exchanges import DEFAULT_EXCHANGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qq.http.view import ManagementView
+
+SHOWN_MAX = 100
+"""How many of the things that match are told; the others are only counted."""
+_EXCHANGE = "exchange"
+
+
+class PolicyMatchEndpoint:
+    """The handler for what would match."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/policy-matches/{vhost}", self.matches)]
+
+    async def matches(self, request: web.Request) -> web.Response:
+        vhost = await named_vhost(request, self._management)
+        pattern, kinds = _pattern(request), _kinds(request)
+        counts: Counter[str] = Counter()
+        shown: list[dict[str, Any]] = []
+        slices, steps_left = Slices(), REQUEST_STEPS_MAX
+        for kind, name, policy in self._things(vhost):
+            await slices.give_way()
+            if kind not in kinds:
+                continue
+            is_found, steps = pattern.search_within(name, NAME_STEPS_MAX)
+            steps_left -= steps
+            if steps_left < 0:
+                raise bad_request("the search for the pattern takes too long: make it simpler")
+            if is_found:
+                what = _EXCHANGE if kind == _EXCHANGE else "queue"
+                counts[what] += 1
+                if len(shown) < SHOWN_MAX:
+                    shown.append({"kind": what, "name": name, "policy": policy})
+        return web.json_response(
+            {"queue_count": counts["queue"], "exchange_count": counts[_EXCHANGE], "items": shown}
+        )
+
+    def _things(self, vhost: str) -> Iterator[tuple[str, str, str | None]]:
+        """The kind, the name and the policy of everything that policies apply to."""
+        rows = self._management.queue_rows(vhost)
+        kind, name, policy = (rows.fields[each] for each in ("type", "name", "policy"))
+        for queue in rows.things:
+            yield kind(queue), name(queue), policy(queue)
+        for exchange in self._management.exchanges(vhost):
+            if exchange.name != DEFAULT_EXCHANGE:
+                yield _EXCHANGE, exchange.name, exchange.policy
+
+
+def _pattern(request: web.Request) -> Pattern:
+    text = request.query.get("pattern", "")
+    if len(text) > PATTERN_CHARS_MAX:
+        raise bad_request(f"pattern: {PATTERN_CHARS_MAX} characters at most")
+    try:
+        return Pattern(text)
+    except InvalidPattern as error:
+        raise bad_request(f"pattern: {error}") from None
+
+
+def _kinds(request: web.Request) -> tuple[str, ...]:
+    apply_to = request.query.get("apply-to", "all")
+    if apply_to not in APPLIES_TO:
+        raise bad_request(f"apply-to must be one of {', '.join(APPLIES_TO)}")
+    return APPLIES_TO[apply_to]

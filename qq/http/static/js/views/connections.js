@@ -1,0 +1,89 @@
+/** Connections and channels of all nodes: what flows, what waits, and closing one. */
+import { ask as askNode, get, path } from "../api.js";
+import { bytes, moment, rate, short, whole } from "../format.js";
+import { html, useEffect, useState } from "../lib.js";
+import { Badge, Card, ConnectionLink, Facts, Heading, Loading, Problem, State } from "../parts/bits.js";
+import { ask } from "../parts/dialog.js";
+import { notify } from "../parts/notice.js";
+import { listValues, Pager, Search, Table } from "../parts/table.js";
+import { go, to, usePlace } from "../router.js";
+import { may, session } from "../session.js";
+import { useLive } from "../stream.js";
+import { useVhost, useVhosts } from "../vhosts.js";
+
+/** @type {import("../parts/table.js").Column[]} */
+const CONNECTIONS = [
+  { key: "name", label: "Name", sort: "name", show: (each) => html`<${ConnectionLink} name=${each.name} />${each.user_provided_name && html`<br /><span class="muted">${each.user_provided_name}</span>`}` },
+  { key: "vhost", label: "Virtual host", sort: "vhost", show: (each) => each.vhost },
+  { key: "node", label: "Node", sort: "node", show: (each) => each.node },
+  { key: "user", label: "User", sort: "user", show: (each) => each.user },
+  { key: "state", label: "State", sort: "state", show: (each) => html`<${State} is=${each.state} />` },
+  { key: "ssl", label: "TLS", sort: "ssl", show: (each) => (each.ssl ? html`<${Badge} state="good">${each.ssl_protocol}<//>` : "–") },
+  { key: "channels", label: "Channels", sort: "channels", isNumber: true, show: (each) => short(each.channels) },
+  { key: "in", label: "From client", sort: "recv_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.recv_oct_details?.rate ?? 0)}/s` },
+  { key: "out", label: "To client", sort: "send_oct_details.rate", isNumber: true, show: (each) => `${bytes(each.send_oct_details?.rate ?? 0)}/s` },
+];
+
+/** @type {import("../parts/table.js").Column[]} */
+const CHANNELS = [
+  { key: "name", label: "Channel", sort: "name", show: (each) => html`<${ConnectionLink} name=${each.connection_details.name} /> (${each.number})` },
+  { key: "node", label: "Node", sort: "node", show: (each) => each.node },
+  { key: "user", label: "User", sort: "user", show: (each) => each.user },
+  { key: "state", label: "State", sort: "state", show: (each) => html`<span class="badges"><${State} is=${each.state} />
+    ${each.confirm && html`<${Badge} state="plain">confirms<//>`}${each.transactional && html`<${Badge} state="plain">transactions<//>`}</span>` },
+  { key: "consumers", label: "Consumers", sort: "consumer_count", isNumber: true, show: (each) => short(each.consumer_count) },
+  { key: "prefetch", label: "Prefetch", sort: "prefetch_count", isNumber: true, show: (each) => each.prefetch_count || "no limit" },
+  { key: "unacked", label: "Unacked", sort: "messages_unacknowledged", isNumber: true, show: (each) => short(each.messages_unacknowledged) },
+  { key: "unconfirmed", label: "Unconfirmed", sort: "messages_unconfirmed", isNumber: true, show: (each) => short(each.messages_unconfirmed) },
+  { key: "publish", label: "Published", sort: "message_stats.publish_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.publish_details?.rate ?? 0) },
+  { key: "deliver", label: "Delivered", sort: "message_stats.deliver_get_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.deliver_get_details?.rate ?? 0) },
+  { key: "ack", label: "Acknowledged", sort: "message_stats.ack_details.rate", isNumber: true, show: (each) => rate(each.message_stats?.ack_details?.rate ?? 0) },
+];
+
+/**
+ * @param {{title: string, view: string, columns: import("../parts/table.js").Column[], values?: Record<string, any>}} props
+ */
+function Clients({ title, view, columns, values: more = {} }) {
+  const { values } = usePlace(), vhost = useVhost(), vhosts = useVhosts();
+  const { told, problem, isOld } = useLive(view, { ...listValues(values, vhost), ...more });
+  if (!told) return problem ? html`<${Problem} problem=${problem} />` : html`<${Loading} />`;
+  return html`<${Problem} problem=${problem} /><div class="card flush">
+    <${Table} label=${title} columns=${columns.filter((column) => column.key !== "vhost" || vhosts.length > 1)} rows=${told.items} isOld=${isOld}
+      rowKey=${(/** @type {any} */ each) => `${each.node} ${each.name}`} empty=${`There are no ${title.toLowerCase()}.`} />
+    <${Pager} told=${told} />
+  </div>`;
+}
+
+export const Connections = () => html`<${Heading} title="Connections" aside=${html`<${Search} label="Search by name" />`} />
+  <${Clients} title="Connections" view="connections" columns=${CONNECTIONS} />`;
+
+export const Channels = () => html`<${Heading} title="Channels" aside=${html`<${Search} label="Search by name" />`} />
+  <${Clients} title="Channels" view="channels" columns=${CHANNELS} />`;
+
+/** @param {{names: string[]}} props */
+export function Connection({ names: [name] }) {
+  const [told, setTold] = useState(/** @type {any} */ (null));
+  const [problem, setProblem] = useState(/** @type {any} */ (null));
+  useEffect(() => { get(path`connections/${name}`).then(setTold, (error) => setProblem({ status: error.status, reason: error.message })); }, []);
+  const mayClose = told && (may.administer() || told.user === session.value?.name);
+  return html`
+    <nav class="crumbs"><a href=${to(["connections"])}>Connections</a></nav>
+    <${Heading} title=${name} note=${told && html`<${State} is=${told.state} />`} aside=${mayClose && html`<button class="danger" name="close" onClick=${() => ask({
+      title: "Close this connection?", text: "Its client is told why. Most clients connect again by themselves.", action: "Close", isDangerous: true,
+      act: async () => {
+        await askNode("DELETE", path`connections/${name}`);
+        notify("The connection was closed.");
+        go(["connections"]);
+      } })}>Close</button>`} />
+    <${Problem} problem=${problem} />
+    ${told && html`<div class="columns">
+      <${Card} title="Connection"><${Facts} rows=${[
+        ["Node", told.node], ["User", told.user], ["Virtual host", told.vhost], ["Since", moment(told.connected_at)], ["Protocol", told.protocol],
+        ["From", told.peer_host ? `${told.peer_host}:${told.peer_port}` : "–"], ["Login", told.auth_mechanism ?? "–"], ["TLS", told.ssl ? `${told.ssl_protocol}, ${told.ssl_cipher}` : "no"],
+        ["Heartbeat", told.timeout === undefined ? "–" : `${told.timeout} s`], ["Received", bytes(told.recv_oct)], ["Sent", bytes(told.send_oct)], ["Waits to be sent", bytes(told.send_pend)], ["Channels", whole(told.channels)],
+      ]} /><//>
+      <${Card} title="Client"><${Facts} rows=${Object.entries(told.client_properties ?? {}).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)])} /><//>
+    </div>`}
+    <h2>Channels</h2>
+    <${Clients} title="Channels" view="channels" columns=${CHANNELS} values=${{ connection: name }} />`;
+}

@@ -1,0 +1,107 @@
+/** Dead letters: where messages die and why, where they are now, and how they come back. */
+import { get, path, query } from "../api.js";
+import { rate, short, whole } from "../format.js";
+import { html, useEffect, useState } from "../lib.js";
+import { Badge, Card, ExchangeLink, Heading, Loading, Problem, QueueLink } from "../parts/bits.js";
+import { deathsOf, Messages } from "../parts/messages.js";
+import { askForMove, Moves, REASONS, useMovesThere } from "../parts/moves.js";
+import { listValues, Pager, Search, Table } from "../parts/table.js";
+import { adjust, to, usePlace } from "../router.js";
+import { useLive } from "../stream.js";
+import { useVhost, useVhosts } from "../vhosts.js";
+import { useMay } from "./queue.js";
+
+/** @type {import("../parts/table.js").Column[]} */
+const COLUMNS = [
+  { key: "name", label: "Died in", sort: "name", show: (queue) => html`<${QueueLink} vhost=${queue.vhost} name=${queue.name} />` },
+  { key: "vhost", label: "Virtual host", sort: "vhost", show: (queue) => queue.vhost },
+  { key: "reasons", label: "Because of", show: (queue) => html`<span class="badges">${Object.entries(queue.died).map(([reason, count]) =>
+    html`<${Badge} key=${reason} state="warn">${reason} ${short(/** @type {number} */ (count))}<//>`)}</span>` },
+  { key: "died", label: "Died", sort: "died_in_all", isNumber: true, show: (queue) => short(queue.died_in_all) },
+  { key: "moved", label: "Dead-lettered", sort: "dead_letter", isNumber: true, show: (queue) => short(queue.dead_letter) },
+  { key: "dying", label: "On their way", sort: "messages_dlx", isNumber: true, show: (queue) => short(queue.messages_dlx) },
+  { key: "target", label: "They go to", show: (queue) => html`<${Target} queue=${queue} />` },
+];
+
+export function DeadLetters() {
+  const { values } = usePlace(), vhost = useVhost(), vhosts = useVhosts();
+  const { told, problem, isOld } = useLive("dead-letters", listValues({ sort: "died_in_all", sort_reverse: "true", ...values }, vhost));
+  const columns = COLUMNS.filter((column) => column.key !== "vhost" || (vhosts.length > 1 && !vhost));
+  return html`
+    <${Heading} title="Dead letters" note="Queues in which messages have died since this node started. Open where they went to read them and to send them back."
+      aside=${html`<${Search} label="Search by name" />`} />
+    <${Problem} problem=${problem} />
+    ${told ? html`<div class="card flush">
+      <${Table} label="Dead letters" columns=${columns} rows=${told.items} isOld=${isOld} empty="No message has died."
+        rowKey=${(/** @type {any} */ queue) => `${queue.vhost}\n${queue.name}`} />
+      <${Pager} told=${told} />
+    </div>` : !problem && html`<${Loading} />`}
+    <${Moves} vhost=${vhost || (vhosts.length === 1 ? vhosts[0] : "")} />`;
+}
+
+/** The queues that dead letters of a queue come to, by the bindings of now. @param {{queue: any}} props */
+function Target({ queue: { vhost, name, dead_letter_exchange: exchange, dead_letter_routing_key: key } }) {
+  const [queues, setQueues] = useState(/** @type {string[]} */ ([]));
+  useEffect(() => {
+    if (exchange === null) return;
+    if (exchange === "") setQueues([key ?? name]);
+    else get(path`exchanges/${vhost}/${exchange}/bindings/source` + query({ page: 1, page_size: 20 })).then(
+      (told) => setQueues([...new Set(told.items.filter((/** @type {any} */ each) => each.destination_type === "queue").map((/** @type {any} */ each) => each.destination))]),
+      () => null,
+    );
+  }, [vhost, exchange, key]);
+  if (exchange === null) return html`<span class="muted">nowhere: they are gone</span>`;
+  return html`<span><${ExchangeLink} vhost=${vhost} name=${exchange} />${queues.map((each) => html` → <a key=${each} class="name" href=${to(["dead-letters", vhost, each])}>${each}</a>`)}</span>`;
+}
+
+/** The dead letters in one queue. @param {{names: string[]}} props */
+export function DeadLettersOf({ names: [vhost, name] }) {
+  const { values } = usePlace();
+  const { told, problem } = useLive("queue", { vhost, name });
+  const [seen, setSeen] = useState(/** @type {any[]} */ ([]));
+  const may = useMay({ vhost, queue: name }), moves = useMovesThere();
+  const { reason = "", from = "", text = "" } = values;
+  const isWanted = (/** @type {any} */ message) => {
+    const first = deathsOf(message).at(-1);
+    return (!reason || deathsOf(message).some((death) => death.reason === reason)) && (!from || first?.queue === from)
+      && (!text || JSON.stringify(message).toLowerCase().includes(text.toLowerCase()));
+  };
+  return html`
+    <nav class="crumbs"><a href=${to(["dead-letters"])}>Dead letters</a> / <a href=${to(["dead-letters"], { vhost })}>${vhost}</a></nav>
+    <${Heading} title=${name} note=${told && `${whole(told.messages_ready)} ready messages, ${rate(told.message_stats?.publish_details?.rate ?? 0)} come in`}
+      aside=${html`<a class="button" href=${to(["queues", vhost, name])}>Queue</a>
+        ${moves && may.read && html`<button class="primary" name="send-back" onClick=${() => askForMove(vhost, name, { toOrigin: true, reason, from })}>Send back</button>`}`} />
+    <${Problem} problem=${problem} />
+    <${Summary} messages=${seen} reason=${reason} from=${from} />
+    ${may.read ? html`<${Card} title="Messages" aside=${html`
+      <select name="reason" aria-label="Reason" value=${reason} onChange=${(/** @type {any} */ event) => adjust({ reason: event.target.value })}>
+        <option value="" selected=${!reason}>any reason</option>
+        ${REASONS.map((each) => html`<option key=${each} value=${each} selected=${each === reason}>${each}</option>`)}
+      </select>
+      <input type="search" data-key="search" name="text" placeholder="Text in them  /" aria-label="Text in messages" value=${text}
+        onInput=${(/** @type {any} */ event) => adjust({ text: event.target.value })} />`}>
+      <${Messages} vhost=${vhost} queue=${name} isWanted=${isWanted} onPage=${setSeen} />
+    <//>` : html`<p class="empty">To look at messages one needs the permission to read this queue.</p>`}
+    <${Moves} vhost=${vhost} source=${name} />`;
+}
+
+/** Where the messages that are shown died first, and why. @param {{messages: any[], reason: string, from: string}} props */
+function Summary({ messages, reason, from }) {
+  /** @type {Map<string, {queue: string, reason: string, count: number}>} */
+  const groups = new Map();
+  for (const message of messages) {
+    const death = deathsOf(message).at(-1);
+    if (!death) continue;
+    const key = `${death.queue}\n${death.reason}`;
+    const group = groups.get(key) ?? { queue: death.queue, reason: death.reason, count: 0 };
+    group.count += 1;
+    groups.set(key, group);
+  }
+  return groups.size > 0 && html`<${Card} title="Where these died first">
+    <div class="chips">${[...groups].map(([key, group]) => {
+      const isChosen = group.queue === from && group.reason === reason;
+      return html`<button key=${key} class="chip" aria-pressed=${isChosen} onClick=${() => adjust(isChosen ? { from: "", reason: "" } : { from: group.queue, reason: group.reason })}>
+        ${group.queue} <${Badge} state="warn">${group.reason}<//> <b>${whole(group.count)}</b></button>`;
+    })}</div>
+  <//>`;
+}

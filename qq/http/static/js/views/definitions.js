@@ -1,0 +1,45 @@
+/** Definitions: everything but the messages, as a file, down and up. For administrators. */
+import { ask as askNode, get, path } from "../api.js";
+import { bytes } from "../format.js";
+import { html, useState } from "../lib.js";
+import { Card, Heading } from "../parts/bits.js";
+import { ask } from "../parts/dialog.js";
+import { attempt, notify } from "../parts/notice.js";
+import { readVhosts, useVhost } from "../vhosts.js";
+
+/** @param {string} vhost */
+const where = (vhost) => (vhost ? path`definitions/${vhost}` : "definitions");
+
+/** @param {string} vhost */
+async function download(vhost) {
+  const told = await get(where(vhost));
+  const address = URL.createObjectURL(new Blob([JSON.stringify(told, null, 2)], { type: "application/json" }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `qq-definitions-${new Date().toISOString().slice(0, 10)}.json`;
+  link.click();
+  URL.revokeObjectURL(address);
+}
+
+export function Definitions() {
+  const vhost = useVhost();
+  const [file, setFile] = useState(/** @type {File | null} */ (null));
+  return html`<${Heading} title="Definitions" note=${`Of ${vhost || "all virtual hosts"}: queues, exchanges, bindings and policies${vhost ? "" : ", users and permissions"}. Choose a virtual host above for its own.`} />
+    <div class="columns">
+      <${Card} title="Down">
+        <p class="muted">A file that this cluster, another one, or RabbitMQ can read.</p>
+        <button class="primary" name="download" onClick=${() => attempt(() => download(vhost))}>Download</button>
+      <//>
+      <${Card} title="Up">
+        <p class="muted">What is there already stays; what is in the file is added. Files of RabbitMQ will do.</p>
+        <input type="file" name="file" accept="application/json,.json" aria-label="File" onChange=${(/** @type {any} */ event) => setFile(event.target.files[0] ?? null)} />
+        <div class="buttons start"><button name="upload" disabled=${!file} onClick=${() => file && ask({
+          title: "Take these definitions in?", text: `${file.name}, ${bytes(file.size)}, into ${vhost || "the whole cluster"}`, action: "Take in",
+          act: async () => {
+            await askNode("POST", where(vhost), await file.text());
+            notify("The definitions are there.");
+            await readVhosts();
+          } })}>Upload</button></div>
+      <//>
+    </div>`;
+}

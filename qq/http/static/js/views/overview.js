@@ -1,0 +1,109 @@
+/** What the broker does as a whole: rates, depths, latencies, alarms, and what is wrong. */
+import { getIfThere } from "../api.js";
+import { bytes, duration, milliseconds, rate, short, whole } from "../format.js";
+import { html, useEffect, useState } from "../lib.js";
+import { Card, Figure, Heading, Loading, Problem, State } from "../parts/bits.js";
+import { Chart, RangeChooser, useHistory, useRange } from "../parts/chart.js";
+import { to } from "../router.js";
+import { may } from "../session.js";
+import { useLive } from "../stream.js";
+import { useVhost } from "../vhosts.js";
+
+const FINDINGS_EVERY_MS = 60000;
+
+export function Overview() {
+  const vhost = useVhost(), range = useRange();
+  const { told, problem } = useLive("overview", { vhost });
+  const thing = vhost ? { vhost } : may.monitor() ? {} : null;
+  const known = useHistory(thing, told?.sample, range);
+  if (!told) return problem ? html`<${Problem} problem=${problem} />` : html`<${Loading} />`;
+  return html`
+    <${Heading} title=${told.cluster_name} note=${html`qq ${told.version}${told.cluster && ` · seen from ${told.cluster.node}`}`}
+      aside=${thing && html`<${RangeChooser} />`} />
+    <${Problem} problem=${problem} />
+    <${Alarms} told=${told} />
+    <${Findings} />
+    <${Figures} told=${told} vhost=${vhost} />
+    ${thing ? html`<${Charts} known=${known} range=${range} isWhole=${!vhost} />`
+      : html`<p class="muted">Choose a virtual host to see its charts.</p>`}
+    ${told.cluster && html`<${Nodes} cluster=${told.cluster} />`}`;
+}
+
+/** @param {{told: any}} props */
+function Alarms({ told }) {
+  const texts = (told.alarms ?? []).map((/** @type {any} */ alarm) =>
+    `${alarm.node} is low on ${alarm.resource}: publishers wait until that is over.`);
+  if (told.flaw) texts.push(`This node does not take full part in its cluster: ${told.flaw}`);
+  if (told.cluster && !told.cluster.leader) texts.push("No leader is known: nothing is confirmed or delivered until a majority is there.");
+  return texts.map((/** @type {string} */ text) => html`<p class="alarm" role="alert" key=${text}>${text}</p>`);
+}
+
+/** What `qq doctor` says. */
+function Findings() {
+  const [findings, setFindings] = useState(/** @type {any[]} */ ([]));
+  useEffect(() => {
+    const look = () => getIfThere("doctor").then((told) => setFindings(told?.findings ?? []), () => null);
+    look();
+    const timer = setInterval(look, FINDINGS_EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return findings.length > 0 && html`<${Card} title="What the doctor says">
+    <ul class="findings">${findings.map((each, at) => html`<li key=${at} class=${each.severity ?? ""}>
+      <strong>${each.subject}: ${each.text}</strong>
+      <p>${each.advice}</p>
+    </li>`)}</ul>
+  <//>`;
+}
+
+/** @param {{told: any, vhost: string}} props */
+function Figures({ told, vhost }) {
+  const { message_stats: stats, queue_totals: lengths, object_totals: totals } = told;
+  return html`<div class="figures">
+    <${Figure} label="Published" value=${rate(stats.publish_details.rate)} note=${`${short(stats.publish)} since the start`} />
+    <${Figure} label="Delivered" value=${rate(stats.deliver_get_details.rate)} note=${`${rate(stats.redeliver_details.rate)} again`} />
+    <${Figure} label="Acknowledged" value=${rate(stats.ack_details.rate)} note=${`${short(stats.ack)} since the start`} />
+    <${Figure} label="Ready" value=${short(lengths.messages_ready)} note=${`${short(lengths.messages_unacknowledged)} unacknowledged`} />
+    <${Figure} label="Queues" value=${html`<a href=${to(["queues"], { vhost })}>${whole(totals.queues)}</a>`} note=${`${whole(totals.exchanges)} exchanges`} />
+    <${Figure} label="Connections" value=${html`<a href=${to(["connections"], { vhost })}>${whole(totals.connections)}</a>`}
+      note=${`${whole(totals.channels)} channels, ${whole(totals.consumers)} consumers`} />
+  </div>`;
+}
+
+/** @param {{known: Record<string, number[]>, range: string, isWhole: boolean}} props */
+function Charts({ known, range, isWhole }) {
+  const { times } = known;
+  const line = (/** @type {string} */ label, /** @type {string} */ name, /** @type {number} */ colour) =>
+    ({ label, values: known[name] ?? [], colour });
+  const mean = (/** @type {string} */ label, /** @type {string} */ total, /** @type {string} */ count, /** @type {number} */ colour) =>
+    ({ label, values: (known[count] ?? []).map((value, at) => (value ? known[total][at] / value : 0)), colour });
+  return html`<div class="charts">
+    <${Chart} title="Messages a second" times=${times} range=${range} format=${rate} lines=${[
+      line("published", "publish", 1), line("delivered", "deliver_get", 2), line("acked", "ack", 3), line("redelivered", "redeliver", 4)]} />
+    <${Chart} title="Messages in queues" times=${times} range=${range} format=${short} lines=${[
+      line("ready", "messages_ready", 1), line("unacknowledged", "messages_unacknowledged", 4)]} />
+    ${isWhole && html`
+      <${Chart} title="Latency at this node" times=${times} range=${range} format=${milliseconds} lines=${[
+        mean("commit", "commit_ms", "commits", 1), mean("write and sync", "write_ms", "writes", 5)]} />
+      <${Chart} title="Clients" times=${times} range=${range} format=${short} lines=${[
+        line("connections", "connections", 1), line("channels", "channels", 2), line("consumers", "consumers", 3)]} />
+      <${Chart} title="Memory of this node" times=${times} range=${range} format=${bytes} lines=${[line("memory", "memory_bytes", 5)]} />
+      <${Chart} title="Free disk of this node" times=${times} range=${range} format=${bytes} lines=${[line("free", "disk_free_bytes", 3)]} />`}
+  </div>`;
+}
+
+/** @param {{cluster: any}} props */
+function Nodes({ cluster }) {
+  return html`<${Card} title="Nodes" aside=${html`<a href=${to(["members"])}>Members</a>`}>
+    <div class="scroll"><table aria-label="Nodes">
+      <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="number">Committed</th>
+        <th scope="col" class="number">Applied</th><th scope="col" class="number">Disk free</th><th scope="col" class="number">Clock</th></tr></thead>
+      <tbody>${cluster.nodes.map((/** @type {any} */ node) => html`<tr key=${node.name}>
+        <td>${node.name}</td>
+        <td><${State} is=${node.state} /> ${node.drained && html`<${State} is="drained" />`}</td>
+        <td class="number">${whole(node.commit_index)}</td><td class="number">${whole(node.applied_index)}</td>
+        <td class=${`number ${node.alarm ? "bad" : ""}`}>${bytes(node.disk_free_bytes)}</td>
+        <td class="number">${node.clock_offset_ms === null ? "–" : `${node.clock_offset_ms >= 0 ? "+" : "−"}${duration(Math.abs(node.clock_offset_ms))}`}</td>
+      </tr>`)}</tbody>
+    </table></div>
+  <//>`;
+}

@@ -1,0 +1,128 @@
+"""The histories that operators see as charts: of the cluster, of virtual hosts and of queues.
+
+Lives here: which numbers those are, and of what they are kept. Not here: how they are kept (history.py), RabbitMQ's
+samples (totals.py).
+
+Law: only looks, in slices, at the things that have a history.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq import memory
+from qq.http.slices import Slices
+from qq.management.history import NumberHistories, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.group import Group
+    from cluster.histogram import Histogram
+    from qq.management.totals import VhostNumbers
+    from qq.sessions.broker import Broker
+
+ALL_UP_TO = 200
+"""As long as there are no more queues than this, all of them have a history; else those that are looked at."""
+_HAPPENED = ("publish", "deliver_get", "redeliver", "ack")
+_LENGTHS = ("messages_ready", "messages_unacknowledged")
+
+
+class _ClusterNumbers(NamedTuple):
+    """What is shown of the cluster, and of the node itself."""
+
+    publish: int
+    deliver_get: int
+    redeliver: int
+    ack: int
+    dropped: int
+    """Messages that no queue was bound for."""
+    commits: int
+    """Batches of this node's clients that were committed; it took `commit_ms` altogether."""
+    commit_ms: float
+    writes: int
+    """Writes to this node's log, each with its sync; it took `write_ms` altogether."""
+    write_ms: float
+    messages_ready: int
+    messages_unacknowledged: int
+    connections: int
+    channels: int
+    consumers: int
+    queues: int
+    memory_bytes: int
+    disk_free_bytes: int
+
+
+_COUNTS_OF_CLUSTER = _ClusterNumbers._fields.index("messages_ready")
+_SHAPES = {
+    "all": Shape(_ClusterNumbers._fields[:_COUNTS_OF_CLUSTER], _ClusterNumbers._fields[_COUNTS_OF_CLUSTER:]),
+    "vhost": Shape(_HAPPENED, _LENGTHS),
+    "queue": Shape((*_HAPPENED, "dead_letter", "waited_ms"), _LENGTHS),
+}
+_ALL = ("all",)
+
+
+class Charts:
+    """The part of `qq.http.view.ManagementView` that is about histories."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: Group,
+        write_times: Histogram,
+        numbers_of: Callable[[tuple[str, ...]], Any | None],
+    ) -> None:
+        """`numbers_of` returns what is counted of a thing; None if it is not there."""
+        self._broker = broker
+        self._group = group
+        self._write_times = write_times
+        self._numbers_of_thing = numbers_of
+        self._histories = NumberHistories(_SHAPES)
+        self._histories.of(_ALL)
+
+    def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
+        return self._histories.of(thing).told(age_s, self._group.time_ms())
+
+    def newest_sample(self, thing: tuple[str, ...]) -> Mapping[str, float]:
+        return self._histories.of(thing).newest()
+
+    async def _note_histories(self) -> None:
+        """Take samples of all that has a history."""
+        slices, machine = Slices(), self._broker.machine
+        for vhost in list(machine.vhosts.values()):
+            self._histories.begin_if_room(("vhost", vhost.name))
+            await slices.give_way()
+        if machine.catalog.queue_count <= ALL_UP_TO:
+            for queue in list(machine.queues()):
+                self._histories.begin_if_room(("queue", queue.vhost, queue.name))
+        for thing, history in self._histories.all():
+            numbers = self._numbers_of_thing(thing)
+            if numbers is None:
+                self._histories.forget(thing)
+            else:
+                numbers = self._of_cluster(numbers) if thing == _ALL else numbers
+                history.note(self._group.time_ms(), numbers)
+            await slices.give_way()
+
+    def _of_cluster(self, totals: VhostNumbers) -> _ClusterNumbers:
+        machine, catalog = self._broker.machine, self._broker.machine.catalog
+        commits, writes = self._broker.submissions.commit_times, self._write_times
+        return _ClusterNumbers(
+            publish=totals.publish,
+            deliver_get=totals.deliver_get,
+            redeliver=totals.redeliver,
+            ack=totals.ack,
+            dropped=machine.dropped,
+            commits=sum(commits.counts),
+            commit_ms=commits.total_s * 1000,
+            writes=sum(writes.counts),
+            write_ms=writes.total_s * 1000,
+            messages_ready=totals.messages_ready,
+            messages_unacknowledged=totals.messages_unacknowledged,
+            connections=len(catalog.connections),
+            channels=catalog.channels_of(None),
+            consumers=sum(vhost.consumers for vhost in machine.vhosts.values()),
+            queues=catalog.queue_count,
+            memory_bytes=memory.resident_bytes(),
+            disk_free_bytes=self._group.alarms.free_bytes,
+        )

@@ -1,0 +1,82 @@
+"""Which clients wait, do not read, or use most: seen with each sample of all connections of this node.
+
+Lives here: what is remembered of a client from one sample to the next. Not here: when samples are taken (clients.py),
+what is judged of it (qq/diagnosis).
+
+Law: bounded by the number of connections, and a look at one costs a microsecond.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from qq.diagnosis.limits import TenantUse
+from qq.diagnosis.node_rules import TOLD_MAX, SlowReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.sessions.facts import ConnectionFacts
+    from qq.sessions.ports import Connection
+
+UNREAD_OCTETS = 256 * 1024
+"""A client that has not taken so much yet does not read, or hardly."""
+UNREAD_MS = 30_000
+"""It is told when it has been so for this long."""
+
+
+class ClientWatch:
+    """What is found of the clients of this node."""
+
+    def __init__(self) -> None:
+        self.blocked = 0
+        """How many connections waited with publishing, because of an alarm or a limit, at the last sample."""
+        self.slow_readers: Sequence[SlowReader] = ()
+        self.tenants: Sequence[TenantUse] = ()
+        """Those who used most between the last two samples."""
+        self.octets_per_s = 0.0
+        """What all clients together have sent and were sent."""
+        self._octets: dict[int, int] = {}
+        """What each connection had sent and was sent at the last sample, by its number."""
+        self._unread_since: dict[int, int] = {}
+        self._began_ms = 0
+        self._begin(0)
+
+    def _begin(self, now_ms: int) -> None:
+        self._last_ms, self._began_ms = self._began_ms, now_ms
+        self._now_blocked = 0
+        self._now_octets: dict[int, int] = {}
+        self._now_unread: dict[int, int] = {}
+        self._unread: list[SlowReader] = []
+        self._used: dict[tuple[str, str], list[int]] = {}
+
+    def begin_pass(self, now_ms: int) -> None:
+        self._begin(now_ms)
+
+    def look(self, connection: Connection, facts: ConnectionFacts, *, is_held: bool, now_ms: int) -> None:
+        """Look at a connection, once in a pass; `is_held` tells whether it waits because of a limit."""
+        number, traffic = connection.id, facts.traffic
+        self._now_blocked += facts.is_blocked or is_held
+        octets = traffic.octets_in + traffic.octets_out
+        self._now_octets[number] = octets
+        used = self._used.setdefault((connection.vhost, connection.user), [0, 0])
+        used[0] += octets - self._octets.get(number, 0)
+        used[1] += 1
+        if traffic.octets_waiting >= UNREAD_OCTETS:
+            since_ms = self._now_unread[number] = self._unread_since.get(number, now_ms)
+            if now_ms - since_ms >= UNREAD_MS:
+                self._unread.append(SlowReader(connection.name, traffic.octets_waiting, since_ms))
+
+    def end_pass(self) -> None:
+        seconds = max(self._began_ms - self._last_ms, 1) / 1000 if self._last_ms else 0.0
+        self.blocked = self._now_blocked
+        self.slow_readers = nlargest(TOLD_MAX, self._unread, key=attrgetter("octets"))
+        tenants = [
+            TenantUse(vhost, user, octets / seconds if seconds else 0.0, connections)
+            for (vhost, user), (octets, connections) in self._used.items()
+        ]
+        self.octets_per_s = sum(tenant.octets_per_s for tenant in tenants)
+        self.tenants = nlargest(TOLD_MAX, tenants, key=attrgetter("octets_per_s"))
+        self._octets, self._unread_since = self._now_octets, self._now_unread

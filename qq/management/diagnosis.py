@@ -1,0 +1,144 @@
+"""What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
+
+With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked adds what the
+other nodes have found of themselves, and what all of them show together.
+
+Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
+how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
+
+Law: only looks, and needs no majority. A request costs a question to each node and nothing for each queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qq.diagnosis.findings import Diagnosis, Finding, Since, diagnosis_of, finding_in
+from qq.diagnosis.limits import TenantUse, Vitals, findings_of_all
+from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members
+from qq.diagnosis.node_rules import findings_of_node
+from qq.http.view import NodeState
+from qq.management.vitals import NodeVitals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cluster.group import Group
+    from qq.http.view import ClusterMember, ClusterMembers
+    from qq.management.client_watch import ClientWatch
+    from qq.management.nodes import OwnNode
+    from qq.management.others import OtherNodes
+    from qq.management.queues import QueueReports
+    from qq.sessions.broker import Broker
+
+TOPIC = "diagnosis"
+"""What nodes are asked for their own findings by."""
+FORGOTTEN_MS = 3600_000
+"""A node that is under maintenance for longer is told as one that may have been forgotten."""
+
+
+class Diagnoses:
+    """The part of `qq.http.view.ManagementView` that says what is wrong."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: Group,
+        own: OwnNode,
+        others: OtherNodes,
+        clients: ClientWatch,
+        queues: QueueReports,
+        members: Callable[[], ClusterMembers],
+    ) -> None:
+        self._diagnosed = broker
+        self._group = group
+        self._others = others
+        self._queues = queues
+        self._who_they_are = members
+        self._vitals = NodeVitals(broker, group, own, clients)
+        self._since = Since()
+        self._own_findings: list[Finding] = []
+        self._seen_findings: list[Finding] = []
+        """Those of the members and the queues."""
+        others.tell(TOPIC, self._tell_diagnosis)
+
+    async def diagnose(self) -> None:
+        """Judge what this node knows by itself; to be called with each sample."""
+        await self._vitals.sample()
+        now_ms = self._group.time_ms()
+        own = list(findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000))
+        members = list(findings_of_members(self._cluster_facts()))
+        noted = self._since.note([*own, *members], now_ms)
+        self._own_findings = noted[: len(own)]
+        queues = self._queues
+        self._seen_findings = [
+            *(_judged(finding, now_ms) for finding in noted[len(own) :]),
+            *queues.queue_watch.findings,
+            *queues.held_watch.findings,
+        ]
+
+    async def diagnosis(self) -> Diagnosis:
+        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
+        told = await self._others.told_by_all(TOPIC)
+        vitals = {self._diagnosed.name: self._vitals.vitals()}
+        findings = [*self._own_findings, *self._seen_findings]
+        up = {member.name for member in self._cluster_facts().members if member.is_up}
+        for name, answer in told.items():
+            parts = _in(answer)
+            if parts is not None:
+                vitals[name], theirs = parts
+                findings += theirs
+            elif name in up:
+                text = "it says nothing of itself: its release does not, or it did not answer in time"
+                findings.append(Finding("node-tells-nothing", f"node {name}", text))
+        findings += findings_of_all(vitals, self._group.leader)
+        return diagnosis_of(findings)
+
+    def _tell_diagnosis(self) -> Any:
+        return [self._vitals.vitals(), self._own_findings]
+
+    def _cluster_facts(self) -> ClusterFacts:
+        shown = self._who_they_are()
+        return ClusterFacts(shown.leader, list(self._member_facts(shown)), shown.version)
+
+    def _member_facts(self, shown: ClusterMembers) -> Iterator[MemberFacts]:
+        group = self._group
+        statuses = {status.name: status for status in group.statuses.all()}
+        known = group.statuses.known()
+        for member in shown.members:
+            status, said = statuses.get(member.name), known.get(member.name)
+            yield MemberFacts(
+                name=member.name,
+                is_up=member.state not in (NodeState.DOWN, NodeState.UNKNOWN) and said is not None,
+                role=member.role,
+                standing=None if status is None else status.standing,
+                lag=member.lag,
+                clock_offset_ms=None if status is None else status.clock_offset_ms,
+                misses=() if said is None else said.misses,
+                highest=_highest(member),
+                is_drained=member.drained,
+            )
+
+
+def _highest(member: ClusterMember) -> int | None:
+    """The highest version that the program of a member can run, of what is shown as "7 to 8"."""
+    return None if member.versions is None else int(member.versions.rpartition(" ")[2])
+
+
+def _judged(finding: Finding, now_ms: int) -> Finding:
+    """A finding that may have lasted for so long that it is another one."""
+    is_old = finding.since_ms is not None and now_ms - finding.since_ms >= FORGOTTEN_MS
+    return finding._replace(code="drain-forgotten") if finding.code == "node-drained" and is_old else finding
+
+
+def _in(answer: Any) -> tuple[Vitals, Sequence[Finding]] | None:
+    """What another node has told, if it is that; a later program may tell more, at the end of each part."""
+    match answer:
+        case [list() as vitals, list() as findings, *_] if len(vitals) >= len(Vitals._fields):
+            told = Vitals(*vitals[: len(Vitals._fields)])
+            rows: Sequence[Any] = told.tenants
+            tenants = [TenantUse(*row[: len(TenantUse._fields)]) for row in rows]
+            found = [finding for each in findings if (finding := finding_in(each)) is not None]
+            return told._replace(tenants=tenants), found
+        case _:
+            return None

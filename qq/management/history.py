@@ -1,0 +1,166 @@
+"""How numbers were minutes, hours and days ago, coarser the longer ago it is.
+
+Lives here: what is kept of earlier samples, for charts. Not here: which numbers those are (charts.py), when it is time
+for a sample, and RabbitMQ's own samples (`KeptSamples` in totals.py).
+
+Law: bounded memory, some 40 KiB for each thing and a fixed number of things, and a sample costs microseconds. Nothing
+of it is replicated or stored: a node's history begins when it starts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.management.rates import SAMPLE_INTERVAL_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+THINGS_MAX = 300
+"""Of how many things there is a history: those that were looked at last."""
+_SLACK = 64
+"""How many rows a level may have too many: they are cut off together."""
+
+
+class _Level(NamedTuple):
+    """How far apart samples are, and how many of them are kept."""
+
+    step_ms: int
+    kept: int
+
+
+LEVELS = (
+    _Level(int(SAMPLE_INTERVAL_S * 1000), 180),
+    _Level(60_000, 480),
+    _Level(900_000, 672),
+)
+"""A quarter of an hour, eight hours and a week."""
+
+Told = dict[str, Sequence[float]]
+"""Numbers by their names, the oldest first; `times` are in milliseconds."""
+
+
+class _Samples:
+    """The samples of one level: each the mean of all that came in its time."""
+
+    def __init__(self, level: _Level, width: int) -> None:
+        self._level = level
+        self._width = width
+        self._times = array("q")
+        self._values = array("f")
+        self._slot = -1
+        self._sums = [0.0] * width
+        self._count = 0
+
+    def add(self, time_ms: int, row: Sequence[float]) -> None:
+        slot = time_ms // self._level.step_ms
+        if slot != self._slot:
+            self._close()
+            self._slot = slot
+        self._sums = [total + value for total, value in zip(self._sums, row, strict=True)]
+        self._count += 1
+
+    def _close(self) -> None:
+        if not self._count:
+            return
+        self._times.append(self._slot * self._level.step_ms)
+        self._values.extend(self._means())
+        self._sums = [0.0] * self._width
+        self._count = 0
+        spare = len(self._times) - self._level.kept
+        if spare > _SLACK:
+            del self._times[:spare]
+            del self._values[: spare * self._width]
+
+    def _means(self) -> list[float]:
+        return [total / self._count for total in self._sums]
+
+    def since(self, since_ms: int) -> tuple[list[int], list[list[float]]]:
+        """The times from this one on, and the values of each number at these times."""
+        first = sum(time_ms < since_ms for time_ms in self._times)
+        times, values = list(self._times[first:]), self._values[first * self._width :]
+        columns = [list(values[place :: self._width]) for place in range(self._width)]
+        if self._count:
+            times.append(self._slot * self._level.step_ms)
+            for column, mean in zip(columns, self._means(), strict=True):
+                column.append(mean)
+        return times, columns
+
+
+class Shape(NamedTuple):
+    """Which numbers there are of a thing: first counts, of which rates are told, and then what is told as it is."""
+
+    counts: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+class NumberHistory:
+    """The earlier numbers of one thing."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._names = shape.counts + shape.values
+        self._read: Callable[[Any], tuple[float, ...]] = attrgetter(*self._names)
+        self._counts = len(shape.counts)
+        self._last: tuple[int, tuple[float, ...]] | None = None
+        self._levels = [_Samples(level, len(self._names)) for level in LEVELS]
+        self._newest: dict[str, float] = {}
+
+    def note(self, time_ms: int, numbers: Any) -> None:
+        """Take a sample of an object that has the numbers as attributes."""
+        row = self._read(numbers)
+        last, self._last = self._last, (time_ms, row)
+        if last is None or time_ms <= last[0]:
+            return
+        elapsed_s, (before, counts) = (time_ms - last[0]) / 1000, (last[1], self._counts)
+        # A count that is smaller than before is that of a state that was loaded: it has begun anew.
+        rates = [
+            max(new - old, 0) / elapsed_s for new, old in zip(row[:counts], before[:counts], strict=True)
+        ]
+        values = [*rates, *row[counts:]]
+        for samples in self._levels:
+            samples.add(time_ms, values)
+        named = zip(self._names, values, strict=True)
+        self._newest = {"time": time_ms} | {name: round(value, 3) for name, value in named}
+
+    def newest(self) -> Mapping[str, float]:
+        """The last sample, with its `time`; {} before there is one."""
+        return self._newest
+
+    def told(self, age_s: int, now_ms: int) -> Told:
+        """The samples of the last `age_s` seconds, from the finest level that reaches as far back."""
+        age_ms = age_s * 1000
+        reaching = [place for place, each in enumerate(LEVELS) if each.step_ms * each.kept >= age_ms]
+        times, columns = self._levels[reaching[0] if reaching else -1].since(now_ms - age_ms)
+        rounded = ([round(value, 3) for value in column] for column in columns)
+        return {"times": times, **dict(zip(self._names, rounded, strict=True))}
+
+
+class NumberHistories:
+    """The histories of many things, each by a key of its own; whoever was looked at last is last."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        """`shapes` are by the first word of a key."""
+        self._shapes = shapes
+        self._histories: dict[tuple[str, ...], NumberHistory] = {}
+
+    def of(self, key: tuple[str, ...]) -> NumberHistory:
+        """The history of a thing, which begins now if there was none. Another's goes for it if there are too many."""
+        history = self._histories.pop(key, None) or NumberHistory(self._shapes[key[0]])
+        self._histories[key] = history
+        while len(self._histories) > THINGS_MAX:
+            del self._histories[next(iter(self._histories))]
+        return history
+
+    def begin_if_room(self, key: tuple[str, ...]) -> None:
+        """Begin the history of a thing, unless another's would go for it."""
+        if key not in self._histories and len(self._histories) < THINGS_MAX:
+            self.of(key)
+
+    def all(self) -> list[tuple[tuple[str, ...], NumberHistory]]:
+        return list(self._histories.items())
+
+    def forget(self, key: tuple[str, ...]) -> None:
+        self._histories.pop(key, None)

@@ -1,0 +1,130 @@
+"""How this node does: what it measures of itself, over the last minutes, for diagnosis.
+
+Lives here: where each figure comes from, and when it is sampled. Not here: what is judged of it (qq/diagnosis).
+
+Law: only looks. Files are read on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import qq
+from qq import descriptors, memory
+from qq.certificates import InvalidCertificate, validities
+from qq.diagnosis.limits import Vitals
+from qq.diagnosis.node_rules import TOLD_MAX, Certificate, HeldLimit, NodeFacts
+from qq.diagnosis.window import TimesWindow, Trend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cluster.group import Group
+    from qq.http.view import CertificateFiles
+    from qq.management.client_watch import ClientWatch
+    from qq.management.nodes import OwnNode
+    from qq.sessions.broker import Broker
+
+LONG_SAMPLES = 120
+"""Of how many samples the longer windows are: ten minutes, with one each 5 s."""
+CERTIFICATES_EVERY = 60
+"""With each so many-th sample certificates are read: every five minutes."""
+HIGH = 0.99
+MEDIAN = 0.5
+
+
+class NodeVitals:
+    """The vitals of this node."""
+
+    def __init__(self, broker: Broker, group: Group, own: OwnNode, clients: ClientWatch) -> None:
+        self._broker = broker
+        self._group = group
+        self._own = own
+        self._clients = clients
+        self._writes = TimesWindow(own.write_times)
+        self._loop = TimesWindow(own.loop_times)
+        self._commits = TimesWindow(broker.submissions.commit_times)
+        self._applying = TimesWindow(group.apply_times)
+        self._cpu = Trend()
+        self._logins_failed = Trend()
+        self._elections = Trend(LONG_SAMPLES)
+        self._free_bytes = Trend(LONG_SAMPLES)
+        self._samples = 0
+        self._certificates: list[Certificate] = []
+
+    async def sample(self) -> None:
+        """Take the next sample of all of it."""
+        now_s = self._broker.runtime.monotonic()
+        for window in (self._writes, self._loop, self._commits, self._applying):
+            window.sample(now_s)
+        self._cpu.sample(time.process_time(), now_s)
+        self._logins_failed.sample(self._broker.counters.logins_failed, now_s)
+        self._elections.sample(self._broker.elections, now_s)
+        self._free_bytes.sample(self._group.alarms.free_bytes, now_s)
+        if self._samples % CERTIFICATES_EVERY == 0 and self._own.certificates:
+            self._certificates = await asyncio.to_thread(_read_all, list(self._own.certificates))
+        self._samples += 1
+
+    def facts(self) -> NodeFacts:
+        """What this node is judged by."""
+        broker, own, clients = self._broker, self._own, self._clients
+        return NodeFacts(
+            name=broker.name,
+            why_publishers_wait=broker.alarm,
+            writes=self._writes.count,
+            write_median_s=self._writes.quantile(MEDIAN),
+            write_high_s=self._writes.quantile(HIGH),
+            loop_high_s=self._loop.quantile(HIGH),
+            cores=self._cpu.per_second,
+            memory_bytes=memory.resident_bytes(),
+            memory_limit_bytes=own.memory_limit_bytes,
+            disk_free_bytes=self._group.alarms.free_bytes,
+            disk_free_limit_bytes=own.disk_free_limit_bytes,
+            disk_change_per_s=self._free_bytes.per_second,
+            disk_watched_s=self._free_bytes.seconds,
+            files=descriptors.in_use(),
+            files_max=descriptors.allowed(),
+            connections=len(broker.connections),
+            connections_max=own.connections_max,
+            logins_failed_per_s=self._logins_failed.per_second,
+            blocked=clients.blocked,
+            held=[HeldLimit(*each) for each in broker.throttle.held(TOLD_MAX)],
+            slow_readers=clients.slow_readers,
+            certificates=self._certificates,
+            leader_changes=self._elections.amount,
+        )
+
+    def vitals(self) -> Vitals:
+        """What other nodes are told."""
+        return Vitals(
+            name=self._broker.name,
+            release=qq.__version__,
+            writes=self._writes.count,
+            write_s=self._writes.mean_s,
+            loop_s=self._loop.mean_s,
+            commits_per_s=self._commits.per_second,
+            commit_s=self._commits.mean_s,
+            apply_share=self._applying.share,
+            cores=self._cpu.per_second,
+            octets_per_s=self._clients.octets_per_s,
+            tenants=self._clients.tenants,
+        )
+
+
+def _read_all(files: Iterable[CertificateFiles]) -> list[Certificate]:
+    paths = dict.fromkeys(path for each in files for path in (each.cert, each.ca) if path is not None)
+    return list(map(_read, paths))
+
+
+def _read(path: str) -> Certificate:
+    """The first end of the certificates in a file."""
+    try:
+        found = validities(Path(path).read_bytes())
+    except OSError as error:
+        return Certificate(path, None, f"it cannot be read: {error.strerror}")
+    except InvalidCertificate as error:
+        return Certificate(path, None, str(error))
+    return Certificate(path, min(each.ends for each in found).timestamp())

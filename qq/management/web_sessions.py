@@ -1,0 +1,160 @@
+"""The web sessions of the cluster, as one node knows them.
+
+Lives here: which sessions are good, and those that were ended before their time. Not here: their tokens
+(qq/http/tokens.py), the cookie and what else HTTP has to do with them (qq/http/login.py, qq/http/sessions.py).
+
+A session ends when it is too old, when its user is gone or has another password, and when somebody logs out. The first
+three every node sees by itself. Of the last the nodes tell each other: at once, and again once a minute, so that a node
+that was away hears of it, too. It is in memory only: a session that was ended is good again, for the rest of its time,
+if all nodes are started anew at once. (The browser has forgotten it in any case.)
+
+Law: what is remembered is bounded, and what one user does, however often, ends no session of another user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from qq.http.tokens import ID_BYTES, Tokens, WebSession
+from qq.http.view import Unavailable, WebLogin
+from qq.management.sessions import until_applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from qq.http.tokens import OpenedToken
+    from qq.machine.access import User
+    from qq.management.others import OtherNodes
+    from qq.sessions.broker import Broker
+
+ENDED_MAX = 10_000
+"""How many ended sessions are remembered: some MB. The user who has been quiet for longest makes room."""
+ENDED_PER_USER_MAX = 100
+"""How many of one user: when there are more, all that began before the first of them count as ended."""
+TELL_INTERVAL_S = 60.0
+"""How often other nodes are asked which sessions were ended."""
+ENDED, ENDED_NOW = "ended-sessions", "ended-session"
+"""The topics that nodes ask each other about: what was ended, and that one is ended now."""
+_ALL_BEFORE = b""
+"""In the place of a session's id: it stands for all sessions of the user that did not begin later than it."""
+
+
+class EndedSessions:
+    """The sessions that were ended before their time."""
+
+    def __init__(self) -> None:
+        self._of_users: dict[str, dict[bytes, int]] = {}
+        """Of each user, when the sessions began that were ended, by their ids. Who ended one last is last."""
+        self._count = 0
+
+    def __contains__(self, session: WebSession) -> bool:
+        ended = self._of_users.get(session.user, {})
+        return session.id in ended or session.began_s <= ended.get(_ALL_BEFORE, -1)
+
+    def add(self, session: WebSession) -> None:
+        """Note that a session has ended."""
+        user, number, began_s = session
+        ended = self._of_users.pop(user, {})
+        self._count -= len(ended)
+        ended[number] = max(began_s, ended.get(number, -1))
+        if len(ended) > ENDED_PER_USER_MAX:
+            first = next(number for number in ended if number != _ALL_BEFORE)
+            ended[_ALL_BEFORE] = max(ended.pop(first), ended.get(_ALL_BEFORE, -1))
+        self._of_users[user] = ended
+        self._count += len(ended)
+        if self._count > ENDED_MAX:
+            quiet = next(iter(self._of_users))
+            self._count -= len(self._of_users.pop(quiet))
+
+    def rows(self, after: Any) -> Iterator[tuple[list[Any], WebSession]]:
+        """The ended sessions behind a user's name and a session's id, in the order of these."""
+        user_after, number_after = after or ("", _ALL_BEFORE)
+        for user in sorted(user for user in self._of_users if user >= user_after):
+            for number, began_s in sorted(self._of_users.get(user, {}).items()):
+                if after is None or [user, number] > [user_after, number_after]:
+                    yield [user, number], WebSession(user, number, began_s)
+
+
+class WebSessions:
+    """The part of `qq.http.view.ManagementView` that knows web sessions."""
+
+    def __init__(
+        self, broker: Broker, others: OtherNodes, cluster: str, cluster_secrets: Callable[[], Sequence[bytes]]
+    ) -> None:
+        self._broker = broker
+        self._others = others
+        self._tokens = Tokens(cluster, cluster_secrets)
+        self._ended = EndedSessions()
+        others.tell_rows(ENDED, self._ended.rows)
+        others.tell(ENDED_NOW, self._told)
+
+    def begin_session(self, user: str) -> WebLogin | None:
+        """Begin a session of a user who has just logged in; None if the user is gone."""
+        known = self._broker.machine.users.get(user)
+        if known is None:
+            return None
+        session = WebSession(user, secrets.token_bytes(ID_BYTES), self._now_s())
+        return self._shown(session, known, self._tokens.seal(session, known))
+
+    async def session(self, token: str, peer_host: str) -> WebLogin | None:
+        """The session that a token is of, if it is good; also one that began at another node just now.
+
+        Raises Unavailable if that cannot be known without the others.
+        """
+        opened = self._tokens.open(token)
+        if opened is None or self._is_over(opened.session):
+            return None
+        user = self._user_of(opened)
+        if user is None:
+            unseen_before = self._broker.submissions.times_unseen
+            await until_applied(self._broker, [], lambda: None)
+            user = self._user_of(opened)
+            if user is None and self._broker.submissions.times_unseen != unseen_before:
+                raise Unavailable(
+                    "the node was away from its cluster: it does not know whose session this is"
+                )
+        if user is None:
+            self._ended.add(opened.session)  # so that it is not looked for again
+            return None
+        if not self._broker.logins.may_come_from(user.name, peer_host):
+            return None
+        return self._shown(opened.session, user, token)
+
+    async def end_session(self, token: str) -> None:
+        """End a session here, and at the nodes that answer."""
+        opened = self._tokens.open(token)
+        if opened is not None:
+            self._ended.add(opened.session)
+            await self._others.told_by_all(ENDED_NOW, *opened.session)
+
+    async def watch_sessions(self) -> None:
+        """Hear which sessions were ended at other nodes, until cancelled."""
+        while True:
+            for rows in (await self._others.rows_of_all(ENDED)).values():
+                for row in rows:
+                    self._told(*row)
+            await asyncio.sleep(TELL_INTERVAL_S)
+
+    def _told(self, user: str, number: bytes, began_s: int) -> bool:
+        session = WebSession(user, number, began_s)
+        if session not in self._ended:
+            self._ended.add(session)
+        return True
+
+    def _user_of(self, opened: OpenedToken) -> User | None:
+        user = self._broker.machine.users.get(opened.session.user)
+        return user if user is not None and opened.fits(user) else None
+
+    def _is_over(self, session: WebSession) -> bool:
+        return self._now_s() >= self._expiry_s(session) or session in self._ended
+
+    def _shown(self, session: WebSession, user: User, token: str) -> WebLogin:
+        return WebLogin(token, user.name, user.tags, session.csrf_token, self._expiry_s(session))
+
+    def _expiry_s(self, session: WebSession) -> int:
+        return session.began_s + int(self._broker.limits.http_session_s)
+
+    def _now_s(self) -> int:
+        return self._broker.runtime.wall_ms() // 1000

@@ -1,0 +1,338 @@
+"""The command line as such: help, mistakes, completion, what is imported, and what a terminal is shown."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from qq.cli import progress
+from qq.cli.escaping import escaped
+from qq.cli.root import SECTIONS, root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Said
+
+    from qq.testing import ClusterNode
+
+    Qq = Callable[..., Said]
+
+CHECKOUT = Path(__file__).parents[2]
+QQ = [sys.executable, "-P", str(CHECKOUT / "qq" / "__main__.py")]
+NAMES = [name for names in SECTIONS.values() for name in names]
+
+
+def test_every_command_has_a_place_and_every_module_is_one() -> None:
+    modules = {file.stem.replace("_", "-") for file in (CHECKOUT / "qq" / "cli" / "commands").glob("*.py")}
+    assert modules - {"--init--"} == set(NAMES)
+    assert len(NAMES) == len(set(NAMES))
+
+
+def test_the_help_names_all_commands(called: Qq) -> None:
+    said = called("--help")
+    assert (said.status, said.errors) == (0, "")
+    assert set(re.findall(r"^  ([a-z][a-z-]*)  ", said.output, re.MULTILINE)) == {*NAMES}
+    assert called().status == 2
+    assert called().errors == said.output
+    assert called("-h") == said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help_for_all_its_options(called: Qq, name: str) -> None:
+    command = root.get_command(click.Context(root), name)
+    commands = {name: command}
+    if isinstance(command, click.Group):
+        commands |= {f"{name} {part}": below for part, below in command.commands.items()}
+    for words, each in commands.items():
+        said = called(*words.split(), "--help")
+        assert (said.status, said.errors) == (0, "")
+        assert said.output.startswith(f"Usage: qq {words} ")
+        assert all(option.help for option in each.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "said"),
+    [
+        (["lst"], "qq", "No such command 'lst'. Did you mean 'list'?"),
+        (["list", "queue"], "qq list", "No such command 'queue'. Did you mean 'queues'?"),
+        (["xyz"], "qq", "No such command 'xyz'"),
+        (
+            ["--vhost", "v", "list", "users"],
+            "qq",
+            "No such option '--vhost' here: options stand behind the whole command",
+        ),
+        (
+            ["list", "-x", "users"],
+            "qq list",
+            "No such option '-x' here: options stand behind the whole command",
+        ),
+        (["drain", "--timeuot", "1"], "qq drain", "No such option '--timeuot'. Did you mean '--timeout'?"),
+        (["declare", "queue"], "qq declare queue", "Missing option '--name'"),
+        (
+            ["declare", "queue", "--name", ""],
+            "qq declare queue",
+            "Invalid value for '--name': must not be empty",
+        ),
+        (
+            ["declare", "queue", "--name", "\udcff"],
+            "qq declare queue",
+            "Invalid value for '--name': is not UTF-8",
+        ),
+        (["list", "users", "--regex", "("], "qq list users", None),
+        (["list", "users", "--name", "a", "--regex", "b"], "qq list users", "give either --name or --regex"),
+        (["list", "users", "--columns", "a,,b"], "qq list users", None),
+        (["list", "users", "-o", "xml"], "qq list users", None),
+        (["list", "limits", "--vhost", "a", "--for-user", "b"], "qq list limits", None),
+        (["status", "--url", "a:1", "--context", "b"], "qq status", "give either --url or --context"),
+        (["declare", "policy", "--definition", "[" * 100_000], "qq declare policy", None),
+        (
+            ["declare", "user", "--name", "u", "--no-password", "--password-hash", "x"],
+            "qq declare user",
+            None,
+        ),
+        (
+            [
+                "declare",
+                "queue",
+                "--name",
+                "q",
+                "--type",
+                "quorum",
+                "--arguments",
+                '{"x-queue-type": "classic"}',
+            ],
+            "qq declare queue",
+            "--type and x-queue-type in --arguments do not agree: give one of them",
+        ),
+        (["close", "connection", "--name", "x", "--reason", "a\nb"], "qq close connection", None),
+        (["up", "--nodes", "2"], "qq up", None),
+        (["up", "--base-port", "99999"], "qq up", None),
+        (["completion", "tcsh"], "qq completion", None),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_meant(
+    called: Qq, arguments: list[str], command: str, said: str | None
+) -> None:
+    status, output, errors = called(*arguments)
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"{command}: ")
+    assert errors.endswith(f" (see `{command} --help`)\n")
+    assert said in (None, errors.removeprefix(f"{command}: ").partition(" (see ")[0])
+    assert len(errors) < 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--user", "a:b"],
+        ["status", "--user", "\udcff"],
+        ["status", "--password", "\udcff"],
+        ["drain", "\udcff"],
+        ["context", "add", "a", "--url", "a:1", "--user", "\udcff"],
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(called: Qq, arguments: list[str]) -> None:
+    status, output, errors = called(*arguments, *([] if "--url" in arguments else ["--url", "127.0.0.1:9"]))
+    assert (status, output, errors.count("\n")) == (1, "", 1)
+    assert "not UTF-8" in errors or "with a colon" in errors
+
+
+def test_names_of_rabbitmqs_tools_are_understood(called: Qq) -> None:
+    assert called("change_password", "--help").output.startswith("Usage: qq change-password ")
+    assert called("list", "topic_permissions", "--help").output.startswith(
+        "Usage: qq list topic-permissions "
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(called: Qq, shell: str) -> None:
+    said = called("completion", shell)
+    assert (said.status, said.errors) == (0, "")
+    assert f"_QQ_COMPLETE={shell}_complete" in said.output
+
+
+def test_commands_options_and_contexts_are_completed(called: Qq) -> None:
+    assert called("context", "add", "production", "--url", "n1:1").status == 0
+
+    def completed(*words: str) -> list[str]:
+        environ = {
+            "_QQ_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["qq", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        ended = subprocess.run(QQ, env=os.environ | environ, capture_output=True, text=True, check=True)
+        return [line.partition(",")[2] for line in ended.stdout.splitlines()]
+
+    assert completed("dec") == ["declare"]
+    assert completed("list", "op") == ["operator-policies"]
+    assert completed("list", "queues", "--reg") == ["--regex"]
+    assert completed("status", "--context", "p") == ["production"]
+
+
+def test_commands_are_known_without_what_they_need() -> None:
+    """Else `qq serve` would start later, and a shell would complete slowly."""
+    program = """
+import sys
+from qq.cli import main
+main(["--help"])
+large = {"aiohttp", "asyncio", "cluster", "rich", "ssl", "qq.node", "qq.machine", "pysyncobj"} & {*sys.modules}
+assert not large, large
+assert "qq.cli.commands.list" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, capture_output=True)
+    program = program.replace('main(["--help"])', 'main(["serve", "--help"])').replace(
+        " in sys.modules", " not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, capture_output=True)
+
+
+def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
+    real_node: ClusterNode,
+) -> None:
+    command = [*QQ, "list", "exchanges", "--url", f"127.0.0.1:{real_node.http_port}"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "qq list exchanges: standard output: No space left on device\n",
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_letters_that_a_terminal_does_not_have_are_written_out(real_node: ClusterNode, qq: Qq) -> None:
+    assert qq("declare", "exchange", "--name", "é☃").status == 0
+    command = [*QQ, "list", "exchanges", "--name", "é", "--url", f"127.0.0.1:{real_node.http_port}"]
+    environ = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    for form, shown in (("table", b"\xe9\\u2603"), ("csv", b",\xe9\\u2603,"), ("json", b'"\\u00e9\\u2603"')):
+        ended = subprocess.run([*command, "-o", form], env=environ, capture_output=True, check=True)
+        assert shown in ended.stdout
+    assert qq("delete", "exchange", "--name", "é☃").status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b/é☃", "a b/é☃"),
+        ("\x1b[31m\n\t\x7f\x9b", "\\x1b[31m\\x0a\\x09\\x7f\\x9b"),
+        ("\u202e\u2028\U000e0001", "\\u202e\\u2028\\U000e0001"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_what_directs_a_terminal_is_shown_and_not_done(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+def on_a_terminal(*arguments: str, at: str = "", typed: str = "", number: int = 0) -> tuple[int, str]:
+    """Run a command on a terminal; return its exit status, and what was to be seen.
+
+    Whenever one sees what matches `at`, one types something, or the first time one sends a signal.
+    """
+    ours, its = pty.openpty()
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen([*QQ, *arguments], stdin=its, stdout=its, stderr=its, env=environ)
+    os.close(its)
+    seen, done = "", 0
+    with suppress(OSError):  # there is no terminal any more
+        while part := os.read(ours, 65536):
+            seen += part.decode(errors="replace")
+            if at and re.search(at, seen[done:]):
+                done = len(seen)
+                if typed:
+                    os.write(ours, typed.encode())
+                elif number:
+                    process.send_signal(number)
+                    number = 0
+    os.close(ours)
+    return process.wait(30), seen
+
+
+def test_a_terminal_is_shown_a_table(qq: Qq, real_node: ClusterNode) -> None:
+    url = f"127.0.0.1:{real_node.http_port}"
+    assert qq("declare", "exchange", "--name", "[red]\x1b[31m").status == 0
+    status, seen = on_a_terminal("list", "exchanges", "--columns", "name,type", "--name", "red", "--url", url)
+    assert qq("delete", "exchange", "--name", "[red]\x1b[31m").status == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert (status, [line.split() for line in plain.splitlines()]) == (
+        0,
+        [["name", "type"], ["[red]\\x1b[31m", "direct"]],
+    )
+
+
+def test_a_new_password_is_asked_for_twice_and_not_shown(qq: Qq, real_node: ClusterNode) -> None:
+    url = f"127.0.0.1:{real_node.http_port}"
+    status, seen = on_a_terminal(
+        "declare",
+        "user",
+        "--name",
+        "typed",
+        "--tags",
+        "management",
+        "--url",
+        url,
+        at="(password|confirmation): ",
+        typed="s3cret\n",
+    )
+    assert status == 0
+    assert "Repeat for confirmation" in seen
+    assert "s3cret" not in seen
+    assert qq("list", "vhosts", "--user", "typed", "--password", "s3cret").status == 0
+    assert qq("delete", "user", "--name", "typed").status == 0
+
+
+def test_the_busiest_are_watched_until_one_has_seen_enough(real_node: ClusterNode) -> None:
+    options = "--url", f"127.0.0.1:{real_node.http_port}", "--interval", "0.5"
+    status, seen = on_a_terminal("top", *options, at="sent bytes/s", number=signal.SIGINT)
+    assert status == 130
+    assert "published/s" in seen
+    assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
+
+
+def test_who_waits_at_a_terminal_is_shown_that(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        status, seen = on_a_terminal("status", "--url", url, at="waiting for an answer", number=signal.SIGINT)
+    assert status == 130
+    assert "Traceback" not in seen
+    assert "\x1b[?25h" in seen.rpartition("\x1b[?25l")[2], "the cursor is back"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_how_far_something_long_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(*, prints: bool = False) -> str:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress.counted("reading things", in_bytes=True, prints=prints) as count:
+            count.so_far(5_000, 10_000)
+        return terminal.getvalue()
+
+    assert shown() == "", "it was fast"
+    monkeypatch.setattr(progress, "NOTICE_S", 0.0)
+    assert "reading things" in shown()
+    assert "5.0/10.0 kB" in shown()
+    assert "reading things" in shown(prints=True), "what it prints goes elsewhere"
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert shown(prints=True) == ""

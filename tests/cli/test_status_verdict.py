@@ -1,0 +1,107 @@
+"""The first line of `qq status`, and its exit status, for clusters in any state."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from qq.cli.status import judge
+
+
+def node(name: str, **facts: Any) -> dict[str, Any]:
+    usual = {"state": "follower", "role": "voter", "standing": "voter", "alarm": False, "drained": False}
+    return {"name": name, **usual, **facts}
+
+
+DOWN: dict[str, Any] = {"state": "down", "standing": None, "alarm": None}
+
+
+def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]:
+    return {"nodes": list(nodes), "leader": leader}
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_well", "text"),
+    [
+        (cluster(node("n1"), node("n2"), node("n3")), True, "all well: 3 of 3 members, n1 leads"),
+        (cluster(node("n1")), True, "all well: 1 of 1 members, n1 leads"),
+        (
+            cluster(node("n1"), node("n2", drained=True), node("n3")),
+            True,
+            "all well: 3 of 3 members, n1 leads; under maintenance: n2",
+        ),
+        (
+            cluster(node("n1"), node("n2", **DOWN), node("n3", **DOWN), leader=None),
+            False,
+            "no majority: n2, n3 do not answer",
+        ),
+        (
+            # Who led a moment ago may not know yet.
+            cluster(node("n1", state="leader"), node("n2", **DOWN), node("n3", **DOWN)),
+            False,
+            "no majority: n2, n3 do not answer",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3", **DOWN)),
+            False,
+            "not well: n3 does not answer; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3"), leader=None),
+            False,
+            "nobody leads: n1, n2, n3 elect a leader, which takes a moment; ask again",
+        ),
+        (
+            cluster(node("n1"), node("n2", alarm=True), node("n3", standing="learner")),
+            False,
+            "not well: publishers wait, for want of disk or memory of n2; is being given the log: n3; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3"), node("n4", role="awaited", **DOWN)),
+            False,
+            "not well: has not come yet: n4; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2"), node("n3"), node("n4", role="learner")),
+            False,
+            "not well: is being given the log: n4; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2", standing="blank"), node("n3", **DOWN), leader=None),
+            False,
+            "no majority: n3 does not answer; is being given the log: n2",
+        ),
+        (
+            # Release 0.1 tells no roles.
+            cluster(node("n1", role=None), node("n2", role=None), node("n3", role=None, **DOWN)),
+            False,
+            "not well: n3 does not answer; n1 leads",
+        ),
+    ],
+)  # fmt: skip
+def test_a_cluster_is_judged_in_a_line(answer: dict[str, Any], is_well: bool, text: str) -> None:
+    assert judge(answer) == (is_well, text)
+
+
+# --- what the doctor says
+
+
+def test_the_doctor_s_verdict_comes_first_and_is_the_exit_status(qq: Any) -> None:
+    def told() -> dict[str, Any]:
+        return json.loads(qq("doctor", "-o", "json").output)
+
+    while (document := told()) != told():  # a node that has just started finds this and that
+        time.sleep(0.2)
+    said = qq("doctor")
+    assert said.lines[0] == document["verdict"]
+    grave = [each for each in document["findings"] if each["severity"] != "info"]
+    assert said.status == bool(grave)
+    codes = [each["code"] for each in document["findings"]]
+    assert "members-few" in codes
+    assert qq("doctor", "-o", "csv").lines[0] == "severity,code,subject,text,advice,since"
+    assert [
+        line.split()[1] for line in said.lines if line.startswith(("CRITICAL ", "INFO ", "WARNING "))
+    ] == [f"{code}:" for code in codes]

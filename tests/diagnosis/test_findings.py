@@ -1,0 +1,162 @@
+"""Findings: their order, their forms, and how long they have lasted; and what a window of samples shows."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from cluster.histogram import Histogram
+from cluster.ports import pack
+from qq.diagnosis.findings import (
+    FINDINGS_MAX,
+    KEPT_MS,
+    KINDS,
+    Diagnosis,
+    Finding,
+    Severity,
+    Since,
+    diagnosis_of,
+    document_of,
+    finding_in,
+    lines_of,
+)
+from qq.diagnosis.window import SAMPLES_KEPT, TimesWindow, Trend
+
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
+
+
+def test_the_table_of_the_guide_has_all_codes_with_their_severities() -> None:
+    rows = [line.split("|") for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
+    told = {row[1].strip().strip("`"): row[2].strip() for row in rows}
+    assert told == {code: kind.severity.value for code, kind in KINDS.items()}
+    assert all(row[3].strip() for row in rows)
+
+
+def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
+    given = [
+        Finding("limited-by", "cluster", "x"),
+        Finding("node-down", "node n2", "x", 50),
+        Finding("no-leader", "cluster", "x", 90),
+        Finding("node-behind", "node n3", "x", 20),
+        Finding("node-down", "node n4", "x", 40),
+    ]
+    diagnosis = diagnosis_of(given)
+    assert [each.code for each in diagnosis.findings] == [
+        "no-leader",
+        "node-down",
+        "node-down",
+        "node-behind",
+        "limited-by",
+    ]
+    assert [each.since_ms for each in diagnosis.findings[1:3]] == [40, 50]
+    assert diagnosis.verdict == "1 critical, 3 warnings, 1 info; first of all: cluster: x"
+    assert diagnosis_of(given[:1]).verdict == "nothing is wrong (1 info)"
+    assert diagnosis_of([]).verdict == "nothing is wrong"
+
+
+def test_there_are_never_more_than_a_page_holds() -> None:
+    diagnosis = diagnosis_of(
+        Finding("node-down", f"node n{number}", "x") for number in range(FINDINGS_MAX + 5)
+    )
+    assert (len(diagnosis.findings), diagnosis.omitted) == (FINDINGS_MAX, 5)
+    assert diagnosis.verdict == f"{FINDINGS_MAX} warnings, 5 more; first of all: node n0: x"
+
+
+def test_its_forms() -> None:
+    finding = Finding("node-down", "node n2", "it does not answer", 1_800_000_000_999)
+    document = json.loads(
+        json.dumps(document_of(Diagnosis([finding, Finding("limited-by", "cluster", "y")], 3)))
+    )
+    assert document["findings"][0] == {
+        "severity": "warning",
+        "code": "node-down",
+        "subject": "node n2",
+        "text": "it does not answer",
+        "advice": KINDS["node-down"].advice,
+        "since": "2027-01-15T08:00:00Z",
+    }
+    assert (document["findings"][1]["since"], document["omitted"]) == (None, 3)
+    assert list(lines_of(document)) == [
+        "1 warning, 1 info, 3 more; first of all: node n2: it does not answer",
+        "WARNING node-down: node n2, since 2027-01-15T08:00:00Z",
+        "    it does not answer",
+        f"    -> {KINDS['node-down'].advice}",
+        "INFO limited-by: cluster",
+        "    y",
+        f"    -> {KINDS['limited-by'].advice}",
+    ]
+
+
+def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
+    finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
+    lines = list(lines_of(document_of(Diagnosis([finding]))))
+    assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("since_ms", [None, 5])
+def test_another_node_reads_what_one_tells(since_ms: int | None) -> None:
+    finding = Finding("disk-slow", "node n2", "x", since_ms)
+    assert finding_in(msgpack.unpackb(pack(finding))) == finding
+    assert finding_in([*finding, "of a later program"]) == finding
+    for nothing in (None, [], ["disk-slow"], ["of-a-later-program", "s", "t", 5], ["disk-slow", 1, "t", 5]):
+        assert finding_in(nothing) is None
+
+
+def test_since_when_something_is_found_again_and_again() -> None:
+    since = Since()
+    one, other = Finding("disk-slow", "node n1", "a"), Finding("loop-busy", "node n1", "a")
+    assert since.note([one], 1000) == [one._replace(since_ms=1000)]
+    later = one._replace(text="b")
+    assert since.note([later, other], 6000) == [later._replace(since_ms=1000), other._replace(since_ms=6000)]
+    assert since.note([], 7000) == []
+    assert since.note([one], 6000 + KEPT_MS) == [one._replace(since_ms=1000)]
+    since.note([], 6000 + 2 * KEPT_MS + 1)
+    assert since.note([one], 200_000) == [one._replace(since_ms=200_000)]
+    known = one._replace(since_ms=3)
+    assert since.note([known], 300_000) == [known]
+
+
+def test_advice_is_sentences() -> None:
+    assert all(kind.advice.endswith(".") and len(kind.advice) < 120 for kind in KINDS.values())
+    assert {kind.severity for kind in KINDS.values()} == set(Severity)
+
+
+# --- windows
+
+
+def test_a_window_shows_the_last_minute_only() -> None:
+    times = Histogram()
+    window = TimesWindow(times)
+    assert (window.count, window.quantile(0.5), window.mean_s, window.per_second, window.share) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
+    times.add(9.0)
+    window.sample(0)
+    assert (window.count, window.per_second) == (0, 0)
+    for number in range(1, SAMPLES_KEPT + 1):
+        times.add(0.001)
+        times.add(0.004)
+        window.sample(5.0 * number)
+    assert (window.count, window.quantile(0.5), window.quantile(0.99)) == (24, 0.001, 0.005)
+    assert (window.mean_s, window.per_second, window.share) == pytest.approx((0.0025, 0.4, 0.001))
+    times.add(9.0)
+    window.sample(65)
+    assert window.quantile(1.0) == inf
+    assert window.seconds == 60
+
+
+def test_a_change_is_of_its_samples() -> None:
+    change = Trend(2)
+    assert (change.amount, change.per_second) == (0, 0)
+    for number in range(5):
+        change.sample(100 - 10 * number, number)
+    assert (change.amount, change.seconds, change.per_second) == (-20, 2, -10)

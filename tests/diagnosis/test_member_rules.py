@@ -1,0 +1,93 @@
+"""What is judged of the members."""
+
+from __future__ import annotations
+
+import pytest
+
+from qq.diagnosis.findings import Finding
+from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members
+
+THREE = [MemberFacts(name, True, "voter", "voter", 0, 10, (), 8) for name in ("n1", "n2", "n3")]
+
+
+def found(*members: MemberFacts, leader: str | None = "n1", version: int = 8) -> list[tuple[str, str]]:
+    facts = ClusterFacts(leader, members or THREE, version)
+    return [(each.code, each.subject) for each in findings_of_members(facts)]
+
+
+def test_three_members_that_are_there_are_well() -> None:
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        ({"is_up": False, "clock_offset_ms": 9000, "lag": 9000}, "node-down", "it does not answer"),
+        ({"role": "awaited", "is_up": False}, "member-awaited", "it is a member, and has not come yet"),
+        (
+            {"standing": "blank", "lag": 9000},
+            "node-under-repair",
+            "its log is repaired from the others: it has no vote",
+        ),
+        ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
+        ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
+        ({"clock_offset_ms": -86_400_000}, "clock-off", "its clock is 86400.0 s behind the cluster's time"),
+        (
+            {"is_drained": True},
+            "node-drained",
+            "it is under maintenance: it serves no clients, and leads if nobody else can",
+        ),
+    ],
+)
+def test_what_is_found_of_a_member(change: dict[str, object], code: str, text: str) -> None:
+    members = [
+        *THREE[:2],
+        THREE[2]._replace(**change),
+        THREE[2]._replace(name="n4"),
+        THREE[2]._replace(name="n5"),
+    ]
+    if change.get("role") != "voter" and "role" in change:
+        members.append(THREE[2]._replace(name="n6"))  # five voters, whatever becomes of this one
+    assert list(findings_of_members(ClusterFacts("n1", members, 8))) == [Finding(code, "node n3", text)]
+
+
+def test_a_learner_is_no_voter() -> None:
+    learner = MemberFacts("n4", True, "learner", "learner", highest=8)
+    assert found(*THREE, learner._replace(standing="voter")) == [("member-learns", "node n4")]
+    assert found(*THREE, learner) == [("node-under-repair", "node n4")]
+
+
+def test_without_a_leader_and_with_too_few_members() -> None:
+    down = [each._replace(is_up=False) for each in THREE[1:]]
+    facts = ClusterFacts(None, [THREE[0], *down], 8)
+    first = next(findings_of_members(facts))
+    assert first == Finding(
+        "no-leader",
+        "cluster",
+        "nothing is confirmed: no leader is known, and 1 of 3 voters are seen from here",
+    )
+    assert found(*THREE[:1]) == found(*THREE[:2]) == [("members-few", "cluster")]
+    assert found(*THREE, THREE[0]._replace(name="n4")) == [("members-even", "cluster")]
+
+
+def test_members_without_a_link_are_told_once() -> None:
+    apart = [THREE[0]._replace(misses=("n3", "n2")), THREE[1], THREE[2]._replace(misses=("n1",))]
+    apart[1] = apart[1]._replace(is_up=False)
+    assert found(*apart) == [("node-down", "node n2"), ("link-missing", "nodes n1 and n3")]
+
+
+@pytest.mark.parametrize(
+    ("highest", "text"),
+    [
+        ([8, 8, 8], "it is at version 7 of the state; n1, n2, n3 can run a later one, as all can"),
+        (
+            [8, 7, None],
+            "it is at version 7 of the state; n1 can run a later one; n2, n3 cannot, or is not up",
+        ),
+    ],
+)
+def test_an_upgrade_that_waits(highest: list[int | None], text: str) -> None:
+    members = [each._replace(highest=high) for each, high in zip(THREE, highest, strict=True)]
+    [finding] = findings_of_members(ClusterFacts("n1", members, 7))
+    assert finding == Finding("upgrade-waits", "cluster", text)
+    assert found(*(each._replace(highest=7) for each in THREE), version=7) == []

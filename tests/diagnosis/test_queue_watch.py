@@ -1,0 +1,200 @@
+"""What is found of queues over time."""
+
+from __future__ import annotations
+
+import pytest
+
+from qq.diagnosis.queue_watch import TOLD_MAX, HeldFacts, HeldWatch, QueueFacts, QueueWatch
+
+PASS_MS = 5000
+FACTS = QueueFacts(
+    number=7,
+    vhost="/",
+    name="q",
+    ready=0,
+    unacked=0,
+    consumers=1,
+    dying=0,
+    acknowledged=0,
+    waited_ms=0,
+    failed=0,
+    refused=0,
+    prefetch=0,
+)
+
+
+class Watched:
+    """A queue that is looked at each five seconds."""
+
+    def __init__(self) -> None:
+        self.watch = QueueWatch()
+        self.now_ms = 1_000_000
+        self.began_ms = self.now_ms
+
+    def look(self, *queues: QueueFacts) -> list[str]:
+        """Look once; returns the codes."""
+        for facts in queues:
+            self.watch.look(facts, self.now_ms)
+        self.watch.end_pass()
+        self.now_ms += PASS_MS
+        return [each.code for each in self.watch.findings]
+
+    def be(self, passes: int = 20, **facts: int) -> list[str]:
+        """Be so for a while; returns what was found at its end."""
+        return [self.look(FACTS._replace(**facts)) for _ in range(passes)][-1]
+
+    @property
+    def since_s(self) -> list[float | None]:
+        return [
+            None if each.since_ms is None else (each.since_ms - self.began_ms) / 1000
+            for each in self.watch.findings
+        ]
+
+    @property
+    def texts(self) -> list[str]:
+        return [each.text for each in self.watch.findings]
+
+
+def test_a_queue_that_grows_is_told_after_a_minute_and_with_its_beginning() -> None:
+    queue = Watched()
+    queue.be(4, ready=500)
+    for number in range(1, 12):
+        assert queue.look(FACTS._replace(ready=500 + 500 * number)) == [], number
+    assert queue.look(FACTS._replace(ready=6500)) == ["queue-grows"]
+    assert queue.texts == ["6,500 messages wait in it, 6,000 more than 1 minute ago"]
+    assert queue.since_s == [15.0]  # the last time at which it had no more than 500
+    assert queue.watch.findings[0].subject == "queue 'q' in vhost '/'"
+
+
+def test_a_queue_that_falls_or_stays_grows_no_more() -> None:
+    queue = Watched()
+    for number in range(20):
+        queue.look(FACTS._replace(ready=1000 * number))
+    assert queue.look(FACTS._replace(ready=19_000)) == ["queue-grows"]
+    assert queue.look(FACTS._replace(ready=17_000)) == []
+    assert queue.be(20, ready=17_000) == []  # it begins anew from there
+    still = Watched()
+    for number in range(20):
+        still.look(FACTS._replace(ready=1000 * number))
+    assert still.be(59, ready=19_000) == ["queue-grows"]
+    assert still.be(3, ready=19_000) == []
+
+
+def test_a_large_queue_that_grows_little_does_not_grow() -> None:
+    queue = Watched()
+    for number in range(100):
+        codes = queue.look(FACTS._replace(ready=10**6 + 1000 * number))
+    assert codes == []
+
+
+def test_nobody_consumes() -> None:
+    queue = Watched()
+    assert queue.be(12, ready=3, consumers=0) == []
+    assert queue.be(1, ready=3, consumers=0) == ["no-consumers"]
+    assert (queue.texts, queue.since_s) == (["3 messages wait in it, and nobody consumes"], [0.0])
+    assert queue.be(1, ready=3, consumers=1) == []
+    assert queue.be(20, ready=0, consumers=0) == []
+
+
+def slow(queue: Watched, per_pass: int, passes: int = 14, **facts: int) -> list[str]:
+    """Messages wait all the time, and so many are acknowledged meanwhile."""
+    for number in range(passes):
+        state = FACTS._replace(ready=900, acknowledged=per_pass * number, waited_ms=PASS_MS * number, **facts)
+        codes = queue.look(state)
+    return codes
+
+
+def test_consumers_that_are_slow() -> None:
+    queue = Watched()
+    assert slow(queue, 50, consumers=2, unacked=200, prefetch=100) == ["consumers-slow"]
+    assert queue.texts == [
+        "900 messages wait, and 2 consumers acknowledge 10.0 a second; 200 are unacknowledged"
+    ]
+    assert queue.since_s == [5.0]
+    assert slow(Watched(), 0, unacked=100) == ["consumers-slow"]
+    assert slow(Watched(), 50, passes=13, unacked=100) == []  # not for a minute yet
+
+
+def test_consumers_whose_prefetch_is_small() -> None:
+    queue = Watched()
+    assert slow(queue, 5000, unacked=1, prefetch=1) == ["prefetch-small"]
+    assert queue.texts == ["900 messages wait, while 1 consumer have each one for 1 ms, with a prefetch of 1"]
+    assert slow(Watched(), 50, unacked=1, prefetch=1) == ["consumers-slow"]  # each takes 100 ms
+    assert slow(Watched(), 50_000, unacked=20, prefetch=20) == ["consumers-slow"]
+    assert slow(Watched(), 5000, unacked=1, prefetch=0) == ["consumers-slow"]
+
+
+def test_consumers_that_keep_up_most_of_the_time() -> None:
+    queue = Watched()
+    for number in range(30):
+        codes = queue.look(FACTS._replace(ready=900, waited_ms=PASS_MS * number * 8 // 10))
+    assert codes == []
+
+
+def test_dead_letters_are_told_at_once_and_for_a_while() -> None:
+    queue = Watched()
+    assert queue.be(1, failed=2) == ["dead-letters"]  # the queue was empty before, and is now
+    assert queue.texts == ["2 messages rejected, or delivered too often"]
+    assert queue.watch.knows(7)
+    assert queue.be(1, failed=3) == ["dead-letters"]
+    assert (queue.texts, queue.since_s) == (["5 messages rejected, or delivered too often"], [0.0])
+    assert queue.be(59) == ["dead-letters"]
+    assert queue.be(1) == []
+    assert not queue.watch.knows(7)
+    assert queue.be(1, failed=1) == ["dead-letters"]
+    assert queue.texts == ["1 message rejected, or delivered too often"]
+
+
+def test_dead_letters_that_no_queue_takes() -> None:
+    queue = Watched()
+    assert queue.be(12, dying=4) == []
+    assert queue.be(1, dying=4) == ["dead-letters-stuck"]
+    assert queue.texts == ["4 dead letters of it in no queue"]
+    assert queue.be(1) == []
+
+
+def test_a_queue_that_refuses() -> None:
+    queue = Watched()
+    assert queue.be(1, ready=10, refused=1) == ["publishes-refused"]
+    assert queue.be(11, ready=10) == ["publishes-refused"]
+    assert queue.be(1, ready=10) == []
+
+
+def test_the_largest_are_told_and_how_many_others_there_are() -> None:
+    queue = Watched()
+    queues = [FACTS._replace(number=n, name=f"q{n}", ready=n, consumers=0) for n in range(1, 1001)]
+    for _ in range(14):
+        queue.look(*queues)
+    told = queue.watch.findings
+    assert [each.subject for each in told[:2]] == ["queue 'q1000' in vhost '/'", "queue 'q999' in vhost '/'"]
+    assert len(told) == TOLD_MAX + 1
+    assert (told[-1].subject, told[-1].text) == ("other queues", "the same is the case with 990 more")
+    # Queues of equal length are told, too.
+    for _ in range(14):
+        queue.look(*(each._replace(ready=5) for each in queues))
+    assert len(queue.watch.findings) == TOLD_MAX + 1
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    queue = Watched()
+    queue.be(20, ready=3, consumers=0)
+    assert queue.look() == []
+    assert not queue.watch.knows(7)
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, 1), (TOLD_MAX, TOLD_MAX), (500, TOLD_MAX + 1)])
+def test_consumers_that_hold_a_message_for_long(count: int, told: int) -> None:
+    watch = HeldWatch()
+    for number in range(count):
+        watch.look(HeldFacts("/", "q", f"c{number}", "n2", 10_000 + number, 1_800_000, 4))
+    watch.end_pass()
+    assert len(watch.findings) == told
+    first = watch.findings[0]
+    assert (first.code, first.subject) == ("unacked-long", "consumer 'c0' of queue 'q' in vhost '/'")
+    assert first.since_ms == 10_000
+    assert first.text == (
+        "at node n2 it has 4 unacknowledged messages, the oldest for more than half of the 30 minutes after which its "
+        "channel is closed"
+    )
+    watch.end_pass()
+    assert watch.findings == []

@@ -1,0 +1,231 @@
+"""Tokens in place of passwords, at a real node, with keys from a real server: AMQP and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Generator
+from http.client import HTTPConnection
+from typing import Any
+
+import aio_pika
+import aiormq
+import pika
+import pytest
+from issuer import SERVICE, Issuer, new_key
+
+from qq.testing import ClusterNode, LocalCluster
+
+ALL = ("configure:%2F", "write:%2F", "read:%2F")
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Generator[Issuer]:
+    with Issuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture(scope="module")
+def node(issuer: Issuer) -> Generator[ClusterNode]:
+    oauth2 = {"resource_server_id": SERVICE, "jwks_url": f"{issuer.url}/keys"}
+    with LocalCluster(nodes=1, settings={"oauth2": oauth2}) as cluster:
+        [node] = cluster.nodes
+        while node.status()["version"] < 8:  # the first thing that a new cluster agrees on
+            time.sleep(0.02)
+        yield node
+
+
+def connect(node: ClusterNode, token: str, vhost: str = "/", user: str = "app") -> pika.BlockingConnection:
+    credentials = pika.PlainCredentials(user, token)
+    parameters = pika.ConnectionParameters("127.0.0.1", node.amqp_port, vhost, credentials)
+    return pika.BlockingConnection(parameters)
+
+
+def ask(node: ClusterNode, path: str, token: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    connection = HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, f"/api/{path}", text, {"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        raw = answer.read()
+        return answer.status, json.loads(raw) if raw else None
+    finally:
+        connection.close()
+
+
+# --- AMQP
+
+
+def test_a_client_logs_in_with_a_token_and_does_what_its_scopes_permit(
+    node: ClusterNode, issuer: Issuer
+) -> None:
+    token = issuer.token(
+        "configure:%2F/mine-*", "write:%2F/mine-*", "read:%2F/mine-*", "write:%2F/amq.default"
+    )
+    with connect(node, token) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("mine-1", durable=True)
+        channel.basic_publish("", "mine-1", b"x", pika.BasicProperties(user_id="ann"))
+        assert channel.basic_get("mine-1", auto_ack=True)[2] == b"x"
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+            channel.queue_declare("yours", durable=True)
+        assert refused.value.reply_code == 403
+        assert (
+            "configure access to queue 'yours' in vhost '/' refused for user 'ann'"
+            in refused.value.reply_text
+        )
+        other = connection.channel()
+        other.confirm_delivery()
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="user_id property set to 'bob'"):
+            other.basic_publish("", "mine-1", b"x", pika.BasicProperties(user_id="bob"))
+    admin = issuer.token(*ALL, "tag:administrator")
+    assert "ann" not in [user["name"] for user in ask(node, "users", admin)[1]]
+
+
+def test_routing_keys_are_restricted_at_topic_exchanges(node: ClusterNode, issuer: Issuer) -> None:
+    with connect(node, issuer.token("write:%2F/*/eu.*")) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("amq.topic", "eu.berlin", b"")
+        channel.basic_publish("amq.direct", "us.boston", b"")
+        with pytest.raises(
+            pika.exceptions.ChannelClosedByBroker, match=r"write access to topic 'us\.boston'"
+        ):
+            channel.basic_publish("amq.topic", "us.boston", b"")
+
+
+@pytest.mark.parametrize(
+    ("vhost", "scopes", "said"),
+    [
+        ("/", ("read:other",), "access to vhost '/' refused for user 'ann'"),
+        ("other", ALL, "access to vhost 'other' refused for user 'ann'"),
+        ("nowhere", ("read:*",), "vhost nowhere not found"),
+    ],
+)
+def test_a_virtual_host_has_to_be_in_a_scope(
+    node: ClusterNode, issuer: Issuer, vhost: str, scopes: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match=said):
+        connect(node, issuer.token(*scopes), vhost)
+
+
+def test_a_token_that_is_not_good_is_a_wrong_password(node: ClusterNode, issuer: Issuer) -> None:
+    for bad in (issuer.token(*ALL, lifetime_s=-9), issuer.token(*ALL, key=new_key()), "eyJ.x.y"):
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+            connect(node, bad)
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+            connect(node, bad, user="guest")
+    said = node.log.read_text()
+    assert "a token from 127.0.0.1 is refused: " in said
+    assert "eyJ" not in said
+    # Passwords are good all the same.
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        assert connection.is_open
+
+
+def expiring(node: ClusterNode, issuer: Issuer, lifetime_s: float, *scopes: str) -> str:
+    """A token that is good for this long, with the second by which clocks may differ."""
+    return issuer.token(*scopes, exp=time.time() + lifetime_s - 1)
+
+
+def test_a_connection_ends_with_its_token(node: ClusterNode, issuer: Issuer) -> None:
+    with connect(node, expiring(node, issuer, 2.0, *ALL)) as connection:
+        connection.channel().queue_declare("short", durable=True)
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+            connection.sleep(10)
+        assert closed.value.args == (320, "CONNECTION_FORCED - the token of user 'ann' has expired")
+
+
+def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, issuer: Issuer) -> None:
+    async def story() -> None:
+        url = f"amqp://:{expiring(node, issuer, 2.0, *ALL)}@127.0.0.1:{node.amqp_port}/"
+        connection = await aio_pika.connect(url)
+        channel = await connection.channel()
+        await channel.declare_queue("one", durable=True)
+        await connection.update_secret(issuer.token("configure:%2F/two"))
+        await asyncio.sleep(2.2)
+        await channel.declare_queue("two", durable=True)
+        with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+            await channel.declare_queue("three", durable=True)
+        await connection.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"sub": "bob"}, "it is another user's"),
+        ({"lifetime_s": -9}, "Signature has expired"),
+        ({"scope": ""}, "access to vhost '/' refused for user 'ann'"),
+    ],
+)
+def test_a_new_token_that_is_not_good_ends_the_connection(
+    node: ClusterNode, issuer: Issuer, claims: dict[str, Any], said: str
+) -> None:
+    with connect(node, issuer.token(*ALL)) as connection:
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=said) as closed:
+            connection.update_secret(issuer.token(*ALL, **claims), "renewal")
+        assert closed.value.reply_code == 530
+
+
+# --- HTTP
+
+
+def test_a_token_says_who_one_is_and_what_one_sees(node: ClusterNode, issuer: Issuer) -> None:
+    token = issuer.token("tag:management", "tag:other", "read:%2F/q*")
+    assert ask(node, "whoami", token) == (
+        200,
+        {
+            "name": "ann",
+            "tags": ["management", "other"],
+            "is_internal_user": False,
+            "auth_backend": "rabbit_auth_backend_oauth2",
+        },
+    )
+    assert [each["name"] for each in ask(node, "vhosts", token)[1]] == ["/"]
+    assert ask(node, "vhosts", issuer.token("tag:management", "read:other"))[1] == []
+    assert ask(node, "users", token)[0] == 401
+    assert ask(node, "whoami", issuer.token("read:%2F"))[0] == 401  # no tag
+    assert ask(node, "whoami", issuer.token("tag:management", lifetime_s=-9))[0] == 401
+    assert ask(node, "whoami", "nonsense")[0] == 401
+
+
+def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer: Issuer) -> None:
+    token = issuer.token(
+        "tag:management", "configure:%2F/h*", "read:%2F/h*", "write:%2F/h*", "write:%2F/amq.default"
+    )
+    durable = {"durable": True}
+    assert ask(node, "queues/%2F/h1", token, "PUT", durable)[0] == 201
+    assert ask(node, "queues/%2F/x1", token, "PUT", durable)[0] == 401
+    message = {"properties": {}, "routing_key": "h1", "payload": "m", "payload_encoding": "string"}
+    assert ask(node, "exchanges/%2F/amq.default/publish", token, "POST", message) == (200, {"routed": True})
+    wanted = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    [got] = ask(node, "queues/%2F/h1/get", token, "POST", wanted)[1]
+    assert got["payload"] == "m"
+    assert ask(node, "queues/%2F/h1/browse", issuer.token("tag:management", "write:%2F"))[0] == 401
+    assert ask(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
+
+
+def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
+    token = issuer.token("tag:administrator", "configure:*", sub="guest")
+    assert ask(node, "vhosts/by-token", token, "PUT", {})[0] == 201
+    # guest, who may log in with a password, is somebody else.
+    assert ask(node, "vhosts/by-token/permissions", token) == (200, [])
+    assert ask(node, "definitions", token, "POST", {})[0] == 403
+    assert ask(node, "login", token, "POST", {"username": "", "password": token})[0] in (400, 401)
+    assert ask(node, "vhosts/by-token", token, "DELETE")[0] == 204
+
+
+# --- keys
+
+
+def test_a_new_key_of_the_issuer_is_fetched_when_it_is_used(node: ClusterNode, issuer: Issuer) -> None:
+    ask(node, "whoami", issuer.token(*ALL))
+    issuer.keys["new"] = new_key()
+    deadline_s = time.monotonic() + 15  # the issuer may have been asked a moment ago
+    while ask(node, "whoami", issuer.token("tag:monitoring", number="new"))[0] != 200:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)

@@ -1,0 +1,316 @@
+"""Which tokens are good, and whom they vouch for; the keys come from a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jwt
+import pytest
+from issuer import RSA, SERVICE, Issuer, new_key, pem, token
+
+from qq import node
+from qq.config import OAuth2
+from qq.errors import StartError
+from qq.oauth2 import keys
+from qq.oauth2.verifier import Verifier
+from qq.scopes import TokenUser
+from qq.sessions.login import InvalidToken
+
+
+@pytest.fixture
+def issuer() -> Generator[Issuer]:
+    with Issuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def pem_file(tmp_path: Path) -> Path:
+    path = tmp_path / "one.pem"
+    path.write_bytes(pem(RSA))
+    return path
+
+
+def settings(**more: Any) -> OAuth2:
+    return OAuth2(SERVICE, **{"scope_prefix": f"{SERVICE}.", **more})
+
+
+def static(pem_file: Path, **more: Any) -> Verifier:
+    return Verifier(settings(signing_keys=(("one", pem_file),), **more))
+
+
+async def judged(verifier: Verifier, text: str) -> TokenUser | str:
+    """Whom a token vouches for, or why for nobody; keys are fetched if that may help, as a login does it."""
+    try:
+        return verifier.verify(text.encode())
+    except InvalidToken as invalid:
+        fetched = asyncio.Event()
+        if verifier.renew_keys(text.encode(), fetched.set):
+            await fetched.wait()
+            try:
+                return verifier.verify(text.encode())
+            except InvalidToken as again:
+                return str(again)
+        return str(invalid)
+
+
+def judge(config: OAuth2, *texts: str) -> list[TokenUser | str]:
+    async def judge_all() -> list[TokenUser | str]:
+        verifier = Verifier(config)
+        try:
+            return [await judged(verifier, text) for text in texts]
+        finally:
+            await verifier.close()
+
+    return asyncio.run(judge_all())
+
+
+def good(verifier: Verifier, text: str) -> TokenUser:
+    return verifier.verify(text.encode())
+
+
+# --- what is loaded
+
+
+def test_a_node_without_tokens_does_not_load_what_judges_them() -> None:
+    program = "import sys, qq.node; sys.exit('jwt' in sys.modules or 'qq.oauth2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_node_without_the_library_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("qq.oauth2")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    config: Any = SimpleNamespace(oauth2=settings(issuer="https://issuer"))
+    with pytest.raises(StartError) as error:
+        node._tokens(config)
+    assert str(error.value) == (
+        "[oauth2] needs jwt: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
+    )
+
+
+# --- claims
+
+
+def test_a_token_vouches_for_its_user(pem_file: Path) -> None:
+    user = good(static(pem_file), token("read:%2F/q", "tag:monitoring", lifetime_s=50))
+    assert user.name == "ann"
+    assert user.scopes.tags == {"monitoring"}
+    assert user.scopes.permit("read", "/", "q")
+    assert 49 < user.expires_s - time.time() < 52
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ({"lifetime_s": -5}, "Signature has expired"),
+        ({"exp": None}, 'Token is missing the "exp" claim'),
+        ({"exp": "soon"}, "Expiration Time claim (exp) must be an integer."),
+        ({"exp": float("inf")}, "claim (exp) must be an integer"),
+        ({"aud": "other"}, "Audience doesn't match"),
+        ({"aud": None}, 'Token is missing the "aud" claim'),
+        ({"nbf": 9e9}, "The token is not yet valid (nbf)"),
+        ({"number": "two"}, "nobody knows the key that it is signed with"),
+        ({"algorithm": "PS256"}, "its algorithm 'PS256' is not among"),
+        ({"key": "s" * 32, "algorithm": "HS256"}, "its algorithm 'HS256' is not among"),
+        ({"sub": None}, "no claim of it names a user"),
+        ({"sub": "é" * 128}, "the user's name is longer than 255 bytes"),
+        ({"scope": "rabbitmq.read:x " * 201}, "it has more than 200 scopes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_token_that_is_not_good_says_why(pem_file: Path, claims: dict[str, Any], why: str) -> None:
+    text = token(**claims)
+    with pytest.raises(InvalidToken) as invalid:
+        good(static(pem_file), text)
+    assert why in str(invalid.value)
+    assert text not in str(invalid.value)
+
+
+def test_what_is_no_token_or_signed_by_others_is_not_good(pem_file: Path) -> None:
+    for text in ("eyJ.x.y", "..", "", jwt.encode({"sub": "x"}, None, "none"), token(key=new_key())):
+        with pytest.raises(InvalidToken):
+            good(static(pem_file), text)
+    assert not static(pem_file).is_token(b"a.b.c")
+    assert static(pem_file).is_token(token().encode())
+
+
+def test_a_token_may_be_good_for_as_long_as_anybody_can_say(pem_file: Path) -> None:
+    assert good(static(pem_file), token(exp=10**400)).expires_s > time.time() + 10**10
+
+
+def test_what_is_signed_cannot_be_altered(pem_file: Path) -> None:
+    one, other = token("read:a").split("."), token("read:b").split(".")
+    with pytest.raises(InvalidToken, match="Signature verification failed"):
+        good(static(pem_file), ".".join((one[0], other[1], one[2])))
+
+
+def test_the_settings_say_which_claims_count(pem_file: Path) -> None:
+    text = token("read:a", aud=["x", SERVICE], email="ann@example.org", client_id="app", sub=None)
+    assert good(static(pem_file), text).name == "app"
+    preferred = static(pem_file, preferred_username_claims=("nothing", "email"))
+    assert good(preferred, text).name == "ann@example.org"
+    assert good(static(pem_file, verify_aud=False), token(aud="other")).name == "ann"
+    assert good(static(pem_file, verify_aud=False), token(aud=None)).name == "ann"
+    assert good(static(pem_file, leeway_s=60), token(lifetime_s=-30)).expires_s > time.time()
+    assert good(static(pem_file, algorithms=("PS256",)), token(algorithm="PS256")).name == "ann"
+    issuer = static(pem_file, issuer="https://issuer")
+    assert good(issuer, token(iss="https://issuer")).name == "ann"
+    with pytest.raises(InvalidToken, match="Invalid issuer"):
+        good(issuer, token(iss="https://other"))
+
+
+def permitted(verifier: Verifier, text: str) -> list[str]:
+    scopes = good(verifier, text).scopes
+    return [vhost for vhost in "abcde" if scopes.permit("read", vhost, "q")]
+
+
+def test_scopes_come_from_several_claims_and_may_have_other_names(pem_file: Path) -> None:
+    more = {"roles": ["rabbitmq.read:b"], "extra": {SERVICE: "rabbitmq.read:c", "other": "rabbitmq.read:e"}}
+    assert permitted(static(pem_file), token("read:a", **more)) == ["a"]
+    keys_too = static(pem_file, additional_scopes_keys=("roles", "extra", "nothing"))
+    assert permitted(keys_too, token("read:a", **more)) == ["a", "b", "c"]
+    assert permitted(static(pem_file), token(scope=["rabbitmq.read:a", "rabbitmq.read:b", 7])) == ["a", "b"]
+    assert permitted(static(pem_file), token(scope="read:a other.read:b rabbitmq.read:c")) == ["c"]
+    assert permitted(static(pem_file, scope_prefix="api://"), token(scope="api://read:a")) == ["a"]
+    aliases = static(pem_file, scope_aliases=(("dev", "rabbitmq.read:a rabbitmq.read:b"),))
+    assert permitted(aliases, token(scope="dev")) == ["a", "b"]
+
+
+# --- keys
+
+
+def test_keys_are_fetched_once_and_again_for_one_that_is_new(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "ASK_AGAIN_S", 0.0)
+    issuer.keys["two"] = new_key()
+    first, second = issuer.token(), issuer.token(number="two")
+
+    async def story() -> None:
+        verifier = Verifier(settings(jwks_url=f"{issuer.url}/keys"))
+        outcomes = [await judged(verifier, text) for text in (first, first, second)]
+        assert all(isinstance(each, TokenUser) for each in outcomes)
+        assert issuer.asked == ["/keys"]
+        issuer.keys = {"three": new_key()}
+        assert isinstance(await judged(verifier, issuer.token(number="three")), TokenUser)
+        assert issuer.asked == ["/keys"] * 2
+        # One that its issuer has withdrawn is good no longer.
+        assert await judged(verifier, second) == "nobody knows the key that it is signed with"
+        await verifier.close()
+
+    asyncio.run(story())
+
+
+def test_an_issuer_is_not_asked_for_each_token_with_an_unknown_key(issuer: Issuer) -> None:
+    unknown = [issuer.token(number=f"unknown{count}") for count in range(20)]
+    outcomes = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token(), *unknown, issuer.token())
+    assert isinstance(outcomes[0], TokenUser)
+    assert isinstance(outcomes[-1], TokenUser)
+    assert set(outcomes[1:-1]) == {"nobody knows the key that it is signed with"}
+    assert issuer.asked == ["/keys"]
+
+
+def test_keys_that_are_old_are_fetched_again(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(keys, "FRESH_S", 0.0)
+
+    async def story() -> None:
+        verifier = Verifier(settings(jwks_url=f"{issuer.url}/keys"))
+        text = issuer.token()
+        assert isinstance(await judged(verifier, text), TokenUser)
+        issuer.answer = lambda _: (500, b"")
+        assert isinstance(await judged(verifier, text), TokenUser)
+        await asyncio.sleep(0.1)
+        assert isinstance(await judged(verifier, text), TokenUser)
+        issuer.keys, issuer.answer = {"two": new_key()}, issuer._answer
+        for _ in range(100):
+            if isinstance(await judged(verifier, text), str):
+                break
+            await asyncio.sleep(0.02)
+        assert isinstance(await judged(verifier, text), str)
+        await verifier.close()
+
+    asyncio.run(story())
+
+
+def test_the_issuer_tells_where_its_keys_are(issuer: Issuer) -> None:
+    [user] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
+    assert isinstance(user, TokenUser)
+    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
+
+
+def test_a_token_that_names_no_key(issuer: Issuer) -> None:
+    config = settings(jwks_url=f"{issuer.url}/keys")
+    [user] = judge(config, issuer.token(number=None))
+    assert isinstance(user, TokenUser)
+    issuer.keys["two"] = new_key()
+    [nobody] = judge(config, issuer.token(number=None))
+    assert nobody == "nobody knows the key that it is signed with"
+    [user] = judge(settings(jwks_url=f"{issuer.url}/keys", default_key="one"), issuer.token(number=None))
+    assert isinstance(user, TokenUser)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda _: (404, b""), "the answer is 404"),
+        (lambda _: (302, b""), "the answer is 302"),
+        (lambda _: (200, b"{"), "Expecting property name"),
+        (lambda _: (200, b"[]"), "the answer is no JSON object"),
+        (lambda _: (200, b"[" * 100_000), "nested"),
+        (lambda _: (200, b'{"keys": 7}'), "Invalid JWK Set value"),
+        (lambda _: (200, b'{"keys": []}'), "did not contain any keys"),
+        (lambda _: (200, b"x" * (keys.DOCUMENT_BYTES_MAX + 1)), "larger than"),
+    ],
+)
+def test_an_answer_without_keys_is_told_and_no_more(
+    issuer: Issuer,
+    caplog: pytest.LogCaptureFixture,
+    answer: Callable[[str], tuple[int, bytes]],
+    why: str,
+) -> None:
+    issuer.answer = answer
+    with caplog.at_level(logging.WARNING):
+        [nobody] = judge(settings(jwks_url=f"{issuer.url}/keys"), issuer.token())
+    assert nobody == "nobody knows the key that it is signed with"
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"the keys of tokens cannot be fetched: {issuer.url}/keys: ")
+    assert why in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("told", ['"http://elsewhere/keys"', "7"])
+def test_an_issuer_cannot_send_the_node_where_there_is_no_tls(issuer: Issuer, told: str) -> None:
+    document = f'{{"issuer": "{issuer.url}", "jwks_uri": {told}}}'.encode()
+    issuer.answer = lambda _: (200, document)
+    [nobody] = judge(settings(issuer=issuer.url), issuer.token(iss=issuer.url))
+    assert nobody == "nobody knows the key that it is signed with"
+    assert len(issuer.asked) == 1
+
+
+def test_an_issuer_that_cannot_be_reached_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with Issuer() as gone:
+        pass
+    with caplog.at_level(logging.WARNING):
+        judge(settings(jwks_url=f"{gone.url}/keys"), gone.token())
+    assert "the keys of tokens cannot be fetched" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"]
+)
+def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "key.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StartError, match=r"^\[oauth2\] signing_keys: .*key\.pem: ") as error:
+        static(path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,138 @@
+"""What a person does with the page: opens a view, fills in fields, presses buttons, and looks.
+
+Lives here: finding and waiting. Not here: the browser itself (chromium.py), what is expected (test_page.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+    WebDriverException,
+)
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.remote.webelement import WebElement
+
+PATIENCE_S = 20.0
+_POLL_S = 0.05
+_FILL = """
+const [field, text] = arguments;
+const options = [...(field.options ?? [])];
+if (options.length && !options.some((option) => option.value === text)) throw new Error("no such option");
+Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(field, text);
+for (const name of ["input", "change"]) field.dispatchEvent(new Event(name, {bubbles: true}));
+"""
+_NOT_YET = (ElementClickInterceptedException, ElementNotInteractableException, StaleElementReferenceException)
+
+
+class Page:
+    """The management page in a browser."""
+
+    def __init__(self, browser: Chrome, port: int) -> None:
+        self.browser = browser
+        self.address = f"http://127.0.0.1:{port}/"
+
+    # Going
+
+    def start(self) -> None:
+        self.browser.get(self.address)
+
+    def open(self, place: str) -> None:
+        """Show the view with this address, which begins behind `#/`."""
+        self.browser.get(f"{self.address}#/{place}")
+
+    @property
+    def place(self) -> str:
+        return self.browser.current_url.partition("#/")[2]
+
+    # Looking
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector: str = "main") -> str:
+        """What is to be read there; "" if there is no such thing."""
+        try:
+            return "\n".join(element.text for element in self.all(selector))
+        except StaleElementReferenceException:
+            return ""
+
+    def rows(self, label: str) -> list[list[str]]:
+        """The cells of a table."""
+        read = """return [...document.querySelectorAll(`table[aria-label="${arguments[0]}"] tbody tr`)]
+            .map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"""
+        return self.browser.execute_script(read, label)
+
+    def until(self, is_so: Callable[[], object], what: str = "") -> None:
+        """Wait until something is so. Raises AssertionError, with what is to be read instead."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            if time.monotonic() > deadline:
+                shown = self.text("body")
+                raise AssertionError(
+                    f"not so within {PATIENCE_S:g} s: {what or is_so}; there is:\n{shown[:3000]}"
+                )
+            time.sleep(_POLL_S)
+
+    def until_reads(self, text: str, selector: str = "main") -> None:
+        self.until(lambda: text in self.text(selector), f"{text!r} in {selector}")
+
+    # Doing
+
+    def click(self, selector: str) -> None:
+        def act() -> bool:
+            try:
+                elements = self.all(selector)
+                if elements:
+                    elements[0].click()
+            except _NOT_YET:
+                return False
+            return bool(elements)
+
+        self.until(act, f"a click on {selector}")
+
+    def press(self, name: str, within: str = "main") -> None:
+        """Press the button of this name."""
+        self.click(f'{within} button[name="{name}"]')
+
+    def fill(self, within: str = "dialog", **fields: str) -> None:
+        for name, text in fields.items():
+            selector = f'{within} [name="{name}"]'
+            self.until(lambda selector=selector: self.all(selector), selector)
+            # A driver types only what is on the basic plane, and the list of choices may be in its way.
+            self.browser.execute_script(_FILL, self.all(selector)[0], text)
+
+    def confirm(self, **fields: str) -> None:
+        """Fill in the dialog that is open, and have done what it is about."""
+        self.fill(**fields)
+        self.press("confirm", "dialog")
+        self.until(lambda: not self.all("dialog"), "the dialog is gone")
+
+    def key(self, *keys: str) -> None:
+        for each in keys:
+            self.browser.switch_to.active_element.send_keys(each)
+
+    def leave_field(self) -> None:
+        self.key(Keys.ESCAPE)
+
+    def log_in(self, user: str, password: str) -> None:
+        self.fill("main", username=user, password=password)
+        self.press("login")
+
+    def complaints(self) -> list[str]:
+        """What the browser has complained of, but for answers that are no success."""
+        try:
+            log = self.browser.get_log("browser")
+        except WebDriverException:
+            return []
+        return [each["message"] for each in log if "Failed to load resource" not in each["message"]]

@@ -1,0 +1,112 @@
+"""The browser that the tests of the management page drive: Chromium and its driver, found or brought.
+
+    python tests/page/chromium.py             prints where they are
+    python tests/page/chromium.py --install   brings them first if there are none; as root, on Debian and Ubuntu
+
+Looked for in CHROMIUM and CHROMEDRIVER, then on PATH. Not here: what is done on the page (test_page.py,
+screenshots.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+REMEDY = (
+    "run `make chromium` (it needs root and apt-get), install the packages chromium and chromium-driver, "
+    "or set CHROMIUM and CHROMEDRIVER"
+)
+PACKAGES = ("chromium", "chromium-driver")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+PATIENCE_S = 20.0
+
+
+class Programs(NamedTuple):
+    browser: str
+    driver: str
+
+
+class NoBrowser(Exception):
+    """There is no Chromium, or no driver for it."""
+
+
+def find() -> Programs:
+    """Raises NoBrowser, which names the remedy."""
+    browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = os.environ.get("CHROMEDRIVER") or shutil.which("chromedriver")
+    if browser is None or driver is None:
+        what = "Chromium" if browser is None else "chromedriver"
+        raise NoBrowser(f"the tests of the management page need a browser and found no {what}: {REMEDY}")
+    return Programs(browser, driver)
+
+
+def install() -> Programs:
+    """Raises NoBrowser."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return find()
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *PACKAGES]):
+        done = subprocess.run(
+            ["apt-get", *command], check=False, env=environment, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise NoBrowser(f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}; {REMEDY}")
+    return find()
+
+
+@contextmanager
+def opened(width: int = 1440, height: int = 900, *more: str) -> Generator[Chrome]:
+    """A browser of its own, with an empty profile. Raises NoBrowser."""
+    programs = find()
+    with tempfile.TemporaryDirectory(prefix="qq-chromium-", ignore_cleanup_errors=True) as profile:
+        options = ChromeOptions()
+        options.binary_location = programs.browser
+        for flag in (*FLAGS, f"--window-size={width},{height}", f"--user-data-dir={profile}", *more):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        browser = Chrome(options, Service(programs.driver))
+        try:
+            browser.set_script_timeout(PATIENCE_S)
+            yield browser
+        finally:
+            browser.quit()
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        try:
+            programs = find()
+        except NoBrowser:
+            if arguments != ["--install"]:
+                raise
+            programs = install()
+    except NoBrowser as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(*programs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,369 @@
+"""The management page in a real browser, one action after the other, against a real cluster.
+
+The tests share a cluster and a browser, and each of them leaves behind only what it has made under names of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+import pika
+import pytest
+from browsing import Page
+from chromium import opened
+from demo import QUORUM, api
+
+from qq.testing import ClusterNode, LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("page")
+
+EVIL = '<img src=x onerror="window.hurt=1">é🐇/%2F&?#'
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[LocalCluster]:
+    with LocalCluster(nodes=3) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def node(cluster: LocalCluster) -> ClusterNode:
+    return cluster.nodes[0]
+
+
+@pytest.fixture(scope="module")
+def page(node: ClusterNode) -> Generator[Page]:
+    with opened() as browser:
+        shown = Page(browser, node.http_port)
+        shown.start()
+        shown.log_in("guest", "guest")
+        shown.until_reads("Messages a second")
+        yield shown
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_complain_of(page: Page) -> Generator[None]:
+    yield
+    assert page.complaints() == []
+    assert page.browser.execute_script("return window.hurt") is None
+
+
+@pytest.fixture
+def channel(node: ClusterNode) -> Generator[Any]:
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        yield connection.channel()
+
+
+def declare(channel: Any, name: str, messages: int = 0, **arguments: Any) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM | arguments)
+    for number in range(messages):
+        properties = pika.BasicProperties(headers={"number": number})
+        channel.basic_publish("", name, f"body {number}".encode(), properties)
+
+
+def figures(page: Page) -> dict[str, str]:
+    lines = (element.text.splitlines() for element in page.all("main .figure"))
+    return {line[0]: line[1] for line in lines}
+
+
+def test_the_overview_shows_rates_charts_and_nodes(page: Page, cluster: LocalCluster) -> None:
+    page.open("overview")
+    page.until(lambda: len(page.all(".chart canvas")) == 6)
+    assert {row[0] for row in page.rows("Nodes")} == {node.name for node in cluster.nodes}
+    page.until_reads("Live", ".top")
+    page.until(lambda: page.all('.chart [role="img"][aria-label="Chart: Latency at this node"]'))
+
+
+def test_a_queue_is_declared_and_its_name_is_text_whatever_it_is(page: Page, node: ClusterNode) -> None:
+    page.open("queues")
+    page.press("new-queue")
+    page.confirm(name=EVIL, arguments='{"x-max-length": 7}')
+    page.until(lambda: page.text("main h1") == EVIL)
+    page.until_reads("x-max-length")
+    assert [row for row in page.rows("Arguments") if row[0] == "x-max-length"] == [
+        ["x-max-length", "7", "argument"]
+    ]
+    page.browser.refresh()  # the address leads back here, and the session goes on
+    page.until(lambda: page.text("main h1") == EVIL)
+    page.press("delete")
+    page.confirm(confirmation=EVIL)
+    page.until(lambda: page.place.startswith("queues"))
+    assert all(queue["name"] != EVIL for queue in api(node, "queues"))
+
+
+def test_what_is_wrong_is_said_in_the_dialog_and_nothing_is_done(page: Page) -> None:
+    page.open("queues")
+    page.press("new-queue")
+    page.fill(name="refused", arguments='{"x-max-length": "many"}')
+    page.press("confirm", "dialog")
+    page.until_reads("x-max-length", "dialog .problem")
+    page.fill(arguments="no JSON")
+    page.press("confirm", "dialog")
+    page.until_reads("this is no JSON", "dialog .problem")
+    page.leave_field()
+    page.until(lambda: not page.all("dialog"))
+
+
+def test_messages_are_published_browsed_got_and_purged(page: Page, node: ClusterNode, channel: Any) -> None:
+    declare(channel, "letters")
+    page.open("queues/%2F/letters")
+    page.press("publish")
+    page.confirm(payload="bonjour", properties='{"content_type": "text/plain", "headers": {"a": "<b>"}}')
+    page.until(lambda: figures(page)["Ready"] == "1")  # nobody has asked for it again: it came by the stream
+    page.press("tab-messages")
+    page.until_reads("bonjour", ".message")
+    page.click(".message summary")
+    page.until_reads("<b>", ".message .facts")
+    assert api(node, "queues/%2F/letters")["messages_ready"] == 1
+    page.press("get")
+    page.fill(count="1", mode="ack_requeue_false")
+    page.press("confirm", "dialog")
+    page.until_reads("1 of", "dialog h2")
+    page.confirm()
+    page.until(lambda: figures(page)["Ready"] == "0")
+    declare(channel, "letters", 3)
+    page.until(lambda: figures(page)["Ready"] == "3")
+    page.press("purge")
+    page.confirm(confirmation="letters")
+    page.until(lambda: figures(page)["Ready"] == "0")
+
+
+def test_consumers_show_their_credit_and_bindings_come_and_go(page: Page, channel: Any) -> None:
+    declare(channel, "consumed", 5)
+    channel.basic_qos(prefetch_count=8)
+    channel.basic_consume("consumed", lambda *_: None, consumer_tag="reader")
+    channel.connection.process_data_events(0.5)
+    page.open("queues/%2F/consumed?tab=consumers")
+    page.until(lambda: [row[0] for row in page.rows("Consumers")] == ["reader"])
+    page.until(lambda: page.rows("Consumers")[0][-3:] == ["8", "5", "3"], "prefetch, unacked and credit")
+    page.press("tab-bindings")
+    page.press("bind")
+    page.confirm(exchange="amq.topic", key="a.#")
+    page.until(lambda: [row[:2] for row in page.rows("Bindings")] == [["amq.topic", "a.#"]])
+    page.open("exchanges?as=picture&vhost=%2F")
+    page.until(lambda: "consumed" in page.text(".picture") and "amq.topic" in page.text(".picture"))
+    page.open("queues/%2F/consumed?tab=bindings")
+    page.click('table[aria-label="Bindings"] button')
+    page.confirm()
+    page.until_reads("Only bound to the default exchange")
+
+
+def test_dead_letters_are_found_with_their_reasons(page: Page, node: ClusterNode, channel: Any) -> None:
+    declare(channel, "morgue")
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "morgue"}
+    declare(channel, "mortal", 4, **dead, **{"x-message-ttl": 1})
+    page.open("dead-letters")
+    page.until(lambda: [row[0] for row in page.rows("Dead letters")] == ["mortal"])
+    page.until_reads("expired 4")
+    page.until_reads("morgue", 'table[aria-label="Dead letters"]')
+    page.open("dead-letters/%2F/morgue")
+    page.until_reads("mortal", ".chip")
+    page.until(lambda: len(page.all(".message")) == 4)
+    page.fill("main", text="body 2")
+    page.until(lambda: len(page.all(".message")) == 1)
+    page.click(".message summary")
+    page.until_reads("expired", ".deaths")
+    assert bool(page.all('[name="send-back"]')) == knows_moves(node)
+    page.fill("main", text="", reason="rejected")
+    page.until_reads("None of these messages fits")
+
+
+def knows_moves(node: ClusterNode) -> bool:
+    try:
+        api(node, "moves")
+    except HTTPError as error:
+        if error.code != HTTPStatus.NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+def test_queues_are_searched_sorted_and_paged_by_the_node(page: Page, channel: Any) -> None:
+    for number in range(30):
+        declare(channel, f"many-{number:02}", number % 3)
+    page.open("queues?page_size=25&name=many-")
+    page.until(lambda: len(page.rows("Queues")) == 25)
+    page.key("n")
+    page.until(lambda: page.rows("Queues")[:1] and page.rows("Queues")[0][0] == "many-25")
+    page.key("p")
+    page.click("th:has(button.sort) ~ th.number button.sort")  # Ready
+    page.until(lambda: "sort=messages_ready" in page.place)
+    page.until(lambda: page.rows("Queues") and page.rows("Queues")[0][0] == "many-29")
+    page.key("/")
+    page.fill("main .search", use_regex="")
+    page.click('main .search [name="use_regex"]')
+    page.browser.execute_script("document.activeElement.blur()")
+    page.open("queues?name=many-.7$&use_regex=true")
+    page.until(lambda: sorted(row[0] for row in page.rows("Queues")) == ["many-07", "many-17", "many-27"])
+    page.key("j", "j")
+    assert page.browser.switch_to.active_element.text == "many-17"
+    page.click("details.menu summary")
+    page.click("details.menu .menu-list label:nth-child(2) input")  # Features
+    page.until(lambda: "Features" not in page.text("thead"))
+    page.click("details.menu .menu-list label:nth-child(2) input")
+
+
+def test_keys_lead_to_views_and_the_theme_changes(page: Page) -> None:
+    page.open("overview")
+    page.until_reads("Messages a second")
+    page.key("g", "c")
+    page.until(lambda: page.place.startswith("connections"))
+    page.key("?")
+    page.until_reads("next and previous row", ".help")
+    page.key("?")
+    before = page.browser.execute_script("return document.documentElement.dataset.theme")
+    page.key("t")
+    page.until(lambda: page.browser.execute_script("return document.documentElement.dataset.theme") != before)
+    page.key("t")
+
+
+def test_a_connection_and_its_channels_are_shown_and_it_is_closed(page: Page, node: ClusterNode) -> None:
+    parameters = pika.URLParameters(node.url)
+    parameters.client_properties = {"connection_name": "to be closed"}
+    connection = pika.BlockingConnection(parameters)
+    connection.channel(7)
+    page.open("connections")
+    page.until_reads("to be closed")
+    page.click('a.name[href^="#/connections/"]')
+    page.until(lambda: any(row[0].endswith("(7)") for row in page.rows("Channels")))
+    page.press("close")
+    page.confirm()
+    with pytest.raises(pika.exceptions.ConnectionClosed, match="CONNECTION_FORCED"):
+        connection.process_data_events(5)
+
+
+def test_members_lead_and_are_drained_and_awaited(page: Page, cluster: LocalCluster) -> None:
+    page.open("members")
+    page.until(lambda: len(page.all(".member")) == 3)
+    follower = cluster.followers()[0].name
+    page.press(f"lead-{follower}")
+    page.confirm()
+    page.until(lambda: follower in page.text(".member.leads h3"))
+    other = next(each.name for each in cluster.nodes[1:] if each.name != follower)
+    page.press(f"drain-{other}")
+    page.until_reads("goes on without it", "dialog")
+    page.confirm()
+    page.until_reads("under maintenance")
+    page.press(f"revive-{other}")
+    page.confirm()
+    page.until(lambda: "under maintenance" not in page.text())
+
+
+def test_users_get_permissions_and_virtual_hosts_limits(page: Page, node: ClusterNode) -> None:
+    page.open("vhosts")
+    page.press("new-vhost")
+    page.confirm(name="games", description="for fun")
+    page.until_reads("for fun")
+    page.open("vhosts?open=games")
+    page.click('table[aria-label="Limits"] tbody tr:nth-child(2) button')
+    page.confirm(value="12")
+    page.until(lambda: ["max-queues", "12"] in [row[:2] for row in page.rows("Limits")])
+    page.open("users")
+    page.press("new-user")
+    page.confirm(name="dora", password="dora", tags="monitoring")
+    page.until(lambda: page.text("main h1") == "dora")
+    page.press("set-permissions")
+    page.confirm(vhost="games", write="^$")
+    page.until(lambda: [row[:4] for row in page.rows("Permissions")] == [["games", ".*", "^$", ".*"]])
+    assert api(node, "permissions/games/dora")["write"] == "^$"
+    page.open("vhosts?open=games")
+    page.press("protect")
+    page.until_reads("Allow deletion")
+    page.press("protect")
+    page.until_reads("Protect from deletion")
+    page.press("delete")
+    page.confirm(confirmation="games")
+    page.until(lambda: "games" not in page.text('table[aria-label="Virtual hosts"]'))
+
+
+def test_a_policy_shows_what_it_would_match_and_from_then_on_applies(page: Page, channel: Any) -> None:
+    for name in ("limited.a", "limited.b", "free"):
+        declare(channel, name)
+    page.open("policies?vhost=%2F")
+    page.fill("main", **{"match-pattern": "^limited"})
+    page.until_reads("2 queues and 0 exchanges")
+    assert page.text("#matches").splitlines() == ["limited.a", "limited.b"]
+    page.fill("main", **{"match-pattern": "("})
+    page.until_reads("pattern:", "main .problem")
+    page.press("new-policies")
+    page.confirm(name="short", pattern="^limited", definition='{"max-length": 3}')
+    page.until(lambda: [row[0] for row in page.rows("Policies")] == ["short"])
+    page.open("queues/%2F/limited.a")
+    page.until(lambda: ["max-length", "3", "policy short"] in page.rows("Arguments"))
+    page.open("policies?vhost=%2F")
+    page.click('table[aria-label="Policies"] tr button:last-child')
+    page.confirm()
+    page.until(lambda: page.rows("Policies") == [])
+
+
+def test_definitions_go_down_and_up(page: Page, node: ClusterNode, tmp_path: Path) -> None:
+    page.browser.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    page.open("definitions")
+    page.press("download")
+    page.until(lambda: list(tmp_path.glob("qq-definitions-*.json")))
+    (file,) = tmp_path.glob("qq-definitions-*.json")
+    told = json.loads(file.read_text())
+    assert told["users"]
+    told["queues"].append(
+        {"vhost": "/", "name": "imported", "durable": True, "auto_delete": False, "arguments": {}}
+    )
+    file.write_text(json.dumps(told))
+    page.all('[name="file"]')[0].send_keys(str(file))
+    page.press("upload")
+    page.confirm()
+    assert api(node, "queues/%2F/imported")["name"] == "imported"
+
+
+def test_the_page_goes_on_when_its_node_was_away(page: Page, node: ClusterNode) -> None:
+    page.open("queues?name=imported")
+    page.until_reads("imported")
+    node.kill()
+    page.until_reads("Waiting", ".top .live")
+    assert "imported" in page.text()  # what was known is still there to be read
+    node.start()
+    node.wait_ready()
+    page.until(lambda: page.text(".top .live") == "Live")
+    page.until(lambda: "Trying again" not in page.text())
+
+
+def test_whoever_may_only_look_sees_no_buttons_that_would_be_refused(
+    page: Page, node: ClusterNode, channel: Any
+) -> None:
+    declare(channel, "watched", 1)
+    api(node, "users/mona", "PUT", {"password": "mona", "tags": "monitoring"})
+    api(node, "permissions/%2F/mona", "PUT", {"configure": "^$", "write": "^$", "read": "^$"})
+    page.press("logout", ".top")
+    page.log_in("mona", "wrong")
+    page.until_reads("do not fit")
+    page.log_in("mona", "mona")
+    page.open(f"queues/{quote('/', safe='')}/watched")
+    page.until(lambda: page.text("main h1") == "watched")
+    page.press("tab-messages")
+    page.until_reads("needs the permission to read")
+    assert page.all(".heading button") == []
+    page.open("members")
+    page.until(lambda: len(page.all(".member")) == 3)
+    assert page.all("main button") == []
+    page.open("queues")
+    page.until(lambda: page.rows("Queues"))
+    assert page.all('[name="new-queue"]') == []
+    assert "Users" not in page.text(".side")
+    assert "Definitions" not in page.text(".side")
+
+
+def test_a_session_that_ends_leads_to_the_login(page: Page, node: ClusterNode) -> None:
+    api(node, "users/mona", "DELETE")
+    page.open("overview")
+    page.until_reads("Log in to qq")
+    page.log_in("guest", "guest")
+    page.until_reads("Messages a second")

@@ -1,0 +1,123 @@
+"""Processes that are forked from one that has imported the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qq import __version__
+from qq.cli.launch import PARENT_VARIABLE
+from qq.fork_server import ForkedProcess, ForkServer, fork_server
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+def forked(
+    server: ForkServer, *arguments: str, environment: dict[str, str] | None = None
+) -> tuple[ForkedProcess, str, str]:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = server.start(arguments, environment or {}, stdout=output.fileno(), stderr=errors.fileno())
+        process.wait(PATIENCE_S)
+        output.seek(0)
+        errors.seek(0)
+        return process, output.read(), errors.read()
+
+
+def frozen(server: ForkServer, directory: Path) -> ForkedProcess:
+    """One that does not end by itself: a command that waits for a pipe that nobody writes to."""
+    pipe = directory / "pipe"
+    os.mkfifo(pipe)
+    return server.start(["serve", "--config", str(pipe)], {}, stdout=2, stderr=2)
+
+
+def is_gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_what_is_forked_has_its_own_arguments_environment_output_and_status(server: ForkServer) -> None:
+    process, output, errors = forked(server, "--version")
+    assert (process.poll(), output.split()[-1], errors) == (0, __version__, "")
+    process, output, errors = forked(server, "status", "--http", "nonsense://x", environment={"QQ_USER": "u"})
+    assert process.poll() not in (None, 0)
+    assert (output, "nonsense" in errors) == ("", True)
+
+
+def test_names_and_environments_may_be_long(server: ForkServer) -> None:
+    process, _, errors = forked(
+        server, "inspect", "/nowhere/" + "x" * 300_000, environment={"LONG": "x" * 100_000}
+    )
+    assert process.poll() not in (None, 0)
+    assert "xxx" in errors
+
+
+def test_a_signal_that_ends_it_is_its_status_and_comes_too_late_without_harm(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    process = frozen(server, tmp_path)
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(PATIENCE_S) == process.poll() == -signal.SIGKILL
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_processes_side_by_side_end_each_with_its_own_status(server: ForkServer, tmp_path: Path) -> None:
+    waiting = frozen(server, tmp_path)
+    forked(server, "--version")
+    assert waiting.poll() is None
+    waiting.terminate()
+    assert waiting.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_a_server_takes_along_what_it_has_forked(tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path) as cluster:
+        [node] = cluster.nodes
+        number = node.pid
+        parent = int(Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        while not is_gone(number):
+            time.sleep(0.01)
+        assert not node.running
+        node.start()
+        node.wait_ready()
+
+
+def test_a_node_whose_server_is_gone_before_it_begins_does_not_begin(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    environment = {PARENT_VARIABLE: "1"}
+    process, _, errors = forked(server, "serve", "--config", str(tmp_path / "none"), environment=environment)
+    assert process.poll() == 1
+    assert "is gone" in errors
+
+
+def test_what_an_interpreter_reads_at_its_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = fork_server("n1")
+    assert fork_server("n2") is not usual
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    other = fork_server("n1")
+    assert other is not usual
+    monkeypatch.undo()
+    assert fork_server("n1") is usual
+    other.close()
