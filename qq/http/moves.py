@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from qq.http.bodies import read_move
 from qq.http.documents import move_document
+from qq.http.errors import forbidden
 from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, login_of
 from qq.http.requests import (
@@ -64,7 +65,10 @@ class MoveEndpoints:
     async def begin(self, request: web.Request) -> web.Response:
         """Begin a move, and answer with what it is as soon as the cluster has taken it in."""
         vhost, management = await named_vhost(request, self._management), self._management
-        user = login_of(request).user
+        login = login_of(request)
+        if login.scopes is not None:
+            raise forbidden("messages are moved with a password: a move goes on when a token has expired")
+        user = login.user
         command = read_move(vhost, management.new_id(), user, await read_body(request))
         await check_permitted(request, management, vhost, command)
         await find(management, lambda: self._are_there(command))
