@@ -276,7 +276,7 @@ class MachineManagement(Management):
         own = OwnNode(
             data_dir="/nowhere",
             connections_max=3,
-            memory_limit_bytes=2**30,
+            memory_limit_bytes=2**40,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
             loop_times=Histogram(),

@@ -47,7 +47,7 @@ def test_a_node_tells_its_own_figures_and_of_others_what_the_cluster_knows(node:
     assert one["os_pid"] == str(os.getpid())
     for figure in ("mem_used", "fd_used", "run_queue", "processors", "context_switches"):
         assert one[figure] > 0, figure
-    assert one["mem_limit"] == 2**30
+    assert one["mem_limit"] == 2**40
     assert one["fd_used"] < one["fd_total"]
     assert (one["sockets_used"], one["sockets_total"]) == (0, 3)
     assert (one["disk_free"], one["disk_free_limit"]) == (10**9, 5 * 10**7)
