@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Move:
+class WantedMove:
     """What is to be moved where."""
 
     vhost: str
@@ -59,7 +59,7 @@ class Move:
         return {"source": self.source, **target, **given, "filter": self.wanted}
 
 
-def begin(node: Remote, move: Move, *, is_awaited: bool) -> int:
+def begin(node: Remote, move: WantedMove, *, is_awaited: bool) -> int:
     """Begin a move; wait until it has ended, if that is wanted. Raises CommandError.
 
     The exit status is 1 if it ends before it is through.

@@ -35,26 +35,26 @@ class Severity(StrEnum):
 GRAVEST_FIRST = list(Severity)
 
 
-class Kind(NamedTuple):
+class KindOfFinding(NamedTuple):
     """What all findings of a code have in common."""
 
     severity: Severity
     advice: str
 
 
-def _critical(advice: str) -> Kind:
-    return Kind(Severity.CRITICAL, advice)
+def _critical(advice: str) -> KindOfFinding:
+    return KindOfFinding(Severity.CRITICAL, advice)
 
 
-def _warning(advice: str) -> Kind:
-    return Kind(Severity.WARNING, advice)
+def _warning(advice: str) -> KindOfFinding:
+    return KindOfFinding(Severity.WARNING, advice)
 
 
-def _info(advice: str) -> Kind:
-    return Kind(Severity.INFO, advice)
+def _info(advice: str) -> KindOfFinding:
+    return KindOfFinding(Severity.INFO, advice)
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, KindOfFinding] = {
     # The cluster and its members
     "no-leader": _critical("Start nodes until a majority is up; nothing has been lost."),
     "node-down": _warning("Start it, or look at its network and at the last lines of its log."),

@@ -78,9 +78,11 @@ def test_what_cannot_be_as_it_is_wanted_is_one_line(qq: Qq, vhost: str) -> None:
     status, output, errors = qq("declare", "queue", "--name", "q", "--vhost", vhost, "--type", "quorum")
     assert (status, output, errors.count("\n")) == (1, "", 1)
     assert "inequivalent arg 'x-queue-type'" in errors
-    status, _, errors = qq("declare", "parameter", "--component", "shovel", "--name", "s", "--value", "{}")
+    status, _, errors = qq(
+        "declare", "parameter", "--component", "federation", "--name", "s", "--value", "{}"
+    )
     assert (status, errors.count("\n")) == (1, 1)
-    assert "component shovel not found" in errors
+    assert "component federation not found" in errors
 
 
 def test_bindings_are_named_by_all_that_they_are(qq: Qq, vhost: str) -> None:

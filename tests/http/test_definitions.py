@@ -39,6 +39,12 @@ from qq.machine.commands import (
 Machine = Node[MachineManagement]
 
 # As RabbitMQ 4.1 writes them (GET /api/definitions), with what it writes of plugins.
+TO_ANOTHER_BROKER = {
+    "src-uri": "amqp://",
+    "src-queue": "a",
+    "dest-uri": "amqp://user:secret@elsewhere",
+    "dest-queue": "b",
+}
 RABBITMQ: dict[str, Any] = {
     "rabbit_version": "4.1.0",
     "rabbitmq_version": "4.1.0",
@@ -95,7 +101,7 @@ RABBITMQ: dict[str, Any] = {
             "component": "operator_policy",
             "name": "o",
         },
-        {"value": {"src-uri": "amqp://"}, "vhost": "v", "component": "shovel", "name": "s"},
+        {"value": TO_ANOTHER_BROKER, "vhost": "v", "component": "shovel", "name": "s"},
     ],
     "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     "policies": [

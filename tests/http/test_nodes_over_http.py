@@ -183,7 +183,7 @@ def test_the_overview_tells_what_there_is(node: Machine) -> None:
 def test_what_has_no_plugin_here_says_so_as_rabbitmq_does(node: Machine) -> None:
     assert node.api("version").json == "4.0.0"
     assert node.api("extensions").json == []
-    assert node.api("federation-links").status == node.api("shovels").status == 404
+    assert node.api("federation-links").status == 404
 
 
 def test_flags_of_features_are_enabled_and_those_of_versions_when_all_have_agreed(node: Machine) -> None:

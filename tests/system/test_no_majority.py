@@ -16,6 +16,7 @@ import pytest
 from qq.testing import ClusterNode, LocalCluster
 
 QUORUM = {"x-queue-type": "quorum"}
+UNANSWERED = "the cluster has not answered in time"
 LIMITS = {"majority_timeout_ms": 1500, "handshake_timeout_s": 1.0}
 
 
@@ -62,9 +63,12 @@ def test_clients_that_wait_are_told_and_others_stay(cluster: LocalCluster) -> No
         told = [each.result() for each in waiting]
     assert 0.9 < time.monotonic() - began_s < 8
     assert told[:3] == [f"(320, 'CONNECTION_FORCED - {unknown}')"] * 3
-    assert told[3] == f"(320, 'CONNECTION_FORCED - {why}; try again, here or at another node')"
-    for each in told[4:]:  # pika guesses what the end of a login means, and tells the node's text behind it
-        assert f"(320) 'CONNECTION_FORCED - {why}; try again, here or at another node'" in each
+    # On a busy machine, who connects is given up before it is known who does not answer.
+    reasons = [
+        f"CONNECTION_FORCED - {each}; try again, here or at another node'" for each in (why, UNANSWERED)
+    ]
+    for each in told[3:]:  # pika guesses what the end of a login means, and tells the node's text behind it
+        assert any(reason in each for reason in reasons), each
     # From now on nobody waits for it.
     time.sleep(0.6)
     began_s = time.monotonic()

@@ -59,9 +59,9 @@ def messages(
     """
     if (destination is not None) == to_origin:
         raise click.UsageError("give either --to or --to-origin")
-    from qq.cli.moves import Move, begin  # noqa: PLC0415
+    from qq.cli.moves import WantedMove, begin  # noqa: PLC0415
 
-    move = Move(
+    move = WantedMove(
         vhost, source, destination, count, rate, {name: value for name, value in wanted.items() if value}
     )
     return begin(node, move, is_awaited=not no_wait)
