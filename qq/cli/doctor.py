@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.cli.output import print_document, print_rows
+from qq.cli.output import print_answer
 from qq.diagnosis.findings import Severity, lines_of
 
 if TYPE_CHECKING:
@@ -25,11 +25,5 @@ def doctor(node: Remote, form: str) -> int:
         is_calm = all(each["severity"] == _CALM for each in answer["findings"])
     except (KeyError, TypeError, AttributeError):
         raise node.is_foreign() from None
-    match form:
-        case "json":
-            print_document(answer)
-        case "csv":
-            print_rows(form, answer["findings"], _COLUMNS)
-        case _:
-            print("\n".join(lines))
+    print_answer(form, answer, "findings", _COLUMNS, lambda: print("\n".join(lines)))
     return 0 if is_calm else 1

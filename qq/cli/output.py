@@ -44,6 +44,19 @@ def print_rows(form: str, rows: Rows, columns: Sequence[str], head: Sequence[str
     _PRINTERS[form](rows, columns, head or columns)
 
 
+def print_answer(
+    form: str, document: Document, rows: str, columns: Sequence[str], show: Callable[[], None]
+) -> None:
+    """Print a document of which the key `rows` has rows, in one of the forms; `show` prints it for people."""
+    match form:
+        case "json":
+            print_document(document)
+        case "csv":
+            print_rows(form, document[rows], columns)
+        case _:
+            show()
+
+
 def value_in(document: Document, column: str) -> Any:
     """What a document has in a column; None if it has nothing there."""
     value: Any = document

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.cli.escaping import escaped
-from qq.cli.output import cell, print_cells, print_document, print_rows
+from qq.cli.output import cell, print_answer, print_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,15 +55,13 @@ def status(node: Remote, form: str) -> int:
         rows = [[_cell(column, each[column]) for column in _COLUMNS] for each in answer["nodes"]]
     except (KeyError, TypeError, AttributeError):
         raise node.is_foreign() from None
-    match form:
-        case "json":
-            print_document(answer)
-        case "csv":
-            print_rows(form, answer["nodes"], _COLUMNS)
-        case _:
-            print(escaped(verdict.text))
-            print(escaped(seen))
-            print_cells([_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS], rows)
+
+    def show() -> None:
+        print(escaped(verdict.text))
+        print(escaped(seen))
+        print_cells([_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS], rows)
+
+    print_answer(form, answer, "nodes", _COLUMNS, show)
     return 0 if verdict.is_well else 1
 
 
