@@ -130,6 +130,8 @@ class Engine(Stock):
         self._append_due = False
         self._grown_bytes = 0
         """What was proposed since entries were last sent."""
+        self._end_told = (0, 0)
+        """The term of the newest leader that has sent appends, and where its log ended by these."""
         self._name = name
         self._member_id = member_id
         super().__init__(name, journal, timing, runtime)
@@ -492,6 +494,7 @@ class Engine(Stock):
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
             # Appends after these entries will not match this log; they are refused until the leader sends these again.
             message = message._replace(entries=[])
+        self._end_told = max(self._end_told, (message.term, message.prev_index + len(message.entries)))
         self._match(node, message)
         self._hear_leader()
 
@@ -512,8 +515,14 @@ class Engine(Stock):
             self._follow_log()
 
     def check_end_of(self, leader: str, term: int, last_index: int) -> None:
-        """Raise ForeignLog if the log of this leader ends before what is committed here (H12)."""
-        if term >= self.term and last_index < self.commit_index:
+        """Raise ForeignLog if the log of this leader ends before what is committed here (H12).
+
+        While it leads, its log only grows: what ends before entries of its own is old news, from a connection that was
+        dialled before the one by which these came.
+        """
+        told_term, end = self._end_told
+        is_old = term == told_term and last_index < end
+        if term >= self.term and last_index < self.commit_index and not is_old:
             raise self._foreign_log(leader, term, f"ends with entry {last_index}")
 
     def check_snapshot(self, giver: str, index: int, term: int) -> None:

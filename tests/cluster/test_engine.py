@@ -936,6 +936,7 @@ def test_h12_a_leader_whose_log_ends_before_what_is_committed_is_refused() -> No
     node.append(4, [], commit_index=4, term=1)
     node.engine.check_end_of("c", 1, 4)
     node.engine.check_end_of("c", 0, 3)  # it does not know yet that it does not lead any more
+    node.engine.check_end_of("b", 1, 3)  # said before what came by another connection
     with pytest.raises(
         ForeignLog, match="leader of term 2, ends with entry 3; but all up to entry 4 is committed"
     ):
