@@ -882,7 +882,7 @@ HAZARDS = [
         40,
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
-        shown_by=9,
+        shown_by=12,
     ),
     Hazard(
         Parts(),
