@@ -37,6 +37,7 @@ _PRELOADED = ("qq.cli.serve",)
 # Variables that are looked at before a program runs: they cannot be changed for a process that is forked.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
+_choosing = threading.Lock()
 
 
 class ForkedProcess:
@@ -147,13 +148,15 @@ def fork_server(name: str) -> ForkServer:
         key: value for key, value in os.environ.items() if key.startswith(_OF_THE_INTERPRETER)
     }
     key = (name, *sorted(of_the_interpreter.items()))
-    server = _servers.get(key)
-    if server is not None and not server.is_running:
-        server.close()
-        server = None
-    if server is None:
-        server = _servers[key] = ForkServer()
-    return server
+    # Of two servers that threads start for one name, the one that is forgotten would take along what it has forked.
+    with _choosing:
+        server = _servers.get(key)
+        if server is not None and not server.is_running:
+            server.close()
+            server = None
+        if server is None:
+            server = _servers[key] = ForkServer()
+        return server
 
 
 @atexit.register

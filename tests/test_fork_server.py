@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,3 +123,15 @@ def test_what_an_interpreter_reads_at_its_start_has_another_server(monkeypatch: 
     monkeypatch.undo()
     assert fork_server("n1") is usual
     other.close()
+
+
+def test_threads_that_ask_for_a_server_at_the_same_time_have_one() -> None:
+    barrier = threading.Barrier(4)
+
+    def ask(_number: int) -> ForkServer:
+        barrier.wait()
+        return fork_server("asked for at once")
+
+    with ThreadPoolExecutor(4) as threads:
+        servers = set(threads.map(ask, range(4)))
+    assert len(servers) == 1
