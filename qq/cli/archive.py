@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from cluster.backup import CONTENTS
 from cluster.realworld import ReadOnlyDisk
+from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from cluster.ports import Disk
-
-STANDARD_STREAM = "-"
-"""In place of a path: standard input or output."""
 
 
 def is_backup(path: Path) -> bool:

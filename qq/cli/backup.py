@@ -33,9 +33,9 @@ from cluster.backup import (
     unpack_contents,
 )
 from cluster.realworld import ReadOnlyDisk
-from qq.cli.archive import STANDARD_STREAM
 from qq.cli.inspect import describe_state, describe_time
 from qq.cli.progress import counted
+from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from qq.cli.progress import Wait, counted
 from qq.cli.remote import JSON, path_of
+from qq.cli.streams import STANDARD_STREAM, read_within
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from qq.cli.remote import Remote
 
-STANDARD_STREAM = "-"
 _CHUNK_BYTES = 256 * 1024
 _BYTES_MAX = 16 * 1024 * 1024
 """The largest document that a node takes."""
@@ -77,9 +77,8 @@ def _target(file: str) -> Generator[BinaryIO]:
 
 def take_over(node: Remote, vhost: str | None, file: str) -> int:
     """Have the cluster take definitions over; raises CommandError."""
-    with sys.stdin.buffer if file == STANDARD_STREAM else Path(file).open("rb") as stream:
-        document = stream.read(_BYTES_MAX + 1)
-    if len(document) > _BYTES_MAX:
+    document = read_within(file, _BYTES_MAX)
+    if document is None:
         raise CommandError(f"{file}: is larger than {_BYTES_MAX:,} bytes: take it over in parts")
     wait = Wait("the definitions to be taken over")
     node.send("POST", _path(vhost), document, is_long=True, wait=wait)

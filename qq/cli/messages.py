@@ -5,15 +5,14 @@ Lives here: the requests, and what is printed of messages. Not here: the options
 
 from __future__ import annotations
 
-import sys
 from base64 import b64encode
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qq.cli.escaping import quoted
 from qq.cli.objects import DEFAULT_EXCHANGE, exchange, queue
 from qq.cli.output import print_rows
 from qq.cli.progress import counted
+from qq.cli.streams import read_within
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from qq.cli.progress import Count
     from qq.cli.remote import Remote
 
-STANDARD_STREAM = "-"
 BODY_BYTES_MAX = 1024 * 1024
 """The largest message that a node takes over HTTP is somewhat smaller: its document has so many bytes at most."""
 PAGE_MESSAGES = 1000
@@ -51,9 +49,8 @@ def read_body(text: str | None, file: str | None) -> bytes:
     """Read the body of a message: the text itself, a file, or standard input (`-`). Raises CommandError."""
     if text is not None:
         return text.encode(errors="surrogateescape")
-    with sys.stdin.buffer if file == STANDARD_STREAM else Path(file or "").open("rb") as stream:
-        body = stream.read(BODY_BYTES_MAX + 1)
-    if len(body) > BODY_BYTES_MAX:
+    body = read_within(file or "", BODY_BYTES_MAX)
+    if body is None:
         raise CommandError(f"the message is larger than {BODY_BYTES_MAX:,} bytes: publish it over AMQP")
     return body
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.values import FILE, NAME, SECONDS, URL
+from qq.cli.values import FILE, NAME, OBJECT, REQUIRED, SECONDS, URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,3 +123,32 @@ def in_vhost(function: Command) -> Command:
         "--vhost", type=NAME, default=DEFAULT_VHOST, metavar="NAME", help="The virtual host.  [default: /]"
     )
     return option(function)
+
+
+named = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="What it is called.")
+for_user = click.option(
+    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="Whose it is."
+)
+with_arguments = click.option("--arguments", type=OBJECT, default="{}", metavar="JSON", help="As an object.")
+
+_OF_BINDING = (
+    in_vhost,
+    click.option("--source", type=NAME, required=True, metavar="EXCHANGE", help="Where messages come from."),
+    click.option(
+        "--destination-type",
+        "kind",
+        type=click.Choice(["queue", "exchange"]),
+        default="queue",
+        help="[default: queue]",
+    ),
+    click.option("--destination", type=REQUIRED, required=True, metavar="NAME", help="Where they go to."),
+    click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty one]"),
+    with_arguments,
+)
+
+
+def names_binding(function: Command) -> Command:
+    """Give a command the options that say which binding is meant: the fields of `objects.WantedBinding`."""
+    for option in reversed(_OF_BINDING):
+        function = option(function)
+    return function

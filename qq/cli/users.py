@@ -16,12 +16,11 @@ import click
 
 from qq.cli import objects
 from qq.cli.credentials import read_password
+from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
-
-STANDARD_STREAM = "-"
 
 
 def new_password(file: str | None) -> str:

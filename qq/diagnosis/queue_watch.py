@@ -230,8 +230,8 @@ def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, 
 
 def _consumers(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
     is_lone = facts.ready > 0 and not facts.consumers
-    seen.lone_since = (seen.lone_since or now_ms) if is_lone else 0
-    if is_lone and now_ms - seen.lone_since >= LASTS_MS:
+    seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
+    if _lasts(seen.lone_since, now_ms):
         yield (
             "no-consumers",
             seen.lone_since,
@@ -240,11 +240,20 @@ def _consumers(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[st
     elapsed_ms = now_ms - seen.looked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
     is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
-    seen.slow_since = (seen.slow_since or now_ms) if is_slow else 0
-    if is_slow and now_ms - seen.slow_since >= LASTS_MS:
+    seen.slow_since = _since(seen.slow_since, now_ms, is_so=is_slow)
+    if _lasts(seen.slow_since, now_ms):
         per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000
         held_s = facts.unacked / per_s if per_s else None
         yield _slowness(facts, per_s, held_s, seen.slow_since)
+
+
+def _since(since_ms: int, now_ms: int, *, is_so: bool) -> int:
+    """Since when something is so that was so since then; 0 if it is not."""
+    return (since_ms or now_ms) if is_so else 0
+
+
+def _lasts(since_ms: int, now_ms: int) -> bool:
+    return since_ms > 0 and now_ms - since_ms >= LASTS_MS
 
 
 def _slowness(facts: QueueFacts, per_s: float, held_s: float | None, since_ms: int) -> tuple[str, int, str]:
@@ -262,9 +271,8 @@ def _slowness(facts: QueueFacts, per_s: float, held_s: float | None, since_ms: i
 
 
 def _losses(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
-    is_stuck = facts.dying > 0
-    seen.stuck_since = (seen.stuck_since or now_ms) if is_stuck else 0
-    if is_stuck and now_ms - seen.stuck_since >= LASTS_MS:
+    seen.stuck_since = _since(seen.stuck_since, now_ms, is_so=facts.dying > 0)
+    if _lasts(seen.stuck_since, now_ms):
         yield (
             "dead-letters-stuck",
             seen.stuck_since,

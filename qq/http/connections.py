@@ -14,7 +14,7 @@ from aiohttp import web
 from qq.http.documents import by_place, client_document, consumer_document
 from qq.http.errors import bad_request, not_found, unauthorized
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own
 from qq.http.requests import done, is_asked, vhost_if_named
 from qq.machine.commands import CloseConnection
 
@@ -137,8 +137,7 @@ class ConnectionEndpoints:
         """Those of the user or virtual host in the path, as far as the one who asks may see them."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         user = request.match_info.get("user")
-        login = login_of(request)
-        own = None if login.has_one_of(MONITORS) else login.user
+        own = only_own(request)
         return [
             each
             for each in await all_clients()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
-from qq.http.errors import bad_request
+from qq.http.errors import Refusal, bad_request
 from qq.http.requests import is_asked, object_parts, write_list, write_object
 from qq.http.slices import Slices
 from qq.machine.patterns import InvalidPattern, Pattern
@@ -202,16 +202,29 @@ async def _matching(things: list[T], name_of: Callable[[Any], str], text: str, s
     except InvalidPattern:
         return []
     found: list[T] = []
-    steps_left = REQUEST_STEPS_MAX
+    search = Search(pattern, bad_request("the search for the regular expression takes too long", _INVALID))
     for thing in things:
-        is_found, steps = pattern.search_within(name_of(thing), NAME_STEPS_MAX)
-        steps_left -= steps
-        if steps_left < 0:
-            raise bad_request("the search for the regular expression takes too long", _INVALID)
-        if is_found:
+        if search.finds_in(name_of(thing)):
             found.append(thing)
         await slices.give_way()
     return found
+
+
+class Search:
+    """Looks for a regular expression in the names of one request; what one of them costs, and all, is bounded."""
+
+    def __init__(self, pattern: Pattern, too_long: Refusal) -> None:
+        """`too_long` is raised when all names together have cost too much."""
+        self._pattern = pattern
+        self._too_long = too_long
+        self._steps_left = REQUEST_STEPS_MAX
+
+    def finds_in(self, name: str) -> bool:
+        is_found, steps = self._pattern.search_within(name, NAME_STEPS_MAX)
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise self._too_long
+        return is_found
 
 
 # --- in which order

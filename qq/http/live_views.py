@@ -25,7 +25,7 @@ from qq.http.documents import (
 )
 from qq.http.errors import bad_request
 from qq.http.lists import Listing, listed_page
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.nodes import node_document
 from qq.http.requests import check_permitted, existing, number, sees
 from qq.http.view import ExchangeStatus, NewMessage, RequestRefused, ThingRows
@@ -68,10 +68,10 @@ class LiveViews:
 
     async def overview(self, request: web.Request) -> bytes:
         vhost = await self._vhost(request, MONITORS)
-        is_seen, login = self._is_seen(request, vhost), login_of(request)
-        is_monitor = login.has_one_of(MONITORS)
+        is_seen, own = self._is_seen(request, vhost), only_own(request)
+        is_monitor = own is None
         happened, lengths = self._management.vhost_stats(is_seen)
-        totals = self._management.object_totals(is_seen, None if is_monitor else login.user)
+        totals = self._management.object_totals(is_seen, own)
         document: dict[str, Any] = {
             "cluster_name": self._management.cluster_name(),
             "version": self._management.product().version,
@@ -159,8 +159,7 @@ class LiveViews:
 
     async def _clients(self, request: web.Request, clients: Sequence[Client]) -> bytes:
         """Those of all users, or of the one who asks; of the virtual host and the connection that are named."""
-        vhost, login = await self._vhost(request, MONITORS), login_of(request)
-        own = None if login.has_one_of(MONITORS) else login.user
+        vhost, own = await self._vhost(request, MONITORS), only_own(request)
         connection = request.query.get("connection")
 
         def is_shown(client: Client) -> bool:

@@ -126,6 +126,12 @@ def login_of(request: web.Request) -> Operator:
     return request[_LOGIN]
 
 
+def only_own(request: web.Request) -> str | None:
+    """The user whose connections alone the one who asks may see; None: everybody's."""
+    login = login_of(request)
+    return None if login.has_one_of(MONITORS) else login.user
+
+
 def require(request: web.Request, tags: Collection[str]) -> None:
     """Refuse a user who has none of these tags."""
     _require(login_of(request), tags)

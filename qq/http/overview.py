@@ -18,7 +18,7 @@ from cluster.member_changes import MemberChange, Verb
 from qq.http.documents import queue_document
 from qq.http.errors import bad_request, not_found
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.login import ADMINISTRATORS, MONITORS, only_own, require
 from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.http.requests import done, is_asked, sees, write_list
 from qq.http.samples import with_samples
@@ -77,14 +77,12 @@ class OverviewEndpoints:
         ]
 
     async def overview(self, request: web.Request) -> web.Response:
-        is_seen, login = sees(request, self._management, MONITORS), login_of(request)
-        is_monitor = login.has_one_of(MONITORS)
+        is_seen, own = sees(request, self._management, MONITORS), only_own(request)
+        is_monitor = own is None
         document = self._product() | {
             "disable_stats": is_asked(request, "disable_stats"),
             "enable_queue_totals": is_asked(request, "enable_queue_totals"),
-            "object_totals": self._management.object_totals(
-                is_seen, None if is_monitor else login.user
-            )._asdict(),
+            "object_totals": self._management.object_totals(is_seen, own)._asdict(),
         }
         if not is_asked(request, "disable_stats"):
             document |= self._statistics(request, is_seen, sees_all=is_monitor)

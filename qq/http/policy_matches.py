@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.errors import bad_request
-from qq.http.lists import NAME_STEPS_MAX, PATTERN_CHARS_MAX, REQUEST_STEPS_MAX
+from qq.http.lists import PATTERN_CHARS_MAX, Search
 from qq.http.requests import named_vhost
 from qq.http.slices import Slices
 from qq.machine.patterns import InvalidPattern, Pattern
@@ -45,16 +45,13 @@ class PolicyMatchEndpoint:
         pattern, kinds = _pattern(request), _kinds(request)
         counts: Counter[str] = Counter()
         shown: list[dict[str, Any]] = []
-        slices, steps_left = Slices(), REQUEST_STEPS_MAX
+        slices = Slices()
+        search = Search(pattern, bad_request("the search for the pattern takes too long: make it simpler"))
         for kind, name, policy in self._things(vhost):
             await slices.give_way()
             if kind not in kinds:
                 continue
-            is_found, steps = pattern.search_within(name, NAME_STEPS_MAX)
-            steps_left -= steps
-            if steps_left < 0:
-                raise bad_request("the search for the pattern takes too long: make it simpler")
-            if is_found:
+            if search.finds_in(name):
                 what = _EXCHANGE if kind == _EXCHANGE else "queue"
                 counts[what] += 1
                 if len(shown) < SHOWN_MAX:

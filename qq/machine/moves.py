@@ -35,6 +35,9 @@ ENDED_IN_VHOST_MAX = 100
 FILTER_BYTES_MAX = 2 * 1024
 """How much the headers that a move looks for may take (`limits.table_bytes`): 2 MB for all that are remembered."""
 
+ID_BYTES = 8
+"""How many random octets the id of a move is made of, which is their hexadecimal text."""
+
 SHOVEL = "shovel"
 """The component whose parameters are shovels: moves that go on for as long as the parameter is there."""
 ENDLESS = 2**63

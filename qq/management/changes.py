@@ -18,6 +18,7 @@ from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.codec import check_command
+from qq.machine.moves import ID_BYTES
 from qq.machine.policies import policy_of
 from qq.management.permitted import check
 from qq.management.room import Room
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
-ID_BYTES = 8
-"""How many random octets an id is drawn from."""
 DECLARATIONS_PER_BATCH = 100
 """How many declarations are submitted together: they take some milliseconds of every node's time."""
 

@@ -10,6 +10,7 @@ of it is replicated or stored: a node's history begins when it starts.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +81,7 @@ class _Samples:
 
     def since(self, since_ms: int) -> tuple[list[int], list[list[float]]]:
         """The times from this one on, and the values of each number at these times."""
-        first = sum(time_ms < since_ms for time_ms in self._times)
+        first = bisect_left(self._times, since_ms)
         times, values = list(self._times[first:]), self._values[first * self._width :]
         columns = [list(values[place :: self._width]) for place in range(self._width)]
         if self._count:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.commands import BeginMove
 from qq.machine.errors import Refused
-from qq.machine.moves import SHOVEL
+from qq.machine.moves import ID_BYTES, SHOVEL
 from qq.sessions.lanes import Lane
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ LOOK_S = 0.5
 """How often the leader looks for shovels that have no move."""
 BEGUN_MAX = 20
 """How many moves are begun at a time."""
-ID_BYTES = 8
 
 NEVER, WHEN_EMPTY = "never", "queue-length"
 """When a shovel is done: never, or when all messages that there were at first are moved. A number is the third way."""

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.options import asks_node, in_vhost
+from qq.cli.options import asks_node, for_user, in_vhost, named, names_binding, with_arguments
 from qq.cli.tree import CommandGroup
 from qq.cli.values import JSON, NAME, OBJECT, REQUIRED
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
-_name = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="What it is called.")
 _durable = click.option("--durable", type=bool, default=True, metavar="BOOL", help="[default: true]")
 _auto_delete = click.option(
     "--auto-delete",
@@ -21,10 +20,6 @@ _auto_delete = click.option(
     default=False,
     metavar="BOOL",
     help="Gone with the last one who uses it.  [default: false]",
-)
-_arguments = click.option("--arguments", type=OBJECT, default="{}", metavar="JSON", help="As an object.")
-_for_user = click.option(
-    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="Whose it is."
 )
 _value = click.option(
     "--value", type=JSON, required=True, metavar="JSON", help="As JSON: a text has quotation marks."
@@ -38,14 +33,14 @@ def command() -> None:
 
 
 @command.command("queue")
-@_name
+@named
 @in_vhost
 @click.option(
     "--type", "kind", type=click.Choice(["quorum", "classic"]), help="[default: that of the virtual host]"
 )
 @_durable
 @_auto_delete
-@_arguments
+@with_arguments
 @asks_node
 def queue(
     node: Remote, *, name: str, vhost: str, kind: str | None, arguments: dict[str, Any], **flags: bool
@@ -61,7 +56,7 @@ def queue(
 
 
 @command.command("exchange")
-@_name
+@named
 @in_vhost
 @click.option("--type", "kind", type=NAME, default="direct", metavar="TYPE", help="[default: direct]")
 @_durable
@@ -69,7 +64,7 @@ def queue(
 @click.option(
     "--internal", type=bool, default=False, metavar="BOOL", help="Only for bindings.  [default: false]"
 )
-@_arguments
+@with_arguments
 @asks_node
 def exchange(node: Remote, *, name: str, vhost: str, kind: str, **options: Any) -> int:
     """Declare an exchange: direct, fanout, topic, headers, ..."""
@@ -79,18 +74,7 @@ def exchange(node: Remote, *, name: str, vhost: str, kind: str, **options: Any) 
 
 
 @command.command("binding")
-@in_vhost
-@click.option("--source", type=NAME, required=True, metavar="EXCHANGE", help="Where messages come from.")
-@click.option(
-    "--destination-type",
-    "kind",
-    type=click.Choice(["queue", "exchange"]),
-    default="queue",
-    help="[default: queue]",
-)
-@click.option("--destination", type=REQUIRED, required=True, metavar="NAME", help="Where they go to.")
-@click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty one]")
-@_arguments
+@names_binding
 @asks_node
 def binding(node: Remote, **ends: Any) -> int:
     """Bind a queue, or an exchange, to an exchange."""
@@ -100,7 +84,7 @@ def binding(node: Remote, **ends: Any) -> int:
 
 
 @command.command("user")
-@_name
+@named
 @click.option("--tags", type=NAME, default="", metavar="TAGS", help="With commas between.  [default: none]")
 @click.option(
     "--new-password-file",
@@ -133,7 +117,7 @@ def user(
 
 
 @command.command("vhost")
-@_name
+@named
 @click.option("--description", type=NAME, default="", metavar="TEXT", help="For people.")
 @click.option("--tags", type=NAME, default="", metavar="TAGS", help="With commas between.")
 @click.option(
@@ -149,7 +133,7 @@ def vhost(node: Remote, *, name: str, **options: Any) -> int:
 
 @command.command("permission")
 @in_vhost
-@_for_user
+@for_user
 @click.option(
     "--configure", type=NAME, required=True, metavar="REGEX", help="What may be declared and deleted."
 )
@@ -165,7 +149,7 @@ def permission(node: Remote, *, vhost: str, owner: str, **patterns: str) -> int:
 
 @command.command("topic-permission")
 @in_vhost
-@_for_user
+@for_user
 @click.option("--exchange", type=REQUIRED, required=True, metavar="NAME", help="A topic exchange.")
 @click.option("--write", type=NAME, required=True, metavar="REGEX", help="Keys that may be published with.")
 @click.option("--read", type=NAME, required=True, metavar="REGEX", help="Keys that may be bound with.")
@@ -180,7 +164,7 @@ def topic_permission(node: Remote, *, vhost: str, owner: str, exchange: str, **p
 
 
 def _policy(name: str, *, operator: bool) -> click.Command:
-    @_name
+    @named
     @in_vhost
     @click.option("--pattern", type=NAME, required=True, metavar="REGEX", help="The names that it is for.")
     @click.option("--definition", type=OBJECT, required=True, metavar="JSON", help="As an object.")
@@ -205,7 +189,7 @@ command.add_command(_policy("operator-policy", operator=True))
 
 @command.command("parameter")
 @click.option("--component", type=REQUIRED, required=True, metavar="NAME", help="Whose it is.")
-@_name
+@named
 @in_vhost
 @_value
 @asks_node
@@ -217,7 +201,7 @@ def parameter(node: Remote, *, component: str, name: str, vhost: str, value: Any
 
 
 @command.command("global-parameter")
-@_name
+@named
 @_value
 @asks_node
 def global_parameter(node: Remote, *, name: str, value: Any) -> int:
@@ -228,7 +212,7 @@ def global_parameter(node: Remote, *, name: str, value: Any) -> int:
 
 
 @command.command("vhost-limit")
-@_name
+@named
 @in_vhost
 @_limit
 @asks_node
@@ -240,8 +224,8 @@ def vhost_limit(node: Remote, *, name: str, vhost: str, value: int) -> int:
 
 
 @command.command("user-limit")
-@_name
-@_for_user
+@named
+@for_user
 @_limit
 @asks_node
 def user_limit(node: Remote, *, name: str, owner: str, value: int) -> int:

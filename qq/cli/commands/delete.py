@@ -6,19 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qq.cli.options import asks_node, in_vhost
+from qq.cli.options import asks_node, for_user, in_vhost, named, names_binding
 from qq.cli.tree import CommandGroup
-from qq.cli.values import NAME, OBJECT, REQUIRED
+from qq.cli.values import REQUIRED
 
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
-_name = click.option("--name", type=REQUIRED, required=True, metavar="NAME", help="What it is called.")
 _idempotently = click.option(
     "--idempotently", "may_be_missing", is_flag=True, help="It is no error if it is not there."
-)
-_for_user = click.option(
-    "--for-user", "owner", type=REQUIRED, required=True, metavar="USER", help="Whose it is."
 )
 _if_unused = click.option("--if-unused", is_flag=True, help="Only if nobody uses it.")
 
@@ -29,7 +25,7 @@ def command() -> None:
 
 
 @command.command("queue")
-@_name
+@named
 @in_vhost
 @_if_unused
 @click.option("--if-empty", is_flag=True, help="Only if no message is in it.")
@@ -46,7 +42,7 @@ def queue(
 
 
 @command.command("exchange")
-@_name
+@named
 @in_vhost
 @_if_unused
 @_idempotently
@@ -60,18 +56,7 @@ def exchange(node: Remote, *, name: str, vhost: str, if_unused: bool, may_be_mis
 
 
 @command.command("binding")
-@in_vhost
-@click.option("--source", type=NAME, required=True, metavar="EXCHANGE", help="Where messages come from.")
-@click.option(
-    "--destination-type",
-    "kind",
-    type=click.Choice(["queue", "exchange"]),
-    default="queue",
-    help="[default: queue]",
-)
-@click.option("--destination", type=REQUIRED, required=True, metavar="NAME", help="Where they go to.")
-@click.option("--routing-key", type=NAME, default="", metavar="KEY", help="[default: the empty one]")
-@click.option("--arguments", type=OBJECT, default="{}", metavar="JSON", help="As an object.")
+@names_binding
 @_idempotently
 @asks_node
 def binding(node: Remote, *, may_be_missing: bool, **ends: Any) -> int:
@@ -83,7 +68,7 @@ def binding(node: Remote, *, may_be_missing: bool, **ends: Any) -> int:
 
 @command.command("permission")
 @in_vhost
-@_for_user
+@for_user
 @_idempotently
 @asks_node
 def permission(node: Remote, *, vhost: str, owner: str, may_be_missing: bool) -> int:
@@ -95,7 +80,7 @@ def permission(node: Remote, *, vhost: str, owner: str, may_be_missing: bool) ->
 
 @command.command("topic-permission")
 @in_vhost
-@_for_user
+@for_user
 @click.option("--exchange", type=REQUIRED, metavar="NAME", help="[default: all exchanges]")
 @_idempotently
 @asks_node
@@ -111,7 +96,7 @@ def topic_permission(
 
 @command.command("parameter")
 @click.option("--component", type=REQUIRED, required=True, metavar="NAME", help="Whose it is.")
-@_name
+@named
 @in_vhost
 @_idempotently
 @asks_node
@@ -124,7 +109,7 @@ def parameter(node: Remote, *, component: str, name: str, vhost: str, may_be_mis
 
 
 @command.command("vhost-limit")
-@_name
+@named
 @in_vhost
 @_idempotently
 @asks_node
@@ -136,8 +121,8 @@ def vhost_limit(node: Remote, *, name: str, vhost: str, may_be_missing: bool) ->
 
 
 @command.command("user-limit")
-@_name
-@_for_user
+@named
+@for_user
 @_idempotently
 @asks_node
 def user_limit(node: Remote, *, name: str, owner: str, may_be_missing: bool) -> int:
@@ -150,7 +135,7 @@ def user_limit(node: Remote, *, name: str, owner: str, may_be_missing: bool) -> 
 def _of_cluster(name: str, kind: str, path: str) -> click.Command:
     """A command for what is in no virtual host."""
 
-    @_name
+    @named
     @_idempotently
     @asks_node
     def delete(node: Remote, *, name: str, may_be_missing: bool) -> int:
@@ -163,7 +148,7 @@ def _of_cluster(name: str, kind: str, path: str) -> click.Command:
 
 
 def _policy(name: str, *, operator: bool) -> click.Command:
-    @_name
+    @named
     @in_vhost
     @_idempotently
     @asks_node
