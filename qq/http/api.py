@@ -12,6 +12,7 @@ there may be tens of thousands of queues, and other tasks run between them.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -79,4 +80,10 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.
     with_slash = [web.RouteDef(each.method, f"{each.path}/", each.handler, each.kwargs) for each in found]
-    return [*found, *with_slash]
+    return [_any_name(route) for route in (*found, *with_slash)]
+
+
+def _any_name(route: web.RouteDef) -> web.RouteDef:
+    """The route with its names as they may be: aiohttp's own pattern for a part of a path has no braces."""
+    path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
+    return web.RouteDef(route.method, path, route.handler, route.kwargs)

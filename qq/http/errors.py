@@ -6,9 +6,11 @@ Law: whatever is wrong with a request, its answer is JSON with `error` and `reas
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
 from math import ceil
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 NOT_FOUND = "Not Found"
 """The reason given for what is not there, unless there is a better one. Its error is RabbitMQ's `_NO_OBJECT` then."""
 _NO_OBJECT = "Object Not Found"
-
+_BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 _REQUESTED_WITH, _PAGE = "X-Requested-With", "qq-page"
 
@@ -73,6 +75,7 @@ def overloaded(reason: str) -> Refusal:
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        _check_path(request)
         return await handler(request)
     except Refusal as refusal:
         return _error(refusal.status, refusal.reason, _headers(request, refusal), refusal.error)
@@ -90,9 +93,32 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             raise
         kept: dict[str, str] = {hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
         return _error(error.status, error.reason, kept)
-    except Exception:
+    except web.RequestPayloadError as error:
+        return _error(HTTPStatus.BAD_REQUEST, f"the body cannot be read: {error}", {})
+    except Exception as error:
+        if isinstance(error, ConnectionError) and has_left(request):
+            return _error(HTTPStatus.BAD_REQUEST, "whoever asked has left", {})  # nobody reads it
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
+
+
+def has_left(request: web.Request) -> bool:
+    """Whether nobody waits for the answer any more."""
+    return request.transport is None or request.transport.is_closing()
+
+
+def _check_path(request: web.Request) -> None:
+    """Raise Refusal unless the path is percent-encoded UTF-8.
+
+    What is not would be taken as it is written, so one path would mean two names: a queue `%ff` is `%25ff` in a path.
+    """
+    path = request.raw_path.partition("?")[0]
+    if _BAD_ESCAPE.search(path):
+        raise bad_request("the path has a % that no two hexadecimal digits follow: write %25 for it")
+    try:
+        unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8: names are percent-encoded UTF-8") from None
 
 
 def is_from_page(request: web.Request) -> bool:

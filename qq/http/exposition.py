@@ -47,6 +47,9 @@ class ObjectExposition:
             await asyncio.sleep(max(0.0, self._next_s - monotonic()))
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
             await response.prepare(request)
+            if request.method == hdrs.METH_HEAD:
+                await response.write_eof()
+                return response
             taken_s = 0.0
             try:
                 parts = _lines(tables, prefix)
@@ -54,9 +57,10 @@ class ObjectExposition:
                     began_s = thread_time()
                     part = _slice(parts)
                     taken_s += thread_time() - began_s
-                    if not part:
+                    if part is None:
                         break
-                    await response.write(part.encode())
+                    if part:
+                        await response.write(part.encode())
                     await asyncio.sleep(0)
             finally:
                 self._next_s = monotonic() + PAUSE_SHARE * taken_s
@@ -69,15 +73,18 @@ def info_line(name: str, labels: Mapping[str, str]) -> str:
     return f"# TYPE {name} gauge\n{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
 
 
-def _slice(parts: Iterator[str]) -> str:
-    """The next lines, as many as can be made in the time of a slice; empty at the end."""
+def _slice(parts: Iterator[str]) -> str | None:
+    """The next lines, as many as can be made in the time of a slice; None at the end.
+
+    It may be empty before the end: the rows of a table are looked at before its first line is made.
+    """
     until_s = monotonic() + SLICE_S
     made: list[str] = []
     for part in parts:
         made.append(part)
         if monotonic() >= until_s:
             break
-    return "".join(made)
+    return "".join(made) if made else None
 
 
 def _lines(tables: Iterator[ObjectTable], prefix: str) -> Iterator[str]:

@@ -19,7 +19,8 @@ from aiohttp import web
 
 from qq.certificates import InvalidCertificate, validities
 from qq.http.errors import bad_request, not_found
-from qq.http.requests import named_vhost, write_object
+from qq.http.login import MONITORS
+from qq.http.requests import named_vhost, vhost_if_named, write_object
 from qq.http.slices import Slices
 from qq.http.view import NodeState
 from qq.machine.arguments import QUORUM
@@ -203,7 +204,7 @@ class HealthEndpoints:
 
     async def leaderless(self, request: web.Request) -> web.StreamResponse:
         """Check that there is a leader: it is the leader of every queue."""
-        vhost = request.match_info.get("vhost")
+        vhost = await vhost_if_named(request, self._management, MONITORS)
         try:
             pattern = Pattern(request.match_info.get("pattern", ".*"))
         except InvalidPattern as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from qq.http.errors import Refusal, bad_request, overloaded
+from qq.http.errors import Refusal, bad_request, has_left, overloaded
 from qq.http.login import ADMINISTRATOR, login_of
 from qq.http.view import Unavailable
 
@@ -158,7 +158,7 @@ class LiveEndpoint:
         self._feeds: dict[Hashable, Feed] = {}
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(STREAM_PATH, self.stream)]
+        return [web.get(STREAM_PATH, self.stream, allow_head=False)]
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         view = self._views.get(request.query.get("view", ""))
@@ -187,7 +187,7 @@ async def _tell(request: web.Request, feed: Feed) -> web.StreamResponse:
     try:
         await _send(response, told.event)
         until_s, silent_s = monotonic() + STREAM_S, 0.0
-        while monotonic() < until_s and not _has_left(request):
+        while monotonic() < until_s and not has_left(request):
             try:
                 async with asyncio.timeout(LOOK_S):
                     told = await feed.newer_than(told)
@@ -209,10 +209,6 @@ async def _tell(request: web.Request, feed: Feed) -> web.StreamResponse:
 async def _send(response: web.StreamResponse, event: bytes) -> None:
     async with asyncio.timeout(READ_WAIT_S):
         await response.write(event)
-
-
-def _has_left(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()
 
 
 def _event(body: bytes, name: str = "view") -> bytes:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 import qq
 from qq.http.errors import Refusal, bad_request, not_found
-from qq.http.lists import Listing, write_listing
+from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, require
 from qq.http.requests import done, named_vhost
 from qq.http.view import NodeState
@@ -158,7 +158,7 @@ class NodeEndpoints:
         document = node_document(status, report)
         if request.query.get("memory") == "true":
             document["memory"] = _memory(report)
-        return web.json_response(document)
+        return narrowed(request, document)
 
     async def memory(self, request: web.Request) -> web.Response:
         _, report = await self._named(request)

@@ -133,6 +133,9 @@ async def read_body(
 async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
     """Read a request's body of at most so many octets (None: as many as any may have). Raises Refusal."""
     timeout_s = request.app[BODY_TIMEOUT_S]
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+        text = "a body may not be compressed: send it without Content-Encoding"
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
     if bytes_max is not None:
         request = request.clone(client_max_size=bytes_max)
     try:
@@ -174,8 +177,9 @@ async def write_object(
 async def _write(request: web.Request, parts: AsyncIterator[bytes], status: HTTPStatus) -> web.StreamResponse:
     response = web.StreamResponse(status=status, headers=_JSON)
     await response.prepare(request)
-    async for part in parts:
-        await response.write(part)
+    if request.method != hdrs.METH_HEAD:  # else the body would be taken for the next answer
+        async for part in parts:
+            await response.write(part)
     await response.write_eof()
     return response
 

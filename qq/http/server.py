@@ -79,6 +79,8 @@ class HttpServer:
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
+            # aiohttp would decompress at once whatever a stranger sends, a thousand times its size (requests.py).
+            auto_decompress=False,
         )
 
     async def replace(self, app: web.Application) -> None:

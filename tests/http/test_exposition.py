@@ -101,6 +101,24 @@ def test_only_the_leader_shows_them(node: Node[MachineManagement], family: str) 
     assert len(scraped(node, f"/metrics/detailed?family={family}")) == 1
 
 
+@pytest.mark.parametrize("family", ["queue_coarse_metrics", "exchange_names"])
+def test_a_slice_without_a_line_is_not_the_end(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Many rows take longer than a slice, and the first line comes behind all of them."""
+    monkeypatch.setattr(exposition, "SLICE_S", 0.0)
+    monkeypatch.setattr(exposition, "ROWS_AT_ONCE", 2)
+    for number in range(5):
+        declare(node, f"q{number}")
+    shown = scraped(node, f"/metrics/detailed?family={family}&family=vhost_status&vhost=/")
+    name, count = {
+        "queue_coarse_metrics": ("rabbitmq_detailed_queue_messages", 6),
+        "exchange_names": ("rabbitmq_cluster_exchange_name", 7),
+    }[family]
+    assert sum(each == name for each, _ in shown) == count
+    assert ("rabbitmq_cluster_vhost_status", ("/",)) in shown
+
+
 def test_any_name_can_be_read_again(node: Node[MachineManagement]) -> None:
     names = ['a "quoted" one', "a \\ n", 'x{name="x"} 1', "\u00e9"]
     for name in names:

@@ -140,6 +140,17 @@ def test_without_a_leader_the_quorum_queues_are_told(node: Fake) -> None:
     assert document == OK
 
 
+def test_nothing_is_well_in_a_virtual_host_that_is_not_there(node: Fake) -> None:
+    path = "quorum-queues-without-elected-leaders/vhost/prodution"
+    assert check(node, path)[0] == check(node, f"{path}/pattern/x")[0] == 404
+
+
+def test_a_pattern_may_have_braces(node: Fake) -> None:
+    node.management.group.leader = None
+    path = "quorum-queues-without-elected-leaders/all-vhosts/pattern/o%7B1,2%7Drders"
+    assert check(node, path)[0] == 503
+
+
 @pytest.mark.parametrize("pattern", ["%28", "(" * 20, "x" * 5000])
 def test_a_pattern_that_is_none_is_400(node: Fake, pattern: str) -> None:
     assert check(node, f"quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}")[0] == 400

@@ -301,3 +301,7 @@ def test_what_of_replicas_is_so_is_done_and_the_rest_is_refused_with_what_to_do(
     queues.add_user("eve", "monitoring", vhosts=("/",))
     assert queues.api(path, method, user="eve", json=body).status == 401
     assert queues.management.group.asked_to_change == []
+
+
+def test_of_a_node_only_the_columns_that_are_asked_for_are_told(node: Machine) -> None:
+    assert node.api("nodes/n1?columns=name,type").json == {"name": "n1", "type": "disc"}
