@@ -295,6 +295,8 @@ class Checks:
 
     def counts(self, node: SimulatedNode) -> bool:
         """Whether the directory of this node is a voter's by its id, wherever that counts."""
+        if not node.has_id:
+            return False  # it was emptied, and `_ids` has the id of the one before
         member_id = self._ids.get(node.name, b"")
         return any(each.cluster and each.has_voter(node.name, member_id) for each in self._counting())
 

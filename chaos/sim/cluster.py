@@ -25,7 +25,7 @@ from cluster.engine import Engine
 from cluster.group import Group
 from cluster.group_config import GroupConfig
 from cluster.handshake import VERSIONS as PROTOCOLS
-from cluster.identity import OtherMembers, OtherVersion
+from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.member_changes import MemberChange, Verb
@@ -287,6 +287,11 @@ class SimulatedNode:
     def peers(self) -> list[str]:
         """The names of all other nodes that there are now."""
         return [peer for peer in self._cluster.names if peer != self.name]
+
+    @property
+    def has_id(self) -> bool:
+        """Whether its directory has an id: an empty one has none before a start has gone far enough."""
+        return MEMBER_FILE in self.disk.list_directory(GROUP)
 
     @property
     def misconfigured(self) -> bool:
