@@ -88,7 +88,7 @@ test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	-@$(MAKE) --no-print-directory chromium
-	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 quick: venv
 	$(BIN)/ruff check

@@ -52,7 +52,13 @@ class Operators:
         self._stopped = True
 
     def ask_for(self, change: MemberChange, times: int) -> None:
-        """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
+        """Ask nodes for a change again and again, as an operator does who hears nothing of it.
+
+        Whoever has a node removed does not go on to add it: it would be a member again, and is nowhere.
+        """
+        wanted = {node.name for node in self._cluster.nodes if not node.is_given_up}
+        if change.verb is Verb.ADD and change.name not in wanted:
+            return
         asked = self._random.choice(self._cluster.nodes)
         if asked.up and asked.has_started:
             asked.runtime.enter(lambda: asked.group.reconfiguration.ask(change, _ignore))
