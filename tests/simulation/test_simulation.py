@@ -101,6 +101,12 @@ def test_every_seed_keeps_the_promises(chunk: int) -> None:
     assert totals["compacted"] > 20 * len(seeds)
 
 
+@pytest.mark.parametrize("seed", [1000741, 1002801])
+def test_operators_do_what_a_sensible_one_would(seed: int) -> None:
+    """They empty a directory of a wrong list that has no id yet, and do not go on to add a node that they remove."""
+    assert not run_seed(seed).violation
+
+
 @pytest.mark.xdist_group("seeds")
 def test_what_is_rare_happens() -> None:
     totals: Counter[str] = Counter()
