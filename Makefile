@@ -41,7 +41,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # of a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint collect docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -58,16 +58,16 @@ $(VENV)/run-stamp: requirements/build.txt requirements/run.txt pyproject.toml se
 	@touch $@
 
 $(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Spark is large, and `make up` does not need it.
 $(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
-	$(PIP) install --require-hashes --no-build-isolation -r requirements/chaos.txt
+	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/chaos.txt
 	@touch $@
 
 $(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
-	$(PIP) install --require-hashes -r requirements/docs.txt
+	$(PIP) install --no-compile --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # What is not from the package index: brought into .tools where the machine has none.
@@ -83,11 +83,13 @@ chromium: venv
 up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
-# Where Java, Toxiproxy or Chromium cannot be had, the tests that need them fail and say so.
-test: lint $(VENV)/docs-stamp
+# Where Java, Toxiproxy or Chromium cannot be had, the tests that need them fail and say so. Tests wait much, so there are more
+# workers than cores.
+test: $(VENV)/chaos-stamp $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	-@$(MAKE) --no-print-directory chromium
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint collect
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 quick: venv
@@ -119,6 +121,11 @@ lint: $(VENV)/chaos-stamp
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
+
+# Byte code of the tests, and the numbers in them that Hypothesis looks for: else each worker makes all of it, for half a
+# minute. A test that cannot be collected is seen here.
+collect: $(VENV)/stamp
+	@collected=$$($(BIN)/python -m pytest -n 0 -qq --collect-only $(TESTS)) || { echo "$$collected"; exit 1; }
 
 # A site of static pages, in build/docs. Whatever mkdocs has to complain of is an error.
 docs: $(VENV)/docs-stamp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in slow]
         config.hook.pytest_deselected(items=slow)
     for item in items:
-        if not _group(item) and any(item.path.is_relative_to(path) for path in QUICK):
+        if not _group(item) and _is_quick(item.path):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=_turn)
 
@@ -128,4 +128,15 @@ def _group(item: pytest.Item) -> str:
 def _turn(item: pytest.Item) -> int:
     if (group := _group(item)) in FIRST:
         return FIRST.index(group)
-    return len(FIRST) + (not item.path.is_relative_to(TESTS / "simulation"))
+    return len(FIRST) + (not _is_simulation(item.path))
+
+
+# A file has up to a thousand tests, and each worker asks for all of them.
+@cache
+def _is_quick(path: Path) -> bool:
+    return any(path.is_relative_to(quick) for quick in QUICK)
+
+
+@cache
+def _is_simulation(path: Path) -> bool:
+    return path.is_relative_to(TESTS / "simulation")

@@ -3,6 +3,8 @@
 Lives here: the last sequence number of each publisher that names itself. Not here: how a message tells it
 (qq/stored/properties.py).
 
+A user's publishers are its own: nobody who may not log in as that user can use up their numbers.
+
 A publisher's numbers ascend, so the last one that was admitted tells which others were. Not quite: a queue may have
 refused some and then taken later ones. Those are remembered as *refused*, and admitted when they come again.
 
@@ -31,6 +33,14 @@ REFUSED_MAX = 64
 
 Run = tuple[int, int]
 """Consecutive sequence numbers: the first and the last."""
+
+Names = tuple[str, ...]
+"""The names by which a publisher may be remembered: the first is the one that it has from now on."""
+
+
+def names_of(user: str, publisher: str, version: int) -> Names:
+    """The names of this publisher of a user. Before version 8 all users of a virtual host had the same publishers."""
+    return (publisher,) if version < 8 else (f"{len(user)} {user} {publisher}", publisher)
 
 
 class KnownPublisher(NamedTuple):
@@ -70,7 +80,7 @@ class Publishers:
         self._rows: OrderedDict[str, KnownPublisher] = OrderedDict()
         """The publishers by name, in the order of their last use. Their times ascend, too: time does not go back."""
 
-    def new(self, publisher: str, first_seq: int, count: int, time_ms: int) -> list[Run]:
+    def new(self, publisher: Names, first_seq: int, count: int, time_ms: int) -> list[Run]:
         """Those of `count` messages that have not been admitted before, as runs of sequence numbers.
 
         A message was admitted before if its number is not above the last that its publisher had admitted, and it was
@@ -84,7 +94,7 @@ class Publishers:
         runs.append((max(first_seq, last_seq + 1), end_seq))
         return [(first, last) for first, last in runs if first <= last]
 
-    def admit(self, publisher: str, run: Run, time_ms: int) -> None:
+    def admit(self, publisher: Names, run: Run, time_ms: int) -> None:
         """Remember that these messages are in their queues."""
         last_seq, refused = self._known(publisher, time_ms)
         first, last = run
@@ -92,7 +102,7 @@ class Publishers:
         left += [(max(low, last + 1), high) for low, high in refused]
         self._remember(publisher, max(last_seq, last), left, time_ms)
 
-    def refuse(self, publisher: str, run: Run, time_ms: int) -> None:
+    def refuse(self, publisher: Names, run: Run, time_ms: int) -> None:
         """Remember that these messages, which were new, are in no queue."""
         last_seq, refused = self._known(publisher, time_ms)
         self._remember(publisher, last_seq, [*refused, run], time_ms)
@@ -119,17 +129,19 @@ class Publishers:
         self._limit, self._age_ms = row.limit, row.age_ms
         self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
 
-    def _known(self, publisher: str, time_ms: int) -> tuple[int, tuple[Run, ...]]:
+    def _known(self, publisher: Names, time_ms: int) -> tuple[int, tuple[Run, ...]]:
         """The last sequence number of a publisher, and its refused runs; 0 and no runs if it is not remembered."""
-        known = self._rows.get(publisher)
-        if known is None or time_ms - known.seen_ms >= self._age_ms:
-            return 0, ()
-        return known.last_seq, known.refused
+        for name in publisher:
+            known = self._rows.get(name)
+            if known is not None and time_ms - known.seen_ms < self._age_ms:
+                return known.last_seq, known.refused
+        return 0, ()
 
-    def _remember(self, publisher: str, last_seq: int, refused: list[Run], time_ms: int) -> None:
+    def _remember(self, publisher: Names, last_seq: int, refused: list[Run], time_ms: int) -> None:
         runs = _merged(refused) if refused else ()
-        self._rows[publisher] = KnownPublisher(publisher, last_seq, time_ms, runs)
-        self._rows.move_to_end(publisher)
+        name = publisher[0]
+        self._rows[name] = KnownPublisher(name, last_seq, time_ms, runs)
+        self._rows.move_to_end(name)
         self._forget(time_ms)
 
     def _forget(self, time_ms: int) -> None:

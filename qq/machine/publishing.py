@@ -18,6 +18,7 @@ from qq.machine.core import message_number
 from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.errors import Refused, precondition_failed
 from qq.machine.history import SPREAD_MAX, died, is_cycle
+from qq.machine.publishers import names_of
 from qq.machine.requesters import is_reply_name
 from qq.machine.work import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
 from qq.ranges import MESSAGE_MASK, Range
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Command, Commit, DeadLetter
     from qq.machine.consumers import Budget
     from qq.machine.core import Core, SessionState
+    from qq.machine.publishers import Names
     from qq.machine.queue import Dying, Queue
     from qq.machine.vhost import VirtualHost
 
@@ -324,11 +326,21 @@ class Publishing:
 
     def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
         """The messages of a command that were not published before: the first of each run, and how many."""
-        if not command.publisher:
+        publisher = self._publisher(command)
+        if not publisher:
             return [(0, command.count)]
         first_seq = _publish_seq(command)
-        runs = vhost.publishers.new(command.publisher, first_seq, command.count, self._core.time_ms)
+        runs = vhost.publishers.new(publisher, first_seq, command.count, self._core.time_ms)
         return [(first - first_seq, last - first + 1) for first, last in runs]
+
+    def _publisher(self, command: Publish) -> Names:
+        """Who numbers these messages; empty if nobody does."""
+        core = self._core
+        if not command.publisher:
+            return ()
+        session = core.sessions.get((core.origin, command.session))
+        user = "" if session is None else session.user or ""
+        return names_of(user, command.publisher, core.version)
 
     def _new_sizes(self, vhost: VirtualHost, command: Publish, slot: int) -> list[int]:
         """The sizes of those messages of a command that were not published before."""
@@ -390,21 +402,27 @@ class Publishing:
     ) -> None:
         """Publish the messages from `first` to before `end` of a command, or as many as there is room for."""
         core = self._core
-        publisher, publish_seq = command.publisher, _publish_seq(command)
+        publisher, publish_seq = self._publisher(command), _publish_seq(command)
         wanted = sizes[first:end]
         rooms = self.rooms(queues, wanted, at_once=not command.delay_ms)
         accepted = first + min(rooms, default=len(wanted))
         if accepted > first:
-            if publisher:
-                run = (publish_seq + first, publish_seq + accepted - 1)
-                vhost.publishers.admit(publisher, run, core.time_ms)
             core.routed += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
             self.serve_if_full(queues, accepted - first)
+            is_returned = False
             if command.more_keys or not queues:
                 keys = command.routing_key, *command.more_keys
-                self._send_or_return(command, keys, vhost, slot + first, accepted - first, queues)
+                is_returned = self._send_or_return(
+                    command, keys, vhost, slot + first, accepted - first, queues
+                )
+            if publisher:
+                # What was returned is not stored, and its publisher may want to publish it again.
+                remember = (
+                    vhost.publishers.refuse if is_returned and core.version >= 8 else vhost.publishers.admit
+                )
+                remember(publisher, (publish_seq + first, publish_seq + accepted - 1), core.time_ms)
         if accepted < end:
             if publisher:
                 run = (publish_seq + accepted, publish_seq + end - 1)
@@ -423,9 +441,10 @@ class Publishing:
         slot: int,
         count: int,
         queues: Sequence[Queue] = (),
-    ) -> None:
+    ) -> bool:
         """Send messages to those whom these keys name as requesters; give mandatory ones back that nobody gets.
 
+        Returns whether they were given back.
         A requester who is gone counts as one, as in RabbitMQ since 4.2; before, each mandatory reply came back. A delay
         does not hold up a reply.
         """
@@ -438,11 +457,12 @@ class Publishing:
                 if requester is not None:
                     core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
         if queues or is_reply:
-            return
+            return False
         if command.mandatory:
             self._return(command, slot, count)
         else:
             core.dropped += count
+        return command.mandatory
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
         """Give mandatory messages that no queue gets back to their publisher."""

@@ -30,6 +30,7 @@ from machine_driver import (
 from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine.machine import QueueMachine
+from qq.machine.versions import VERSIONS
 from qq.routing.content import Content
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -72,6 +73,8 @@ class Scenario:
         self.machine = QueueMachine(content_of)
         """Loaded from its dump after every entry."""
         self.twin = QueueMachine(content_of)
+        for machine in (self.machine, self.twin):
+            machine.raise_to(VERSIONS[1])
         """Never loaded."""
         self.index = 0
         self.now_ms = START_MS

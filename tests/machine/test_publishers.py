@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.machine import publishers as publishers_module
-from qq.machine.publishers import REFUSED_MAX, Publishers
+from qq.machine.publishers import REFUSED_MAX, Publishers, names_of
 
 if TYPE_CHECKING:
     from qq.machine.publishers import Run
@@ -63,15 +63,15 @@ def test_what_was_admitted_is_a_repetition_and_what_was_refused_is_none(
             publisher, first_seq, count, waited_ms, room = step
             time_ms += waited_ms
             model.rows = {name: row for name, row in model.rows.items() if time_ms - row[2] < age_ms}
-            new = publishers.new(publisher, first_seq, count, time_ms)
+            new = publishers.new((publisher,), first_seq, count, time_ms)
             assert numbers_of(new) == model.new(publisher, range(first_seq, first_seq + count))
             for first, last in new:
                 taken = min(room, last - first + 1)
                 for some in (publishers, twin):
                     if taken:
-                        some.admit(publisher, (first, first + taken - 1), time_ms)
+                        some.admit((publisher,), (first, first + taken - 1), time_ms)
                     if first + taken <= last:
-                        some.refuse(publisher, (first + taken, last), time_ms)
+                        some.refuse((publisher,), (first + taken, last), time_ms)
                 accepted = list(range(first, first + taken))
                 model.note(publisher, accepted, list(range(first + taken, last + 1)), time_ms)
         model.rows = dict(list(model.rows.items())[-limit:]) if limit else {}
@@ -89,19 +89,36 @@ def test_what_was_admitted_is_a_repetition_and_what_was_refused_is_none(
 def test_those_that_are_out_of_date_go_a_few_at_a_time() -> None:
     publishers = Publishers(limit=1000, age_ms=10)
     for number in range(100):
-        publishers.admit(f"old {number}", (1, 1), 0)
+        publishers.admit((f"old {number}",), (1, 1), 0)
     for number in range(99):
-        publishers.admit(f"new {number}", (1, 1), 10)
+        publishers.admit((f"new {number}",), (1, 1), 10)
         assert len(publishers) == max(100 - (number + 1), number + 1)
     assert [row[0] for row in publishers.freeze()[2]] == [f"new {number}" for number in range(99)]
 
 
+def test_the_publishers_of_a_user_are_its_own() -> None:
+    publishers = Publishers()
+    publishers.admit(names_of("eve", "p", 8), (2**63 - 1, 2**63 - 1), 0)
+    assert publishers.new(names_of("alice", "p", 8), 1, 1, 0) == [(1, 1)]
+    assert publishers.new(names_of("eve", "p", 8), 1, 1, 0) == []
+    names = {names_of(user, name, 8)[0] for user in ("a", "a 1", "1 a") for name in ("p", "a p", "1 a p")}
+    assert len(names) == 9
+
+
+def test_after_an_upgrade_a_publisher_goes_on_with_its_numbers() -> None:
+    publishers = Publishers()
+    publishers.admit(names_of("alice", "p", 7), (1, 5), 0)
+    assert publishers.new(names_of("alice", "p", 8), 5, 2, 0) == [(6, 6)]
+    publishers.admit(names_of("alice", "p", 8), (6, 6), 0)
+    assert publishers.new(names_of("alice", "p", 8), 5, 3, 0) == [(7, 7)]
+
+
 def test_a_publisher_may_leave_numbers_out() -> None:
     publishers = Publishers()
-    publishers.admit("p", (5, 5), 0)
-    assert publishers.new("p", 9, 2, 0) == [(9, 10)]
-    publishers.admit("p", (9, 10), 0)
-    assert publishers.new("p", 6, 3, 0) == []
+    publishers.admit(("p",), (5, 5), 0)
+    assert publishers.new(("p",), 9, 2, 0) == [(9, 10)]
+    publishers.admit(("p",), (9, 10), 0)
+    assert publishers.new(("p",), 6, 3, 0) == []
 
 
 def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
@@ -109,10 +126,10 @@ def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
     refused = range(2, 4 * REFUSED_MAX, 2)
     for number in range(1, 4 * REFUSED_MAX):
         if number in refused:
-            publishers.refuse("p", (number, number), 0)
+            publishers.refuse(("p",), (number, number), 0)
         else:
-            publishers.admit("p", (number, number), 0)
-    new = numbers_of(publishers.new("p", 1, 4 * REFUSED_MAX - 1, 0))
+            publishers.admit(("p",), (number, number), 0)
+    new = numbers_of(publishers.new(("p",), 1, 4 * REFUSED_MAX - 1, 0))
     assert set(refused) <= set(new)
     assert len(publishers.freeze()[2][0][3]) == REFUSED_MAX
 
@@ -126,14 +143,14 @@ def test_however_many_are_refused_no_message_is_new_twice_at_once(
     publishers, model, rng = Publishers(), Model(), random.Random(seed)
     for _ in range(100):
         first_seq, count, room = rng.randint(1, 40), rng.randint(1, 3), rng.choice([0, 0, 0, 3])
-        runs = publishers.new("p", first_seq, count, 0)
+        runs = publishers.new(("p",), first_seq, count, 0)
         new, numbers = numbers_of(runs), range(first_seq, first_seq + count)
         assert new == sorted(set(new))
         assert set(model.new("p", numbers)) <= set(new) <= set(numbers)
         for first, last in runs:
             taken = min(room, last - first + 1)
             if taken:
-                publishers.admit("p", (first, first + taken - 1), 0)
+                publishers.admit(("p",), (first, first + taken - 1), 0)
             if first + taken <= last:
-                publishers.refuse("p", (first + taken, last), 0)
+                publishers.refuse(("p",), (first + taken, last), 0)
             model.note("p", list(range(first, first + taken)), list(range(first + taken, last + 1)), 0)
