@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from cluster.strangers import Place, Places
 from qq.errors import StartError
 from qq.http.errors import overloaded
 from qq.http.live import STREAM_PATH
-from qq.http.login import has_login
+from qq.http.login import has_login, login_of
 
 if TYPE_CHECKING:
     import socket
@@ -250,25 +251,33 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
 
 
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that bounds the requests of users who have logged in."""
-    under_way = 0
+    """Make the middleware that bounds the requests of users who have logged in.
+
+    A user may have as many under way as are left for others. So one user has half of all at most, two have a third
+    each, and whoever comes next finds room, whatever the others do.
+    """
+    under_way: Counter[str] = Counter()
 
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
-        nonlocal under_way
         if not has_login(request):
             return await handler(request)
-        if under_way >= limits.requests and request.path != STREAM_PATH:
-            raise overloaded(f"{limits.requests} requests are under way (http_request_max)")
+        user = login_of(request).user
+        if under_way[user] >= limits.requests - under_way.total() and request.path != STREAM_PATH:
+            raise overloaded(
+                f"{under_way.total()} requests are under way, {under_way[user]} of '{user}' (http_request_max)"
+            )
         connection = _connection_of(request)
         if connection is not None:
             connection.logged_in()
         if request.path == STREAM_PATH:  # it goes on for minutes, and has a bound of its own
             return await handler(request)
-        under_way += 1
+        under_way[user] += 1
         try:
             return await handler(request)
         finally:
-            under_way -= 1
+            under_way[user] -= 1
+            if not under_way[user]:
+                del under_way[user]
 
     return count

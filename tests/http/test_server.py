@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import uvloop
 from fakes import FakeManagement, FakeView, MachineManagement
-from http_node import GUEST
+from http_node import GUEST, login
 from prometheus_client import CollectorRegistry, Counter
 
 from qq.http.app import build_app, listen
@@ -212,13 +212,34 @@ def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> Non
         second.send(put_policy(b"{}"))
         status, headers, body = await second.answer()
         assert (status, headers["retry-after"]) == (503, "1")
-        assert b"1 requests are under way (http_request_max)" in body
+        assert b"1 requests are under way, 1 of 'guest' (http_request_max)" in body
         assert await ask(second) == 200
         first.send(b" " * 99)
         assert (await first.answer())[0] == 400
         assert await ask(second, "/api/cluster", AUTHORIZATION) == 200
 
     run(story, HttpLimits(requests=1))
+
+
+def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., None]) -> None:
+    view = FakeView()
+    view.tags["eve"] = ["administrator"]
+    eve = put_policy(b"{", 100).replace(
+        GUEST["Authorization"].encode(), login("eve")["Authorization"].encode()
+    )
+
+    async def story(server: HttpServer) -> None:
+        for count in range(1, 5):
+            (await Client.connect(server)).send(eve)
+            await until(lambda count=count: server.places.known == count)
+        refused = await Client.connect(server)
+        refused.send(eve)
+        status, _, body = await refused.answer()
+        assert status == 503
+        assert b"4 requests are under way, 4 of 'eve' (http_request_max)" in body
+        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+
+    run(story, HttpLimits(requests=8), view)
 
 
 @pytest.mark.parametrize(
