@@ -37,10 +37,11 @@ PORT_MAX = 65_535
 NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
-SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "product")
+SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "tracing", "product")
 """The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+_WEB_ADDRESS = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 TOKEN_ALGORITHMS = (
@@ -156,6 +157,25 @@ class OAuth2:
         scheme, _, rest = url.partition("://")
         host = re.split(r"[/:?#]", rest, maxsplit=1)[0]
         return bool(rest) and (scheme == "https" or (scheme == "http" and host in _OWN_MACHINE))
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Traces of messages, for a collector that speaks OTLP over HTTP."""
+
+    endpoint: str
+    """The address of the collector; traces go to the path /v1/traces below it."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What each request to the collector has for headers: it may be a secret."""
+    ca: Path | None = None
+    """The authority that signs the collector's certificate (PEM file); None: those that the system trusts."""
+    ratio: float = 0.0
+    """The share of publishes that begin a trace, among those that bring no trace context; those that bring one are
+    traced if it says so. 0 by default: what is traced is what applications trace."""
+    spans_per_s_max: int = 1000
+    """The most spans that are made in a second; others are dropped and counted. Each is some 0.1 ms of work."""
+    service_name: str = "qq"
+    """The attribute `service.name` of all spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +359,8 @@ class NodeConfig:
     peer_tls: TlsFiles | None = None
     oauth2: OAuth2 | None = None
     """What judges tokens; None: there are none."""
+    tracing: Tracing | None = None
+    """Where traces of messages are sent; None: there are none."""
 
     product: str = "RabbitMQ"
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
@@ -461,6 +483,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         tls=reader.client_tls("tls"),
         peer_tls=reader.tls("peer_tls"),
         oauth2=reader.oauth2("oauth2"),
+        tracing=reader.tracing("tracing"),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),
     )
@@ -709,6 +732,30 @@ class _SettingsReader:
             raise self._error(section, "algorithms", f"{unknown[0]!r} is not one of {known}")
         values["scope_prefix"] = values["scope_prefix"] or f"{resource_server_id}."
         return OAuth2(resource_server_id, **values)
+
+    def tracing(self, section: str) -> Tracing | None:
+        default = Tracing("")
+        values: dict[str, Any] = {
+            "headers": self._pairs(section, "headers"),
+            "ca": self._optional_file(section, "ca"),
+            "ratio": self._ratio(section, "ratio", default.ratio),
+            "spans_per_s_max": self.size(section, "spans_per_s_max", default.spans_per_s_max),
+            "service_name": self.text(section, "service_name", default.service_name),
+        }
+        endpoint = self._optional_text(section, "endpoint")
+        if endpoint is None and section not in self._document:
+            return None
+        if endpoint is None:
+            raise self._error(section, "endpoint", "is missing")
+        if _WEB_ADDRESS.fullmatch(endpoint) is None:
+            raise self._error(section, "endpoint", f"{endpoint!r} must begin with http:// or https://")
+        return Tracing(endpoint, **values)
+
+    def _ratio(self, section: str, key: str, default: float) -> float:
+        value = self._number(section, key, default)
+        if not 0 <= value <= 1:
+            raise self._error(section, key, "must be a number from 0 to 1")
+        return float(value)
 
     def _optional_text(self, section: str, key: str) -> str | None:
         return None if self._find(section, key) is None else self.text(section, key)
