@@ -150,6 +150,13 @@ class OAuth2:
     """Whether `resource_server_id` has to be among the audiences of a token."""
     leeway_s: float = 1.0
     """By how much the issuer's clock may be ahead of this node's, or behind it."""
+    client_id: str | None = None
+    """What the issuer calls the management page: RabbitMQ's management.oauth_client_id; None: it is logged in to with
+    passwords only."""
+    client_secret: str | None = field(default=None, repr=False)
+    """What the node proves with to the issuer that it is this client; None: the issuer wants no proof."""
+    scopes: tuple[str, ...] = ("openid", "profile")
+    """The scopes that the page asks for: RabbitMQ's management.oauth_scopes."""
 
     @staticmethod
     def may_ask(url: str) -> bool:
@@ -717,6 +724,9 @@ class _SettingsReader:
             "preferred_username_claims": texts("preferred_username_claims", ()),
             "verify_aud": self.flag(section, "verify_aud", default.verify_aud),
             "leeway_s": self.seconds(section, "leeway_s", default.leeway_s),
+            "client_id": self._optional_text(section, "client_id"),
+            "client_secret": self.hidden(section, "client_secret"),
+            "scopes": texts("scopes", default.scopes),
         }
         resource_server_id = self._optional_text(section, "resource_server_id")
         if not resource_server_id and section not in self._document:
@@ -727,6 +737,10 @@ class _SettingsReader:
             raise self._error(
                 section, "issuer", "is missing, and jwks_url and signing_keys are, too: give one"
             )
+        if values["client_id"] and not values["issuer"]:
+            raise self._error(section, "issuer", "is missing, and client_id needs it")
+        if "openid" not in values["scopes"]:
+            raise self._error(section, "scopes", "must have 'openid' among them")
         if unknown := [each for each in values["algorithms"] if each not in TOKEN_ALGORITHMS]:
             known = ", ".join(TOKEN_ALGORITHMS)
             raise self._error(section, "algorithms", f"{unknown[0]!r} is not one of {known}")

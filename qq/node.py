@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from cluster.peers import MemberStatus
     from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
     from qq.http.view import ClusterMember
+    from qq.oauth2.code_flow import CodeFlow
     from qq.oauth2.verifier import Verifier
     from qq.sessions.login import Attempt, Outcome
     from qq.tracing.tracer import OpenTelemetryTracer
@@ -164,6 +165,7 @@ class Node:
         self._tls = tls.for_clients(config.tls) if config.tls else None
         self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
         self._tokens = _tokens(config)
+        self.login_provider = _login_provider(config, self._tokens)
         self._tracer = _tracer(config)
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
@@ -634,7 +636,7 @@ class Node:
             await self._wait_for(attempt, decided)
         outcome = decided.result()
         if isinstance(outcome, TokenUser):
-            return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes)
+            return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes, outcome.expires_s)
         known = self.machine.users.get(user)  # who may have been deleted since the answer
         return LoggedIn(user, known.tags) if known is not None and outcome else None
 
@@ -697,6 +699,15 @@ def _tokens(config: NodeConfig) -> Verifier | None:
             f"[oauth2] needs {missing.name}: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
         ) from None
     return Verifier(config.oauth2)
+
+
+def _login_provider(config: NodeConfig, verifier: Verifier | None) -> CodeFlow | None:
+    """What has a page with which one logs in to the management page, besides passwords."""
+    if verifier is None or config.oauth2 is None or config.oauth2.client_id is None:
+        return None
+    from qq.oauth2.code_flow import CodeFlow  # noqa: PLC0415
+
+    return CodeFlow(config.oauth2, config.oauth2.client_id, verifier)
 
 
 def _tracer(config: NodeConfig) -> OpenTelemetryTracer | None:

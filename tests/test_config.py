@@ -94,10 +94,16 @@ additional_scopes_keys = ["roles"]
 preferred_username_claims = ["email"]
 verify_aud = false
 leeway_s = 5
+issuer = "https://issuer/x"
+client_id = "page"
+client_secret = "a secret"
+scopes = ["openid", "rabbitmq.tag:management"]
 """
-    assert loaded(file, GOOD + OAUTH2 + more).oauth2 == OAuth2(
+    config = loaded(file, GOOD + OAUTH2 + more)
+    assert "a secret" not in repr(config) + str(config.shown())
+    assert config.oauth2 == OAuth2(
         "rabbitmq",
-        None,
+        "https://issuer/x",
         "http://127.0.0.1:1/keys",
         file,
         (("one", file.parent / "keys/one.pem"), ("two", Path("/two.pem"))),
@@ -109,6 +115,9 @@ leeway_s = 5
         ("email",),
         False,
         5.0,
+        "page",
+        "a secret",
+        ("openid", "rabbitmq.tag:management"),
     )
     environ = {"QQ_OAUTH2_RESOURCE_SERVER_ID": "mq", "QQ_OAUTH2_ISSUER": "https://i"}
     found = loaded(file, GOOD, **environ).oauth2
@@ -131,6 +140,14 @@ leeway_s = 5
         ),
         (OAUTH2 + 'issuer = "https://i"\nleeway_s = 0\n', "[oauth2] leeway_s: must be a number of seconds"),
         (OAUTH2 + 'issuer = "https://i"\nca = "nothing.pem"\n', "[oauth2] ca: "),
+        (
+            OAUTH2 + 'jwks_url = "https://i"\nclient_id = "x"\n',
+            "[oauth2] issuer: is missing, and client_id needs it",
+        ),
+        (
+            OAUTH2 + 'issuer = "https://i"\nscopes = ["x"]\n',
+            "[oauth2] scopes: must have 'openid' among them",
+        ),
         (OAUTH2 + 'issuer = "https://i"\nkeys = 1\n', "[oauth2] keys: there is no such key"),
     ],
 )
