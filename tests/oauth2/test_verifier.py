@@ -79,8 +79,9 @@ def good(verifier: Verifier, text: str) -> TokenUser:
 # --- what is loaded
 
 
-def test_a_node_without_tokens_does_not_load_what_judges_them() -> None:
-    program = "import sys, qq.node; sys.exit('jwt' in sys.modules or 'qq.oauth2' in sys.modules)"
+def test_a_node_does_not_load_what_judges_tokens_or_traces_messages_before_it_is_configured() -> None:
+    extras = {"jwt", "qq.oauth2", "opentelemetry", "qq.tracing"}
+    program = f"import sys, qq.node; sys.exit(bool({extras} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
