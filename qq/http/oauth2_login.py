@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
+from cluster.complaints import Complaints
 from qq.http.errors import Refusal, not_found
 from qq.http.login import (
     AUTH_PATH,
@@ -44,6 +45,9 @@ ROUND_S = 600
 _SEED_BYTES = 32
 _SEED_LENGTH = 43
 """Characters of a seed, in base64."""
+_NOT_BEGUN = "it was not begun in this browser, or too long ago (state)"
+COMPLAINTS_PER_S = 50
+"""Lines of each kind that are logged in a second: anybody may come here, as often as they like."""
 REFUSED, UNAVAILABLE = "refused", "unavailable"
 """What the page is told of a login that has failed; the log has the reason."""
 
@@ -54,6 +58,7 @@ class OAuth2Endpoints:
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
         self._management = management
+        self._complaints = Complaints(log, COMPLAINTS_PER_S)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -81,7 +86,7 @@ class OAuth2Endpoints:
         try:
             address = await provider.login_address(_round(request, seed))
         except Unavailable as error:
-            log.warning("nobody can log in with the issuer's page: %s", error)
+            self._complaints.about("begin", f"nobody can log in with the issuer's page: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
         _set_round_cookie(request, response, seed, ROUND_S)
@@ -93,20 +98,24 @@ class OAuth2Endpoints:
         try:
             response = await self._logged_in(request, provider)
         except (LoginRefused, Refusal) as refused:
-            log.warning("a login with the issuer's page from %s is refused: %s", request.remote, refused)
+            text = f"a login with the issuer's page from {request.remote} is refused: {refused}"
+            self._complaints.about("refused", text)
             response = _to_page(REFUSED)
         except (LoginThrottled, Unavailable) as error:
-            log.warning("a login with the issuer's page from %s is not decided: %s", request.remote, error)
+            text = f"a login with the issuer's page from {request.remote} is not decided: {error}"
+            self._complaints.about("undecided", text)
             response = _to_page(UNAVAILABLE)
         _set_round_cookie(request, response, "", 0)
         return response
 
     async def _logged_in(self, request: web.Request, provider: LoginProvider) -> web.Response:
         query, seed = request.query, request.cookies.get(_round_cookie_name(request), "")
+        if len(seed) != _SEED_LENGTH or not seed.isascii():
+            raise LoginRefused(_NOT_BEGUN)
         login = _round(request, seed)
         told = query.get("state", "").encode(errors="surrogateescape")
-        if len(seed) != _SEED_LENGTH or not hmac.compare_digest(told, login.state.encode()):
-            raise LoginRefused("it was not begun in this browser, or too long ago (state)")
+        if not hmac.compare_digest(told, login.state.encode()):
+            raise LoginRefused(_NOT_BEGUN)
         if query.get("iss", provider.issuer) != provider.issuer:  # RFC 9207
             raise LoginRefused("another issuer has sent the browser")
         if "error" in query or "code" not in query:

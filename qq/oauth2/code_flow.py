@@ -47,7 +47,7 @@ class CodeFlow:
     async def login_address(self, login: LoginRound) -> str:
         try:
             url = URL(await self._provider.address("authorization_endpoint"))
-        except ProviderError as error:
+        except (ProviderError, ValueError) as error:
             raise Unavailable(str(error)) from None
         digest = hashlib.sha256(login.verifier.encode()).digest()
         asked = {

@@ -188,9 +188,10 @@ def test_a_browser_comes_back_that_has_not_begun_to_log_in(
     assert "(state)" in refusal(
         node, Browser(node), f"http://127.0.0.1:{node.http_port}{CALLBACK}?code=x&state="
     )
-    forged = Browser(node)
-    forged.cookies[f"qq-login-{node.http_port}"] = ""
-    assert "(state)" in refusal(node, forged, back)
+    for seed in ("", "x" * 43, "\xff" * 43):
+        forged = Browser(node)
+        forged.cookies[f"qq-login-{node.http_port}"] = seed
+        assert "(state)" in refusal(node, forged, back)
 
 
 def test_a_code_is_good_in_its_own_round_only(node: ClusterNode, provider: OpenIdProvider) -> None:
