@@ -56,7 +56,7 @@ class CountingExporter(SpanExporter):
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001  # whatever it is, it must not keep the next spans from being sent
-            result, why = SpanExportResult.FAILURE, f": {error}"
+            result, why = SpanExportResult.FAILURE, f" ({type(error).__name__})"
         else:
             why = ""
         if result is SpanExportResult.SUCCESS:
