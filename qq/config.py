@@ -37,10 +37,11 @@ PORT_MAX = 65_535
 NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
-SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "product")
+SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "tracing", "product")
 """The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+_WEB_ADDRESS = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 TOKEN_ALGORITHMS = (
@@ -149,6 +150,13 @@ class OAuth2:
     """Whether `resource_server_id` has to be among the audiences of a token."""
     leeway_s: float = 1.0
     """By how much the issuer's clock may be ahead of this node's, or behind it."""
+    client_id: str | None = None
+    """What the issuer calls the management page: RabbitMQ's management.oauth_client_id; None: it is logged in to with
+    passwords only."""
+    client_secret: str | None = field(default=None, repr=False)
+    """What the node proves with to the issuer that it is this client; None: the issuer wants no proof."""
+    scopes: tuple[str, ...] = ("openid", "profile")
+    """The scopes that the page asks for: RabbitMQ's management.oauth_scopes."""
 
     @staticmethod
     def may_ask(url: str) -> bool:
@@ -156,6 +164,26 @@ class OAuth2:
         scheme, _, rest = url.partition("://")
         host = re.split(r"[/:?#]", rest, maxsplit=1)[0]
         return bool(rest) and (scheme == "https" or (scheme == "http" and host in _OWN_MACHINE))
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Traces of messages, for a collector that speaks OTLP over HTTP."""
+
+    endpoint: str
+    """The address of the collector; traces go to the path /v1/traces below it."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What each request to the collector has for headers: it may be a secret."""
+    ca: Path | None = None
+    """The authority that signs the collector's certificate (PEM file); None: those that the system trusts."""
+    ratio: float = 0.0
+    """The share of publishes that begin a trace, among those that bring no trace context; those that bring one are
+    traced if it says so. 0 by default: what is traced is what applications trace."""
+    spans_per_s_max: int = 200
+    """The most spans that are made in a second; others are dropped and counted. Each is some 0.2 ms of work, so these
+    are some 4 % of the node's core."""
+    service_name: str = "qq"
+    """The attribute `service.name` of all spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +367,8 @@ class NodeConfig:
     peer_tls: TlsFiles | None = None
     oauth2: OAuth2 | None = None
     """What judges tokens; None: there are none."""
+    tracing: Tracing | None = None
+    """Where traces of messages are sent; None: there are none."""
 
     product: str = "RabbitMQ"
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
@@ -461,6 +491,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         tls=reader.client_tls("tls"),
         peer_tls=reader.tls("peer_tls"),
         oauth2=reader.oauth2("oauth2"),
+        tracing=reader.tracing("tracing"),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),
     )
@@ -694,6 +725,9 @@ class _SettingsReader:
             "preferred_username_claims": texts("preferred_username_claims", ()),
             "verify_aud": self.flag(section, "verify_aud", default.verify_aud),
             "leeway_s": self.seconds(section, "leeway_s", default.leeway_s),
+            "client_id": self._optional_text(section, "client_id"),
+            "client_secret": self.hidden(section, "client_secret"),
+            "scopes": texts("scopes", default.scopes),
         }
         resource_server_id = self._optional_text(section, "resource_server_id")
         if not resource_server_id and section not in self._document:
@@ -704,11 +738,39 @@ class _SettingsReader:
             raise self._error(
                 section, "issuer", "is missing, and jwks_url and signing_keys are, too: give one"
             )
+        if values["client_id"] and not values["issuer"]:
+            raise self._error(section, "issuer", "is missing, and client_id needs it")
+        if "openid" not in values["scopes"]:
+            raise self._error(section, "scopes", "must have 'openid' among them")
         if unknown := [each for each in values["algorithms"] if each not in TOKEN_ALGORITHMS]:
             known = ", ".join(TOKEN_ALGORITHMS)
             raise self._error(section, "algorithms", f"{unknown[0]!r} is not one of {known}")
         values["scope_prefix"] = values["scope_prefix"] or f"{resource_server_id}."
         return OAuth2(resource_server_id, **values)
+
+    def tracing(self, section: str) -> Tracing | None:
+        default = Tracing("")
+        values: dict[str, Any] = {
+            "headers": self._pairs(section, "headers"),
+            "ca": self._optional_file(section, "ca"),
+            "ratio": self._ratio(section, "ratio", default.ratio),
+            "spans_per_s_max": self.size(section, "spans_per_s_max", default.spans_per_s_max),
+            "service_name": self.text(section, "service_name", default.service_name),
+        }
+        endpoint = self._optional_text(section, "endpoint")
+        if endpoint is None and section not in self._document:
+            return None
+        if endpoint is None:
+            raise self._error(section, "endpoint", "is missing")
+        if _WEB_ADDRESS.fullmatch(endpoint) is None:
+            raise self._error(section, "endpoint", f"{endpoint!r} must begin with http:// or https://")
+        return Tracing(endpoint, **values)
+
+    def _ratio(self, section: str, key: str, default: float) -> float:
+        value = self._number(section, key, default)
+        if not 0 <= value <= 1:
+            raise self._error(section, key, "must be a number from 0 to 1")
+        return float(value)
 
     def _optional_text(self, section: str, key: str) -> str | None:
         return None if self._find(section, key) is None else self.text(section, key)

@@ -106,6 +106,18 @@ class Counters:
     """Messages that this node has seen off as dead letters, by reason and strategy."""
 
 
+@dataclass(slots=True)
+class SpanCounts:
+    """What has become of the spans of traces since this node started. Each only grows."""
+
+    made: int = 0
+    exported: int = 0
+    failed: int = 0
+    """How many the collector has not taken."""
+    dropped: int = 0
+    """How many were not made, because of their rate or because too many waited for the collector."""
+
+
 @dataclass(frozen=True, slots=True)
 class RaftMetrics:
     """The node's place in the log."""
@@ -231,6 +243,8 @@ class MetricsSnapshot:
     """None if this node does not lead, or has not counted yet."""
     cluster_id: str = ""
     """The id of the cluster, in hexadecimal; empty as long as it has none."""
+    spans: SpanCounts | None = None
+    """None if messages are not traced."""
 
 
 def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
@@ -264,6 +278,8 @@ class _NodeCollector(Collector):
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)
         yield from _dead_letters(snapshot.counters)
+        if snapshot.spans is not None:
+            yield _spans(snapshot.spans)
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:
@@ -449,6 +465,14 @@ def _messages(counters: Counters) -> Iterator[Metric]:
     yield consumed("get_empty", "Fetches that found the queue empty", counters.get_empty)
     yield consumed("redelivered", "Delivered again", counters.messages_redelivered)
     yield consumed("acknowledged", "Acknowledged", counters.messages_acknowledged)
+
+
+def _spans(counts: SpanCounts) -> Metric:
+    text = "Spans of traces, by what has become of them"
+    family = CounterMetricFamily("rabbitmq_trace_spans", text, labels=["outcome"])
+    for outcome in ("exported", "failed", "dropped"):
+        family.add_metric([outcome], getattr(counts, outcome))
+    return family
 
 
 def _dead_letters(counters: Counters) -> Iterator[Metric]:

@@ -35,8 +35,10 @@ from cluster.strangers import Places
 from cluster.timing import Timing
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
+from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.traced import TracedChannel
 from qq.config import ConfigError, read_secrets
 from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
@@ -80,8 +82,10 @@ if TYPE_CHECKING:
     from cluster.peers import MemberStatus
     from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
     from qq.http.view import ClusterMember
+    from qq.oauth2.code_flow import CodeFlow
     from qq.oauth2.verifier import Verifier
     from qq.sessions.login import Attempt, Outcome
+    from qq.tracing.tracer import OpenTelemetryTracer
 
     OpenDisk = Callable[[Path], RealDisk]
     MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
@@ -161,6 +165,8 @@ class Node:
         self._tls = tls.for_clients(config.tls) if config.tls else None
         self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
         self._tokens = _tokens(config)
+        self.login_provider = _login_provider(config, self._tokens)
+        self._tracer = _tracer(config)
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
@@ -382,6 +388,8 @@ class Node:
             await self._http.cleanup()
         if hasattr(self, "_tokens") and self._tokens is not None:
             await self._tokens.close()
+        if hasattr(self, "_tracer") and self._tracer is not None:
+            await self._tracer.close()
         if hasattr(self, "links"):
             await self.links.stop()
         if hasattr(self, "disk"):
@@ -490,7 +498,8 @@ class Node:
             platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
         )
         places = Places(self._shares.strangers, self._shares.clients)
-        return AmqpServer(self.broker, settings, places, complaints())
+        make_channel = Channel if self._tracer is None else partial(TracedChannel, self._tracer)
+        return AmqpServer(self.broker, settings, places, complaints(), make_channel)
 
     # What HTTP sees
 
@@ -582,6 +591,7 @@ class Node:
             blocked=self.management.client_watch.blocked,
             totals=self.management.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),
+            spans=None if self._tracer is None else self._tracer.counts,
         )
 
     def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
@@ -626,7 +636,7 @@ class Node:
             await self._wait_for(attempt, decided)
         outcome = decided.result()
         if isinstance(outcome, TokenUser):
-            return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes)
+            return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes, outcome.expires_s)
         known = self.machine.users.get(user)  # who may have been deleted since the answer
         return LoggedIn(user, known.tags) if known is not None and outcome else None
 
@@ -689,6 +699,28 @@ def _tokens(config: NodeConfig) -> Verifier | None:
             f"[oauth2] needs {missing.name}: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
         ) from None
     return Verifier(config.oauth2)
+
+
+def _login_provider(config: NodeConfig, verifier: Verifier | None) -> CodeFlow | None:
+    """What has a page with which one logs in to the management page, besides passwords."""
+    if verifier is None or config.oauth2 is None or config.oauth2.client_id is None:
+        return None
+    from qq.oauth2.code_flow import CodeFlow  # noqa: PLC0415
+
+    return CodeFlow(config.oauth2, config.oauth2.client_id, verifier)
+
+
+def _tracer(config: NodeConfig) -> OpenTelemetryTracer | None:
+    """What traces messages, if anything does. Raises StartError."""
+    if config.tracing is None:
+        return None
+    try:
+        from qq.tracing.tracer import OpenTelemetryTracer  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"[tracing] needs {missing.name}: pip install 'qq-broker[tracing]', or -r requirements/tracing.txt"
+        ) from None
+    return OpenTelemetryTracer(config.tracing, config.name, config.cluster_name)
 
 
 def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:

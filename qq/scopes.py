@@ -61,9 +61,10 @@ class Scopes:
 
     def __init__(self, texts: Iterable[str]) -> None:
         """`texts` are scopes without the prefix that says for which service they are."""
+        self.texts = tuple(texts)
         tags: set[str] = set()
         self._resources: list[_Resource] = []
-        for text in texts:
+        for text in self.texts:
             kind, _, what = text.partition(":")
             if kind == _TAG:
                 tags.add(what)

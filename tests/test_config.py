@@ -20,6 +20,7 @@ from qq.config import (
     NodeLimits,
     OAuth2,
     Seed,
+    Tracing,
     load,
     read_secrets,
 )
@@ -93,10 +94,16 @@ additional_scopes_keys = ["roles"]
 preferred_username_claims = ["email"]
 verify_aud = false
 leeway_s = 5
+issuer = "https://issuer/x"
+client_id = "page"
+client_secret = "a secret"
+scopes = ["openid", "rabbitmq.tag:management"]
 """
-    assert loaded(file, GOOD + OAUTH2 + more).oauth2 == OAuth2(
+    config = loaded(file, GOOD + OAUTH2 + more)
+    assert "a secret" not in repr(config) + str(config.shown())
+    assert config.oauth2 == OAuth2(
         "rabbitmq",
-        None,
+        "https://issuer/x",
         "http://127.0.0.1:1/keys",
         file,
         (("one", file.parent / "keys/one.pem"), ("two", Path("/two.pem"))),
@@ -108,6 +115,9 @@ leeway_s = 5
         ("email",),
         False,
         5.0,
+        "page",
+        "a secret",
+        ("openid", "rabbitmq.tag:management"),
     )
     environ = {"QQ_OAUTH2_RESOURCE_SERVER_ID": "mq", "QQ_OAUTH2_ISSUER": "https://i"}
     found = loaded(file, GOOD, **environ).oauth2
@@ -130,10 +140,70 @@ leeway_s = 5
         ),
         (OAUTH2 + 'issuer = "https://i"\nleeway_s = 0\n', "[oauth2] leeway_s: must be a number of seconds"),
         (OAUTH2 + 'issuer = "https://i"\nca = "nothing.pem"\n', "[oauth2] ca: "),
+        (
+            OAUTH2 + 'jwks_url = "https://i"\nclient_id = "x"\n',
+            "[oauth2] issuer: is missing, and client_id needs it",
+        ),
+        (
+            OAUTH2 + 'issuer = "https://i"\nscopes = ["x"]\n',
+            "[oauth2] scopes: must have 'openid' among them",
+        ),
         (OAUTH2 + 'issuer = "https://i"\nkeys = 1\n', "[oauth2] keys: there is no such key"),
     ],
 )
 def test_settings_of_tokens_that_cannot_be_are_one_line(file: Path, text: str, said: str) -> None:
+    assert refusal(file, GOOD + text).startswith(said)
+
+
+TRACING = """
+[tracing]
+endpoint = "https://traces:4318/base"
+"""
+
+
+def test_traces_are_sent_where_the_file_says(file: Path) -> None:
+    assert loaded(file, GOOD).tracing is None
+    assert loaded(file, GOOD + TRACING).tracing == Tracing("https://traces:4318/base")
+    more = """
+headers = ["Authorization = Basic c2VjcmV0=="]
+ca = "node.toml"
+ratio = 0.5
+spans_per_s_max = 7
+service_name = "mq"
+"""
+    config = loaded(file, GOOD + TRACING + more)
+    headers = (("Authorization", "Basic c2VjcmV0=="),)
+    assert config.tracing == Tracing("https://traces:4318/base", headers, file, 0.5, 7, "mq")
+    assert "c2VjcmV0" not in str(config.shown())
+    assert "c2VjcmV0" not in repr(config)
+    environ = {
+        "QQ_TRACING_ENDPOINT": "http://c:4318",
+        "QQ_TRACING_HEADERS": "a=1,b=2",
+        "QQ_TRACING_RATIO": "1",
+    }
+    assert loaded(file, GOOD, **environ).tracing == Tracing(
+        "http://c:4318", (("a", "1"), ("b", "2")), ratio=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tracing]\n", "[tracing] endpoint: is missing"),
+        (
+            '[tracing]\nendpoint = "collector:4318"\n',
+            "[tracing] endpoint: 'collector:4318' must begin with http",
+        ),
+        ('[tracing]\nendpoint = "http://c?x"\n', "[tracing] endpoint: 'http://c?x' must begin with http"),
+        (TRACING + "ratio = 1.1\n", "[tracing] ratio: must be a number from 0 to 1"),
+        (TRACING + "ratio = nan\n", "[tracing] ratio: must be a number from 0 to 1"),
+        (TRACING + "spans_per_s_max = 0\n", "[tracing] spans_per_s_max: must be a whole number above zero"),
+        (TRACING + 'headers = ["secret"]\n', "[tracing] headers: 'secret' must be NAME=VALUE"),
+        (TRACING + 'ca = "nothing.pem"\n', "[tracing] ca: "),
+        (TRACING + "key = 1\n", "[tracing] key: there is no such key"),
+    ],
+)
+def test_settings_of_traces_that_cannot_be_are_one_line(file: Path, text: str, said: str) -> None:
     assert refusal(file, GOOD + text).startswith(said)
 
 

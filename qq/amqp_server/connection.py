@@ -351,7 +351,8 @@ class ClientConnection(asyncio.Protocol):
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
-                    channel = self._channels[event.channel] = Channel(self._broker, self, event.channel)
+                    channel = self._server.make_channel(self._broker, self, event.channel)
+                    self._channels[event.channel] = channel
                     self._broker.session_opened(channel)
                 case _:
                     channel = self._channels.get(event.channel)

@@ -13,10 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.complaints import Complaints
+from qq.amqp_server.channel.channel import Channel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cluster.strangers import Places
     from qq.amqp.connection import Settings
+    from qq.amqp_server.ports import Carrier
     from qq.sessions.broker import Broker
 
 COMPLAINTS_PER_S = 10
@@ -38,6 +42,8 @@ class AmqpServer(NamedTuple):
     """Decides how many clients may be connected, and how many of them without having logged in."""
     complaints: Complaints
     """Logs what is wrong with clients that have not logged in."""
+    make_channel: Callable[[Broker, Carrier, int], Channel] = Channel
+    """Makes the channels: it is decided once, at the start of the node, whether they trace messages (traced.py)."""
 
     @property
     def current_settings(self) -> Settings:

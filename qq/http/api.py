@@ -27,6 +27,7 @@ from qq.http.live_views import LiveViews
 from qq.http.members import MemberEndpoints
 from qq.http.moves import MoveEndpoints
 from qq.http.nodes import NodeEndpoints
+from qq.http.oauth2_login import OAuth2Endpoints
 from qq.http.operations import OperationEndpoints
 from qq.http.overview import OverviewEndpoints
 from qq.http.parameters import GlobalParameterEndpoints, ParameterEndpoints
@@ -76,6 +77,7 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
         BackupEndpoint(management),
         MemberEndpoints(management),
         LoginEndpoints(view, management),
+        OAuth2Endpoints(view, management),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from qq.http.errors import Handler
-    from qq.http.view import ManagementView, NodeView, WebLogin
+    from qq.http.view import LoggedIn, ManagementView, NodeView, WebLogin
     from qq.scopes import Scopes
 
 ADMINISTRATOR = "administrator"
@@ -41,13 +41,21 @@ POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
 
 LOGIN_PATH = "/api/login"
 SESSION_PATH = "/api/session"
+AUTH_PATH = "/api/auth"
+OAUTH2_LOGIN_PATH = "/api/oauth2/login"
+CALLBACK_PATH = "/api/oauth2/callback"
 _CHECKS = (
     "below-node-connection-limit",
     "is-in-service",
     "ready-to-serve-clients",
     "reached-target-cluster-size",
 )
-OPEN_PATHS = frozenset({LOGIN_PATH, SESSION_PATH, *(f"/api/health/checks/{check}" for check in _CHECKS)})
+OPEN_PATHS = frozenset(
+    {
+        *(LOGIN_PATH, SESSION_PATH, AUTH_PATH, OAUTH2_LOGIN_PATH, CALLBACK_PATH),
+        *(f"/api/health/checks/{check}" for check in _CHECKS),
+    }
+)
 """What needs no login below /api, with or without a slash at its end."""
 
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
@@ -103,19 +111,24 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
     if session is None:
         return await log_in(view, request, *_credentials(view, request))
     check_csrf(request, session)
-    operator = Operator(session.user, frozenset(session.tags))
-    _require(operator, READERS)
+    operator = Operator(session.user, frozenset(session.tags), session.scopes)
+    _require(operator.tags, READERS)
     return operator
 
 
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
     """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
+    found = await authenticated(view, request, user, password)
+    return Operator(found.user, frozenset(found.tags), found.scopes)
+
+
+async def authenticated(view: NodeView, request: web.Request, user: str, password: str) -> LoggedIn:
+    """Who somebody with this password is, and who may log in here. Raises Refusal, LoginThrottled, Unavailable."""
     found = await view.authenticate(user, password, request.remote or "")
     if found is None:
         raise unauthorized("login was refused")
-    operator = Operator(found.user, frozenset(found.tags), found.scopes)
-    _require(operator, READERS)
-    return operator
+    _require(found.tags, READERS)
+    return found
 
 
 def has_login(request: web.Request) -> bool:
@@ -134,11 +147,11 @@ def only_own(request: web.Request) -> str | None:
 
 def require(request: web.Request, tags: Collection[str]) -> None:
     """Refuse a user who has none of these tags."""
-    _require(login_of(request), tags)
+    _require(login_of(request).tags, tags)
 
 
-def _require(operator: Operator, tags: Collection[str]) -> None:
-    if not operator.has_one_of(tags):
+def _require(own: Collection[str], tags: Collection[str]) -> None:
+    if frozenset(own).isdisjoint(tags):
         raise unauthorized(f"the user needs one of the tags {', '.join(sorted(tags))}")
 
 
@@ -153,12 +166,12 @@ def check_origin(request: web.Request) -> None:
 
 def _is_ours(origin: str, request: web.Request) -> bool:
     try:
-        return URL(origin).authority == _host(request)
+        return URL(origin).authority == host(request)
     except ValueError:
         return False
 
 
-def _host(request: web.Request) -> str:
+def host(request: web.Request) -> str:
     """What the browser has in its address bar. Without the header, aiohttp would ask the name service."""
     return request.headers.get(hdrs.HOST, "")
 
@@ -166,15 +179,15 @@ def _host(request: web.Request) -> str:
 # --- web sessions
 
 
-def cookie_name(request: web.Request) -> str:
-    """The name of the cookie of a web session.
+def cookie_name(request: web.Request, use: str = "session") -> str:
+    """The name of the cookie of a web session, or of one for another use.
 
     Browsers have the same cookies for all ports of a host, and there may be a node, or a cluster, at each. Behind a
     load balancer it is the same name at all nodes. Over TLS, no other host of the domain can set it (`__Host-`).
     """
-    port = _host(request).rpartition(":")[2]
+    port = host(request).rpartition(":")[2]
     is_port = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
-    name = f"qq-session-{port}" if is_port else "qq-session"
+    name = f"qq-{use}-{port}" if is_port else f"qq-{use}"
     return f"__Host-{name}" if is_encrypted(request) else name
 
 

@@ -59,7 +59,7 @@ class LoginEndpoints:
         if session is None:
             raise unauthorized("login was refused")
         response = web.json_response(_document(session))
-        _set_cookie(request, response, session.token, session.expires_s - int(time()))
+        set_session_cookie(request, response, session)
         return response
 
     async def session(self, request: web.Request) -> web.Response:
@@ -101,6 +101,11 @@ def _document(session: WebLogin) -> dict[str, Any]:
         "csrf_token": session.csrf_token,
         "expiry": session.expires_s,
     }
+
+
+def set_session_cookie(request: web.Request, response: web.Response, session: WebLogin) -> None:
+    """Have the browser keep a session that has just begun."""
+    _set_cookie(request, response, session.token, session.expires_s - int(time()))
 
 
 def _set_cookie(request: web.Request, response: web.Response, token: str, lifetime_s: int) -> None:

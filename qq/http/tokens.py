@@ -8,7 +8,8 @@ Lives here: their format, and what vouches for them. Not here: which sessions ha
 the cookie (login.py, sessions.py).
 
 Law: nothing of a token is believed, or even read, before a key has vouched for it. A token vouches for the password,
-too, as the log has it: with another one, or a user made anew, it is worth nothing. Nobody can try passwords on it.
+too, as the log has it: with another one, or a user made anew, it is worth nothing. Nobody can try passwords on it. Of
+somebody who has logged in with a token of OAuth 2 it has what that permits, and never that token.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from qq.machine.access import User
 
 ID_BYTES = 16
-TOKEN_LENGTH_MAX = 1024
-"""The longest text that is looked at: a user's name of 255 octets and two signatures are some 650 characters."""
+TOKEN_LENGTH_MAX = 3800
+"""The longest token: browsers keep 4096 octets of a cookie, its name and attributes included. That of a user with a
+password is shorter than 700."""
 _DIGEST, _DIGEST_BYTES = "sha256", 32
 _LABEL = b"qq web session 1"
 """What the key is derived with: of another cluster with the same secret, or for another use, it is another one."""
@@ -49,12 +51,22 @@ class WebSession(NamedTuple):
         return hmac.digest(self.id, b"X-CSRF-Token", _DIGEST).hex()
 
 
+class Vouched(NamedTuple):
+    """What a token of OAuth 2 has said of the user of a session, whom the cluster's list does not know."""
+
+    scopes: Sequence[str]
+    expires_s: int
+    """When that token expires, in seconds since 1970."""
+
+
 class OpenedToken(NamedTuple):
     """A token that a key has vouched for."""
 
     session: WebSession
     key: bytes
     proof: bytes
+    vouched: Vouched | None = None
+    """None: it is a session of a user with a password."""
 
     def fits(self, user: User) -> bool:
         """Whether the user's password is the one with which the session began."""
@@ -75,6 +87,12 @@ class Tokens:
         signatures = (_signature(key, payload) + _proof(key, session, user) for key in self._keys())
         return ".".join(map(_text, (payload, *signatures)))
 
+    def seal_vouched(self, session: WebSession, vouched: Vouched) -> str | None:
+        """Make the token of a session of a user with a token of OAuth 2; None if it is too long."""
+        payload = pack([*session, list(vouched.scopes), vouched.expires_s])
+        token = ".".join(map(_text, (payload, *(_signature(key, payload) for key in self._keys()))))
+        return token if len(token) <= TOKEN_LENGTH_MAX else None
+
     def open(self, token: str) -> OpenedToken | None:
         """The session that a token is of; None if no key of this cluster vouches for it."""
         if len(token) > TOKEN_LENGTH_MAX:
@@ -87,7 +105,9 @@ class Tokens:
             expected = _signature(key, payload)
             for signature in signatures:
                 if hmac.compare_digest(signature[:_DIGEST_BYTES], expected):
-                    return OpenedToken(WebSession(*msgpack.unpackb(payload)), key, signature[_DIGEST_BYTES:])
+                    user, number, began_s, *vouched = msgpack.unpackb(payload)
+                    session, proof = WebSession(user, number, began_s), signature[_DIGEST_BYTES:]
+                    return OpenedToken(session, key, proof, Vouched(*vouched) if vouched else None)
         return None
 
     def _keys(self) -> list[bytes]:

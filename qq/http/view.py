@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class LoggedIn(NamedTuple):
     tags: Collection[str]
     scopes: Scopes | None = None
     """What the user may do, if a token vouches for the user and not the cluster's list."""
+    expires_s: float = inf
+    """When that token expires, in seconds since 1970."""
 
 
 class WebLogin(NamedTuple):
@@ -54,6 +57,41 @@ class WebLogin(NamedTuple):
     csrf_token: str
     expires_s: int
     """When it ends by itself, in seconds since 1970."""
+    scopes: Scopes | None = None
+    """What the user may do, if a token has vouched for the user and not the cluster's list."""
+
+
+class LoginRound(NamedTuple):
+    """One login with the page of who issues tokens, from its begin until the browser comes back."""
+
+    redirect_uri: str
+    """Where the browser comes back to."""
+    state: str
+    nonce: str
+    verifier: str
+    """The `code_verifier` of PKCE (RFC 7636)."""
+
+
+class LoginRefused(Exception):  # named for what it is
+    """Nobody is logged in, for this reason."""
+
+
+class LoginProvider(Protocol):
+    """Who issues tokens, and has a page to log in with (OpenID Connect)."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    @property
+    def issuer(self) -> str: ...
+
+    async def login_address(self, login: LoginRound, /) -> str:
+        """The address of the page to which the browser is sent. Raises Unavailable."""
+        ...
+
+    async def redeem(self, code: str, login: LoginRound, /) -> str:
+        """The access token for the code with which the browser has come back. Raises LoginRefused, Unavailable."""
+        ...
 
 
 class LoginThrottled(Exception):
@@ -545,6 +583,11 @@ class NodeView(Protocol):
         """Whether tokens of OAuth 2 are good for a login."""
         ...
 
+    @property
+    def login_provider(self) -> LoginProvider | None:
+        """Whose page the management page is logged in with, besides passwords; None: nobody's."""
+        ...
+
 
 class RoomView(Protocol):
     """Tells whether limits leave room for something new, besides what is there and all that was claimed before."""
@@ -762,6 +805,13 @@ class ManagementView(Protocol):
 
     def begin_session(self, user: str) -> WebLogin | None:
         """Begin a session of a user who has just logged in; None if the user is gone."""
+        ...
+
+    def begin_vouched_session(self, found: LoggedIn) -> WebLogin | None:
+        """Begin a session of a user for whom a token vouches, until that expires.
+
+        None if it has expired, or says more than a browser keeps.
+        """
         ...
 
     async def session(self, token: str, peer_host: str) -> WebLogin | None:

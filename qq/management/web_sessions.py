@@ -3,10 +3,11 @@
 Lives here: which sessions are good, and those that were ended before their time. Not here: their tokens
 (qq/http/tokens.py), the cookie and what else HTTP has to do with them (qq/http/login.py, qq/http/sessions.py).
 
-A session ends when it is too old, when its user is gone or has another password, and when somebody logs out. The first
-three every node sees by itself. Of the last the nodes tell each other: at once, and again once a minute, so that a node
-that was away hears of it, too. It is in memory only: a session that was ended is good again, for the rest of its time,
-if all nodes are started anew at once. (The browser has forgotten it in any case.)
+A session ends when it is too old, when its user is gone or has another password, or the token of OAuth 2 with which it
+began expires, and when somebody logs out. All but the last every node sees by itself. Of that the nodes tell each
+other: at once, and again once a minute, so that a node that was away hears of it, too. It is in memory only: a session
+that was ended is good again, for the rest of its time, if all nodes are started anew at once. (The browser has
+forgotten it in any case.)
 
 Law: what is remembered is bounded, and what one user does, however often, ends no session of another user.
 """
@@ -17,14 +18,16 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from qq.http.tokens import ID_BYTES, Tokens, WebSession
+from qq.http.tokens import ID_BYTES, Tokens, Vouched, WebSession
 from qq.http.view import Unavailable, WebLogin
 from qq.management.sessions import until_applied
+from qq.scopes import Scopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from qq.http.tokens import OpenedToken
+    from qq.http.view import LoggedIn
     from qq.machine.access import User
     from qq.management.others import OtherNodes
     from qq.sessions.broker import Broker
@@ -37,6 +40,9 @@ TELL_INTERVAL_S = 60.0
 """How often other nodes are asked which sessions were ended."""
 ENDED, ENDED_NOW = "ended-sessions", "ended-session"
 """The topics that nodes ask each other about: what was ended, and that one is ended now."""
+_VOUCHED = "\0"
+"""What the name of a session's user begins with for whom a token vouches: that user is not the one in the cluster's
+list who has the same name, and ends no sessions of that one."""
 _ALL_BEFORE = b""
 """In the place of a session's id: it stands for all sessions of the user that did not begin later than it."""
 
@@ -98,6 +104,16 @@ class WebSessions:
         session = WebSession(user, secrets.token_bytes(ID_BYTES), self._now_s())
         return self._shown(session, known, self._tokens.seal(session, known))
 
+    def begin_vouched_session(self, found: LoggedIn) -> WebLogin | None:
+        """Begin a session of a user for whom a token vouches; None if it has expired, or says more than fits."""
+        assert found.scopes is not None
+        session = WebSession(_VOUCHED + found.user, secrets.token_bytes(ID_BYTES), self._now_s())
+        vouched = Vouched(found.scopes.texts, int(found.expires_s))
+        token = self._tokens.seal_vouched(session, vouched)
+        if token is None or vouched.expires_s <= session.began_s:
+            return None
+        return self._shown_vouched(session, vouched, token)
+
     async def session(self, token: str, peer_host: str) -> WebLogin | None:
         """The session that a token is of, if it is good; also one that began at another node just now.
 
@@ -106,6 +122,8 @@ class WebSessions:
         opened = self._tokens.open(token)
         if opened is None or self._is_over(opened.session):
             return None
+        if opened.vouched is not None:
+            return self._vouched_session(opened.session, opened.vouched, token, peer_host)
         user = self._user_of(opened)
         if user is None:
             unseen_before = self._broker.submissions.times_unseen
@@ -121,6 +139,14 @@ class WebSessions:
         if not self._broker.logins.may_come_from(user.name, peer_host):
             return None
         return self._shown(opened.session, user, token)
+
+    def _vouched_session(
+        self, session: WebSession, vouched: Vouched, token: str, peer_host: str
+    ) -> WebLogin | None:
+        """A session of somebody with a token of OAuth 2, if that has not expired and the node still takes such."""
+        logins, shown = self._broker.logins, self._shown_vouched(session, vouched, token)
+        is_over = self._now_s() >= shown.expires_s or logins.verifier is None
+        return None if is_over or not logins.may_come_from(shown.user, peer_host) else shown
 
     async def end_session(self, token: str) -> None:
         """End a session here, and at the nodes that answer."""
@@ -152,6 +178,11 @@ class WebSessions:
 
     def _shown(self, session: WebSession, user: User, token: str) -> WebLogin:
         return WebLogin(token, user.name, user.tags, session.csrf_token, self._expiry_s(session))
+
+    def _shown_vouched(self, session: WebSession, vouched: Vouched, token: str) -> WebLogin:
+        scopes, user = Scopes(vouched.scopes), session.user.removeprefix(_VOUCHED)
+        expires_s = min(self._expiry_s(session), vouched.expires_s)
+        return WebLogin(token, user, scopes.tags, session.csrf_token, expires_s, scopes)
 
     def _expiry_s(self, session: WebSession) -> int:
         return session.began_s + int(self._broker.limits.http_session_s)

@@ -14,6 +14,7 @@ import jwt
 from jwt.exceptions import PyJWTError
 
 from qq.oauth2.keys import Keys
+from qq.oauth2.provider import Provider
 from qq.scopes import Scopes, TokenUser
 from qq.sessions.login import InvalidToken
 
@@ -39,7 +40,8 @@ class Verifier:
     def __init__(self, config: OAuth2) -> None:
         """Raise StartError for keys that cannot be used."""
         self._config = config
-        self._keys = Keys(config)
+        self.provider = Provider(config)
+        self._keys = Keys(config, self.provider)
         self._jwt = jwt.PyJWT()
 
     def is_token(self, password: bytes) -> bool:
@@ -53,10 +55,8 @@ class Verifier:
             return False
 
     def verify(self, token: bytes) -> TokenUser:
-        key = self._key_of(token)
-        if key is None:
-            raise InvalidToken("nobody knows the key that it is signed with")
-        claims = self._claims(token, key)
+        config = self._config
+        claims = self.claims(token, config.resource_server_id if config.verify_aud else None)
         name = self._name(claims)
         return TokenUser(
             name, Scopes(self._scopes(claims)), min(int(claims["exp"]), EXPIRY_S_MAX) + self._config.leeway_s
@@ -74,17 +74,20 @@ class Verifier:
             raise InvalidToken(f"its algorithm {header.get('alg')!r} is not among {self._config.algorithms}")
         return self._keys.find(header.get("kid"))
 
-    def _claims(self, token: bytes, key: Any) -> dict[str, Any]:
-        config = self._config
+    def claims(self, token: bytes, audience: str | None) -> dict[str, Any]:
+        """What a token says that is good, and for this audience (None: for any). Raises InvalidToken."""
+        key, config = self._key_of(token), self._config
+        if key is None:
+            raise InvalidToken("nobody knows the key that it is signed with")
         try:
             return self._jwt.decode(
                 token,
                 key,
                 algorithms=list(config.algorithms),
-                audience=config.resource_server_id if config.verify_aud else None,
+                audience=audience,
                 issuer=config.issuer,
                 leeway=config.leeway_s,
-                options={"require": ["exp"], "verify_aud": config.verify_aud},
+                options={"require": ["exp"], "verify_aud": audience is not None},
             )
         except (PyJWTError, RecursionError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidToken(str(error)) from None

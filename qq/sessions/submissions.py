@@ -156,13 +156,15 @@ class Submissions:
         lane.settlements.clear()
         self._ask(lane, asked, asked.size)
 
-    def read_barrier(self, callback: Callable[[], None], lane: Lane | None = None) -> None:
+    def read_barrier(
+        self, callback: Callable[[], None], lane: Lane | None = None, *, is_urgent: bool = True
+    ) -> None:
         """Have `callback` called when all that the lane asked for so far is applied, or is given up.
 
         This node has applied then all that the cluster has committed by now: a batch goes through the log for it,
-        though nothing may be asked for in it.
+        though nothing may be asked for in it. See `settle` for what is not urgent.
         """
-        self._ask(lane or self._own, Callback(callback), 0)
+        self._ask(lane or self._own, Callback(callback), 0, is_urgent=is_urgent)
 
     def commit(
         self,

@@ -25,6 +25,7 @@ from cluster.log.segment import EntryGone
 from cluster.strangers import Places
 from qq import tls
 from qq.amqp.connection import Settings
+from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.config import ClientTls, NodeLimits
@@ -144,12 +145,14 @@ class LoneBroker:
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
         new_group: type[LoneGroup] = LoneGroup,
         proxies: Sequence[str] = (),
+        make_channel: Callable[[Broker, Any, int], Channel] = Channel,
         **limits: Any,
     ) -> None:
         self._settings = settings or Settings()
         self._tls = tls
         self._new_loop = new_loop
         self._new_group = new_group
+        self._make_channel = make_channel
         self._proxies = [ip_network(network) for network in proxies]
         self._limits = NodeLimits(**limits)
         self._skipping = ExitStack()
@@ -171,7 +174,7 @@ class LoneBroker:
         self.places = Places(self._limits.strangers_max or 512, 1000)
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
-        self.server = AmqpServer(self.broker, self._settings, self.places, complaints())
+        self.server = AmqpServer(self.broker, self._settings, self.places, complaints(), self._make_channel)
         self.group.start(self.broker)
         self._begin()
         self._serving: list[asyncio.Task[None]] = []

@@ -63,6 +63,7 @@ class View:
         return None
 
     takes_tokens = False
+    login_provider = None
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
         known = (self._config.default_user, self._config.default_password)

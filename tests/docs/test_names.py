@@ -35,6 +35,7 @@ from qq.metrics import (
     MemoryMetrics,
     MetricsSnapshot,
     RaftMetrics,
+    SpanCounts,
     node_registry,
 )
 
@@ -355,6 +356,7 @@ def known_metrics() -> set[str]:
         1,
         1,
         ClusterTotals(1, 1, 1, 1, 1, 1, 1),
+        spans=SpanCounts(),
     )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
     return {sample.name for sample in samples if not sample.name.endswith("_created")}

@@ -97,6 +97,7 @@ class FakeView:
         return {"rabbitmq_identity_info": {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint}}
 
     takes_tokens = False
+    login_provider = None
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
         is_right = password == PASSWORD and is_loopback(peer_host) and user in self.tags

@@ -15,7 +15,7 @@ from http_node import GUEST, Answer, Node, answer
 from cluster.envelope import Inquiry, InquiryAnswer
 from cluster.inquiries import Inquiries
 from qq.http import tokens
-from qq.http.tokens import Tokens, WebSession
+from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import Unavailable
 from qq.machine.access import SHA256, User
 from qq.machine.commands import DeleteUser, PutUser
@@ -452,3 +452,29 @@ def test_a_node_that_was_away_ends_no_session_that_it_does_not_know(node: Machin
         assert await node.management.session(session.token, "::1") == session
 
     asyncio.run(story())
+
+
+# --- the page of who issues tokens
+
+
+def test_a_node_without_an_issuer_is_logged_in_to_with_passwords(node: Machine) -> None:
+    assert node.ask("/api/auth").json == {"oauth_enabled": False}
+    for path in ("/api/oauth2/login", "/api/oauth2/callback?code=x&state=y"):
+        told = node.ask(path)
+        assert (told.status, "Set-Cookie" in told.headers) == (404, False)
+        assert told.json["reason"].startswith("this node is logged in to with passwords")
+
+
+def test_what_a_token_vouches_for_is_sealed(node: Machine) -> None:
+    mine = Tokens("qq", lambda: [OLD])
+    vouched = Vouched(["tag:management", "read:*"], 1_900_000_000)
+    sealed = mine.seal_vouched(SESSION, vouched)
+    assert sealed is not None
+    opened = mine.open(sealed)
+    assert opened is not None
+    assert (opened.session, opened.vouched) == (SESSION, vouched)
+    assert not opened.fits(USER)
+    assert Tokens("qq", lambda: [NEW]).open(sealed) is None
+    signature = sealed.split(".")[1]
+    assert mine.open(f"{mine.seal(SESSION, USER).split('.')[0]}.{signature}") is None
+    assert mine.seal_vouched(SESSION, Vouched(["x" * TOKEN_LENGTH_MAX], 1)) is None

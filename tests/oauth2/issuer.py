@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import TracebackType
@@ -32,11 +33,18 @@ class Issuer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.asked.append(self.path)
-                status, body = issuer.answer(self.path)
+                self._write(*issuer.answer(self.path))
+
+            def do_POST(self) -> None:
+                size = int(self.headers["Content-Length"])
+                self._write(*issuer.take(self.path, self.rfile.read(size).decode(), self.headers))
+
+            def _write(self, status: int, body: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
                 if status == 302:
-                    self.send_header("Location", "/keys")
+                    self.send_header("Location", body.decode() or "/keys")
+                    body = b""
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -72,6 +80,9 @@ class Issuer:
                 return 200, json.dumps({"issuer": self.url, "jwks_uri": f"{self.url}/keys"}).encode()
             case _:
                 return 404, b""
+
+    def take(self, path: str, form: str, headers: Message) -> tuple[int, bytes]:
+        return 404, b""
 
     def token(self, *scopes: str, number: str | None = "one", key: Any = None, **claims: Any) -> str:
         return token(*scopes, number=number, key=key or self.keys.get(number or "one", RSA), **claims)

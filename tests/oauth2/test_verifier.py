@@ -19,7 +19,7 @@ from issuer import RSA, SERVICE, Issuer, new_key, pem, token
 from qq import node
 from qq.config import OAuth2
 from qq.errors import StartError
-from qq.oauth2 import keys
+from qq.oauth2 import keys, provider
 from qq.oauth2.verifier import Verifier
 from qq.scopes import TokenUser
 from qq.sessions.login import InvalidToken
@@ -79,8 +79,9 @@ def good(verifier: Verifier, text: str) -> TokenUser:
 # --- what is loaded
 
 
-def test_a_node_without_tokens_does_not_load_what_judges_them() -> None:
-    program = "import sys, qq.node; sys.exit('jwt' in sys.modules or 'qq.oauth2' in sys.modules)"
+def test_a_node_does_not_load_what_judges_tokens_or_traces_messages_before_it_is_configured() -> None:
+    extras = {"jwt", "qq.oauth2", "opentelemetry", "qq.tracing"}
+    program = f"import sys, qq.node; sys.exit(bool({extras} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -268,7 +269,7 @@ def test_a_token_that_names_no_key(issuer: Issuer) -> None:
         (lambda _: (200, b"[" * 100_000), "nested"),
         (lambda _: (200, b'{"keys": 7}'), "Invalid JWK Set value"),
         (lambda _: (200, b'{"keys": []}'), "did not contain any keys"),
-        (lambda _: (200, b"x" * (keys.DOCUMENT_BYTES_MAX + 1)), "larger than"),
+        (lambda _: (200, b"x" * (provider.DOCUMENT_BYTES_MAX + 1)), "larger than"),
     ],
 )
 def test_an_answer_without_keys_is_told_and_no_more(

@@ -14,6 +14,8 @@ import pytest
 from browsing import Page
 from chromium import opened
 from demo import QUORUM, api
+from issuer import SERVICE
+from openid import CLIENT, SECRET, OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -27,8 +29,20 @@ EVIL = '<img src=x onerror="window.hurt=1">é🐇/%2F&?#'
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Generator[LocalCluster]:
-    with LocalCluster(nodes=3) as started:
+def provider() -> Generator[OpenIdProvider]:
+    with OpenIdProvider() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cluster(provider: OpenIdProvider) -> Generator[LocalCluster]:
+    oauth2 = {
+        "resource_server_id": SERVICE,
+        "issuer": provider.url,
+        "client_id": CLIENT,
+        "client_secret": SECRET,
+    }
+    with LocalCluster(nodes=3, settings={"oauth2": oauth2}) as started:
         yield started
 
 
@@ -360,3 +374,20 @@ def test_a_session_that_ends_leads_to_the_login(page: Page, node: ClusterNode) -
     page.until_reads("Log in to qq")
     page.log_in("guest", "guest")
     page.until_reads("Messages a second")
+
+
+def test_somebody_logs_in_with_the_page_of_the_issuer(page: Page, provider: OpenIdProvider) -> None:
+    page.open("queues")
+    page.press("logout", ".top")
+    page.press("issuer")
+    page.until(lambda: "ann" in page.text(".top"))
+    assert page.browser.current_url == f"{page.address}#/queues"
+    kept = "return [document.cookie, ...Object.keys(localStorage), ...Object.values(sessionStorage)].join()"
+    assert "eyJ" not in page.browser.execute_script(kept)
+    page.press("logout", ".top")
+    provider.refuses = True
+    page.press("issuer")
+    page.until_reads("The login was refused")
+    assert "login=" not in page.browser.current_url
+    page.log_in("guest", "guest")
+    page.until(lambda: "guest" in page.text(".top"))

@@ -10,7 +10,7 @@ Law: whatever goes wrong in a client's method ends the channel or its connection
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pamqp.commands as amqp
 
@@ -22,6 +22,7 @@ from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.core import ChannelCore
 from qq.amqp_server.channel.publishing import PUBLISH, PublishingMethods, Unpublished
 from qq.amqp_server.methods import error_of
+from qq.amqp_server.outgoing import Outgoing
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 from qq.machine.errors import Refused
 from qq.machine.limits import check_table_size
@@ -31,8 +32,8 @@ from qq.sessions.facts import SessionFacts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.amqp_server.channel.core import Event
-    from qq.amqp_server.outgoing import Outgoing, OutgoingConsumer
+    from qq.amqp_server.channel.core import Event, MakeOutgoing
+    from qq.amqp_server.outgoing import OutgoingConsumer
     from qq.amqp_server.ports import Carrier
     from qq.machine import commands, effects
     from qq.sessions.broker import Broker
@@ -40,20 +41,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class ChannelParts(NamedTuple):
+    """What a channel is made of."""
+
+    outgoing: MakeOutgoing = Outgoing
+    publishing: Callable[[ChannelCore], PublishingMethods] = PublishingMethods
+    consuming: Callable[[ChannelCore], ConsumingMethods] = ConsumingMethods
+
+
+PLAIN = ChannelParts()
+
+
 class Channel:
     """An open channel. It is the `Session` of its client."""
 
     __slots__ = ("connection", "consuming", "core", "number", "outgoing", "publishing", "session")
 
-    def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
-        core = ChannelCore(broker, connection, number, self._carry_out, self.fail)
+    def __init__(self, broker: Broker, connection: Carrier, number: int, parts: ChannelParts = PLAIN) -> None:
+        core = ChannelCore(broker, connection, number, self._carry_out, self.fail, parts.outgoing)
         self.connection = connection
         self.number = number
         self.session = core.session
         self.outgoing: Outgoing = core.outgoing
         self.core = core
-        self.publishing = PublishingMethods(core)
-        self.consuming = ConsumingMethods(core)
+        self.publishing = parts.publishing(core)
+        self.consuming = parts.consuming(core)
 
     def facts(self) -> SessionFacts:
         core, transaction = self.core, self.core.transaction

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
-from qq.amqp_server.outgoing import Outgoing
 from qq.sessions.access import Access
 from qq.sessions.facts import SessionCounts
 
@@ -26,11 +25,14 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from qq.amqp_server.channel.transaction import Transaction
+    from qq.amqp_server.outgoing import Outgoing
     from qq.amqp_server.ports import Carrier
     from qq.errors import AmqpError
     from qq.machine.commands import Command
     from qq.sessions.access import Permission
     from qq.sessions.broker import Broker
+
+    MakeOutgoing = Callable[[Broker, Carrier, int, SessionCounts], Outgoing]
 
 Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
 
@@ -68,6 +70,7 @@ class ChannelCore:
         number: int,
         carry_out: Callable[[Event], None],
         fail: Callable[[AmqpError], None],
+        make_outgoing: MakeOutgoing,
     ) -> None:
         self.broker = broker
         self.connection = connection
@@ -75,7 +78,7 @@ class ChannelCore:
         self.session = broker.new_id()
         """The channel's number in the log: unlike `number` it is never used again."""
         self.counts = SessionCounts()
-        self.outgoing = Outgoing(broker, connection, number, self.counts)
+        self.outgoing = make_outgoing(broker, connection, number, self.counts)
         self.access = Access(broker.machine, connection.user, connection.vhost, connection.scopes)
         self.closed = False
         self.has_failed = False

@@ -25,7 +25,29 @@ export function credentials(method = "GET") {
 
 export async function restore() {
   const answer = await fetch(`${location.origin}/api/session`, { headers: credentials() });
+  if (answer.ok) goOn();
   session.set(answer.ok ? await answer.json() : null);
+}
+
+const LEFT = "qq-left";
+
+/** Log in with the page of who issues tokens, and come back to where one is. */
+export function leaveToLogIn() {
+  sessionStorage.setItem(LEFT, location.hash);
+  location.assign(`${location.origin}/api/oauth2/login`);
+}
+
+/** Go to the place where somebody was before that login. */
+function goOn() {
+  const left = sessionStorage.getItem(LEFT);
+  sessionStorage.removeItem(LEFT);
+  if (left && !location.hash) location.hash = left;
+}
+
+/** Whether there is such a page. */
+export async function hasIssuer() {
+  const answer = await fetch(`${location.origin}/api/auth`, { headers: credentials() });
+  return answer.ok && (await answer.json()).oauth_enabled === true;
 }
 
 /** Returns what is wrong, or "". @param {string} username @param {string} password */

@@ -1,0 +1,322 @@
+"""Channels that trace messages: what they publish, are given and settle becomes spans.
+
+Lives here: when a step of a message begins and ends. Not here: what a span is, and which messages are traced
+(qq/sessions/tracing.py, qq/tracing).
+
+A publish lasts from when the node reads it until its batch is applied, a delivery from when the log gives the message
+to the consumer until it is written, and a settlement until its batch is applied. What is not committed, because its
+transaction is rolled back, ends then.
+
+Law: these are subclasses, chosen when a node starts: where nothing is traced, no message has anything asked for it.
+Nothing here changes what a client sees. What is remembered is bounded: by what a connection may have asked for, and by
+DELIVERED_MAX.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import islice
+from time import time_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp_server.channel.channel import Channel, ChannelParts
+from qq.amqp_server.channel.consuming import ConsumingMethods
+from qq.amqp_server.channel.publishing import PublishingMethods
+from qq.amqp_server.outgoing import Outgoing
+from qq.sessions.headers import published_to
+from qq.sessions.tracing import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from qq.amqp.framing import Method
+    from qq.amqp_server.channel.core import ChannelCore
+    from qq.amqp_server.outgoing import OutgoingConsumer, _Get, _Item
+    from qq.amqp_server.ports import Carrier
+    from qq.machine import commands
+    from qq.machine.effects import Deliver
+    from qq.machine.history import History
+    from qq.ranges import Range
+    from qq.sessions.broker import Broker
+    from qq.sessions.entries import Messages
+    from qq.sessions.facts import SessionCounts
+    from qq.sessions.tracing import MessageTracer, TraceSpan
+    from qq.stored.properties import Attributes
+
+DELIVERED_MAX = 10_000
+"""Traced messages that a client of a channel holds, of which it is remembered that they are traced; the settlements of
+others are not."""
+ACK, NACK, REJECT = (60, 80), (60, 120), (60, 90)
+_OPERATIONS = {ACK: "ack", NACK: "nack", REJECT: "reject"}
+COMMITTED = "commit"
+"""The event of a span when what was asked for is on a majority's disks, and applied here."""
+UNKNOWN, REFUSED, ROLLED_BACK = "outcome_unknown", "refused", "rolled_back"
+"""Kinds of what keeps a step from being committed."""
+
+
+class _Shown(NamedTuple):
+    """Messages that are being written, with where they are told to have been published to."""
+
+    exchange: str
+    routing_key: str
+    messages: Sequence[bytes]
+
+
+class ChannelSpans:
+    """The traced steps of a channel: those that wait for the log, and deliveries that the client may settle."""
+
+    def __init__(self, broker: Broker, connection: Carrier) -> None:
+        self._submissions = broker.submissions
+        self._connection = connection
+        self._transaction: list[TraceSpan] = []
+        """Steps that wait for tx.commit."""
+        self._delivered: dict[int, TraceSpan] = {}
+        """The deliveries of traced messages that the client holds, by their tags, in the order of these."""
+        self._uncommitted: dict[int, TraceSpan] = {}
+        """Those that were settled since the last tx.commit."""
+
+    # Deliveries
+
+    def hold(self, spans: Mapping[int, TraceSpan]) -> None:
+        """Remember traced deliveries, which are the newest, by their tags, as far as there is room."""
+        room = max(0, DELIVERED_MAX - len(self._delivered))
+        self._delivered.update(islice(spans.items(), room))
+
+    def take(self, tag: int, *, multiple: bool) -> dict[int, TraceSpan]:
+        """Forget the traced deliveries that an acknowledgement is about, and return them by their tags."""
+        delivered = self._delivered
+        if not multiple:
+            return {tag: delivered.pop(tag)} if tag in delivered else {}
+        taken: dict[int, TraceSpan] = {}
+        while delivered and ((first := next(iter(delivered))) <= tag or not tag):
+            taken[first] = delivered.pop(first)
+        return taken
+
+    def recovered(self) -> None:
+        """All that the client held has returned to its queues."""
+        self._delivered.clear()
+
+    # The log
+
+    def settled(self, delivered: Mapping[int, TraceSpan], spans: list[TraceSpan], core: ChannelCore) -> None:
+        """Have the spans of settlements of these deliveries end when they are committed."""
+        if core.transaction is not None:
+            self._uncommitted |= delivered
+        self.wait(spans, core, is_urgent=False)
+
+    def wait(self, spans: list[TraceSpan], core: ChannelCore, *, is_urgent: bool = True) -> None:
+        """Have the spans end when what the channel has asked for so far is committed and applied."""
+        if core.transaction is not None:
+            self._transaction += spans
+        elif spans:
+            self._end_when_applied(spans, core, is_urgent=is_urgent)
+
+    def committed(self, core: ChannelCore) -> None:
+        """The client has committed its transaction, and another one has begun."""
+        spans, self._transaction = self._transaction, []
+        self._uncommitted.clear()
+        if spans:
+            self._end_when_applied(spans, core, is_urgent=True)
+
+    def rolled_back(self) -> None:
+        """Nothing of a transaction is carried out, and the client holds again what it has settled in it."""
+        spans, self._transaction = self._transaction, []
+        if self._uncommitted:
+            self._delivered = dict(sorted((self._delivered | self._uncommitted).items()))
+            self._uncommitted.clear()
+        for span in spans:
+            span.end(ROLLED_BACK)
+
+    def _end_when_applied(self, spans: list[TraceSpan], core: ChannelCore, *, is_urgent: bool) -> None:
+        submissions = self._submissions
+        unseen_before = submissions.times_unseen
+
+        def applied() -> None:
+            # A channel in which the log has refused something has had some of what it asked for carried out, or none.
+            is_known = submissions.times_unseen == unseen_before and not core.has_failed
+            for span in spans:
+                if is_known:
+                    span.event(COMMITTED)
+                span.end("" if is_known else UNKNOWN)
+
+        submissions.read_barrier(applied, self._connection.lane, is_urgent=is_urgent)
+
+
+class TracedPublishing(PublishingMethods):
+    """The publisher of a channel that traces messages."""
+
+    __slots__ = ("_spans", "_tracer", "_unconfirmed_spans")
+
+    def __init__(self, tracer: MessageTracer, spans: ChannelSpans, core: ChannelCore) -> None:
+        super().__init__(core)
+        self._tracer = tracer
+        self._spans = spans
+        self._unconfirmed_spans: dict[int, TraceSpan] = {}
+        """The spans of messages that wait for their confirm, by their publish sequence numbers."""
+
+    def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
+        began_ns, core = time_ns(), self._core
+        super()._publish_alike(method, attributes, messages)
+        exchange, routing_key, _ = core.connection.publish_fields(method)
+        address, publish = Address(exchange, routing_key), self._tracer.publish
+        spans = {
+            number: span
+            for number, message in enumerate(messages, self.published - len(messages) + 1)
+            if (span := publish(message, address, core.connection, began_ns)) is not None
+        }
+        if core.confirming:
+            self._unconfirmed_spans |= spans
+        self._spans.wait(list(spans.values()), core)
+
+    def confirm(self, published: int) -> None:
+        super().confirm(published)
+        waiting = self._unconfirmed_spans
+        while waiting and (first := next(iter(waiting))) <= published:
+            del waiting[first]
+
+    def refuse(self, first: int, last: int) -> None:
+        super().refuse(first, last)
+        self._end_spans(first, last, REFUSED)
+
+    def refuse_unconfirmed(self, published: int) -> None:
+        self._end_spans(1, published, UNKNOWN)
+        super().refuse_unconfirmed(published)
+
+    def _end_spans(self, first: int, last: int, error: str) -> None:
+        for number in [number for number in self._unconfirmed_spans if first <= number <= last]:
+            self._unconfirmed_spans.pop(number).end(error)
+
+
+class TracedOutgoing(Outgoing):
+    """What leaves a channel that traces messages."""
+
+    def __init__(
+        self,
+        tracer: MessageTracer,
+        spans: ChannelSpans,
+        broker: Broker,
+        connection: Carrier,
+        number: int,
+        counts: SessionCounts,
+    ) -> None:
+        super().__init__(broker, connection, number, counts)
+        self._tracer = tracer
+        self._spans = spans
+        self._given: dict[int, deque[tuple[int, int]]] = {}
+        """When the log has given messages to consumers, while any wait to be written.
+
+        Of each consumer the first message id and the time of each gift.
+        """
+        self._shown: list[_Shown] = []
+        """The messages that are being written."""
+
+    def deliver(self, consumer: OutgoingConsumer, effect: Deliver) -> None:
+        if not self._waiting:
+            self._given.clear()
+        self._given.setdefault(consumer.id, deque()).append((effect.first_id, time_ns()))
+        super().deliver(consumer, effect)
+
+    def end_recovery(self) -> None:
+        self._spans.recovered()
+        super().end_recovery()
+
+    def _write(self, item: _Item) -> bool:
+        self._shown.clear()
+        return super()._write(item)
+
+    def _framed(
+        self, stored: Messages, part: Range, history: History | None, counts_failures: bool
+    ) -> Sequence[bytes]:
+        self._shown.append(_Shown(*published_to(stored, history), stored.messages))
+        return super()._framed(stored, part, history, counts_failures)
+
+    def _count_written(
+        self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
+    ) -> None:
+        first_tag = self._next_tag
+        super()._count_written(consumer, first_id, count, redelivered=redelivered)
+        began_ns = self._given_ns(consumer.id, first_id)
+        self._trace("deliver", consumer.id, first_tag, began_ns, holds=not consumer.no_ack)
+
+    def _write_get(self, item: _Get) -> bool:
+        tag, began_ns = self._next_tag, time_ns()
+        is_written = super()._write_get(item)
+        if self._next_tag > tag:
+            self._trace("get", item.result.consumer, tag, began_ns, holds=not item.no_ack)
+        return is_written
+
+    def _given_ns(self, consumer: int, message_id: int) -> int:
+        """When the log has given a message to its consumer."""
+        given = self._given[consumer]  # it was given before it could be written
+        while len(given) > 1 and given[1][0] <= message_id:
+            given.popleft()
+        return given[0][1]
+
+    def _trace(self, operation: str, consumer: int, tag: int, began_ns: int, *, holds: bool) -> None:
+        """Make the spans of the messages that were just written, under the delivery tags from `tag` on."""
+        broker, connection = self._broker, self._connection
+        spans: dict[int, TraceSpan] = {}
+        known = broker.machine.consumers.get((broker.name, consumer))
+        queue = "" if known is None else known.queue.name
+        for exchange, routing_key, messages in self._shown:
+            address = Address(exchange, routing_key, queue)
+            for number, message in enumerate(messages, tag):
+                span = self._tracer.deliver(operation, message, address, connection, number, began_ns)
+                if span is not None:
+                    span.end()
+                    spans[number] = span
+            tag += len(messages)
+        self._shown.clear()
+        if holds:
+            self._spans.hold(spans)
+
+
+class TracedConsuming(ConsumingMethods):
+    """The consumers of a channel that traces messages."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, spans: ChannelSpans, core: ChannelCore) -> None:
+        super().__init__(core)
+        self._spans = spans
+
+    def _settle(
+        self, kind: type[commands.Settlement], tag: int, multiple: bool, method: tuple[int, int]
+    ) -> None:
+        began_ns = time_ns()
+        delivered = self._spans.take(tag, multiple=multiple)
+        super()._settle(kind, tag, multiple, method)
+        if delivered:
+            operation = _OPERATIONS[method]
+            spans = [span.settle(operation, began_ns) for span in delivered.values()]
+            self._spans.settled(delivered, [span for span in spans if span is not None], self._core)
+
+
+class TracedChannel(Channel):
+    """A channel that traces messages."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, tracer: MessageTracer, broker: Broker, connection: Carrier, number: int) -> None:
+        self._spans = spans = ChannelSpans(broker, connection)
+        parts = ChannelParts(
+            partial(TracedOutgoing, tracer, spans),
+            partial(TracedPublishing, tracer, spans),
+            partial(TracedConsuming, spans),
+        )
+        super().__init__(broker, connection, number, parts)
+
+    def _method(self, event: Method) -> None:
+        super()._method(event)
+        match event.frame.name:
+            case "Tx.Commit":
+                self._spans.committed(self.core)
+            case "Tx.Rollback":
+                self._spans.rolled_back()
+            case _:
+                pass
+
+    def end(self) -> None:
+        super().end()
+        self._spans.rolled_back()

@@ -1,0 +1,124 @@
+"""Logging in to the page with the issuer's own page: OpenID Connect's authorization code flow, with PKCE.
+
+The browser is sent to the issuer, and comes back with a code; the node changes the code for tokens. So tokens are seen
+by the node only, and are in no address.
+
+Lives here: what is asked of the issuer, and whether its answer is good (OpenID Connect Core 1.0, 3.1; RFC 7636). Not
+here: the browser's requests (qq/http/oauth2_login.py), what the access token permits (verifier.py).
+
+Law: nothing that comes with the browser is believed before the issuer has said the same to the node itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus
+
+from yarl import URL
+
+from qq.http.view import LoginRefused, Unavailable
+from qq.oauth2.provider import ProviderError
+from qq.sessions.login import InvalidToken
+
+if TYPE_CHECKING:
+    from qq.config import OAuth2
+    from qq.http.view import LoginRound
+    from qq.oauth2.verifier import Verifier
+
+REDEEMING_MAX = 16
+"""Codes that are being changed for tokens at a time: anybody may send some, and each is a request to the issuer."""
+
+
+class CodeFlow:
+    """The page as a client of the issuer. It is the `LoginProvider` of the HTTP interface."""
+
+    def __init__(self, config: OAuth2, client_id: str, verifier: Verifier) -> None:
+        self.client_id = client_id
+        self.issuer = config.issuer or ""
+        self._config = config
+        self._provider = verifier.provider
+        self._verifier = verifier
+        self._redeeming = 0
+
+    async def login_address(self, login: LoginRound) -> str:
+        try:
+            url = URL(await self._provider.address("authorization_endpoint"))
+        except (ProviderError, ValueError) as error:
+            raise Unavailable(str(error)) from None
+        digest = hashlib.sha256(login.verifier.encode()).digest()
+        asked = {
+            "response_type": "code",
+            "client_id": self.client_id,
+            "redirect_uri": login.redirect_uri,
+            "scope": " ".join(self._config.scopes),
+            "state": login.state,
+            "nonce": login.nonce,
+            "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        return str(url.update_query(asked))
+
+    async def redeem(self, code: str, login: LoginRound) -> str:
+        if self._redeeming >= REDEEMING_MAX:
+            raise Unavailable("too many log in with the issuer's page at this moment")
+        self._redeeming += 1
+        try:
+            return await self._redeem(code, login)
+        except ProviderError as error:
+            raise LoginRefused(str(error)) from None
+        except InvalidToken as error:
+            raise LoginRefused(f"the ID token: {error}") from None
+        finally:
+            self._redeeming -= 1
+
+    async def _redeem(self, code: str, login: LoginRound) -> str:
+        url = await self._provider.address("token_endpoint")
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": login.redirect_uri,
+            "client_id": self.client_id,
+            "code_verifier": login.verifier,
+        }
+        answer = await self._provider.post(url, form | self._proof_in_form(), self._proof_in_header())
+        access_token, id_token = answer.get("access_token"), answer.get("id_token")
+        if not isinstance(access_token, str) or not isinstance(id_token, str):
+            raise ProviderError(f"{url}: the answer has no access_token or no id_token")
+        claims = await self._claims(id_token)
+        nonce = claims.get("nonce")
+        if not isinstance(nonce, str) or not hmac.compare_digest(nonce.encode(), login.nonce.encode()):
+            raise InvalidToken("its nonce is not that of this login")
+        return access_token
+
+    def _proof_in_form(self) -> dict[str, str]:
+        secret = self._config.client_secret
+        return {} if secret is None or self._proves_in_header else {"client_secret": secret}
+
+    def _proof_in_header(self) -> dict[str, str]:
+        secret = self._config.client_secret
+        if secret is None or not self._proves_in_header:
+            return {}
+        pair = f"{quote_plus(self.client_id)}:{quote_plus(secret)}"  # RFC 6749, 2.3.1
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+    @property
+    def _proves_in_header(self) -> bool:
+        """Whether the issuer takes the client's secret in a header, which is the default of the standard."""
+        methods = self._provider.methods
+        return not isinstance(methods, list) or "client_secret_basic" in methods
+
+    async def _claims(self, id_token: str) -> dict[str, Any]:
+        """What the ID token says, if it is this client's. Raises InvalidToken."""
+        token = id_token.encode()
+        renewed = asyncio.Event()
+        if self._verifier.renew_keys(token, renewed.set):
+            await renewed.wait()
+        claims = self._verifier.claims(token, audience=self.client_id)
+        audience = claims["aud"]
+        if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self.client_id:
+            raise InvalidToken("it was issued to another client")
+        return claims

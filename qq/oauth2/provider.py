@@ -1,0 +1,135 @@
+"""The documents of who issues tokens: fetched, bounded and looked at.
+
+Lives here: requests to the issuer, and OpenID Connect Discovery. Not here: what is in the documents (keys.py,
+code_flow.py).
+
+Law: nothing is asked without TLS, no answer is longer than it may be, and none is waited for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from qq.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from qq.config import OAuth2
+
+FRESH_S = 300.0
+"""How long what was discovered is good."""
+ASK_AGAIN_S = 1.0
+"""After how long somebody is asked again who has not answered."""
+FETCH_TIMEOUT_S = 5.0
+DOCUMENT_BYTES_MAX = 256 * 1024
+_DISCOVERY = "/.well-known/openid-configuration"
+
+
+class ProviderError(Exception):
+    """The issuer does not answer as it should, for this reason."""
+
+
+class Provider:
+    """Who issues tokens."""
+
+    def __init__(self, config: OAuth2) -> None:
+        """Raise StartError for an authority that cannot be used."""
+        self._config = config
+        self._tls = _context(config.ca)
+        self._discovered: dict[str, Any] = {}
+        self._fresh_until_s = 0.0
+        self._failure: ProviderError | None = None
+        """Why nothing could be discovered a moment ago."""
+        self._discovering = asyncio.Lock()
+
+    async def address(self, name: str) -> str:
+        """An address that the issuer tells (OpenID Connect Discovery 1.0). Raises ProviderError."""
+        async with self._discovering:
+            if monotonic() >= self._fresh_until_s:
+                await self._look()
+        if self._failure is not None:
+            raise self._failure
+        found = self._discovered.get(name)
+        if not isinstance(found, str) or not self._config.may_ask(found):
+            raise ProviderError(f"{self._discovery_url}: {name} is no https address: {found!r}")
+        return found
+
+    async def _look(self) -> None:
+        """Discover what there is, or why not: however many want to know, the issuer is asked once in a while."""
+        try:
+            self._discovered, self._failure = await self._discover(), None
+            self._fresh_until_s = monotonic() + FRESH_S
+        except ProviderError as failure:
+            self._failure = failure
+            self._fresh_until_s = monotonic() + ASK_AGAIN_S
+
+    @property
+    def methods(self) -> Any:
+        """How clients may prove who they are, as the issuer has told it; None if it has not."""
+        return self._discovered.get("token_endpoint_auth_methods_supported")
+
+    async def _discover(self) -> dict[str, Any]:
+        issuer, url = self._config.issuer, self._discovery_url
+        document = await self.get(url)
+        if document.get("issuer") != issuer:
+            raise ProviderError(f"{url}: is the document of another issuer, {document.get('issuer')!r}")
+        return document
+
+    @property
+    def _discovery_url(self) -> str:
+        return (self._config.issuer or "").rstrip("/") + _DISCOVERY
+
+    async def get(self, url: str) -> dict[str, Any]:
+        """The object at an address. Raises ProviderError."""
+        return await self._ask("GET", url)
+
+    async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, Any]:
+        """The object that is the answer to a form. Raises ProviderError."""
+        return await self._ask("POST", url, data=form, headers=headers)
+
+    async def _ask(self, method: str, url: str, **content: Any) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(FETCH_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as client,
+                client.request(method, url, ssl=self._tls, allow_redirects=False, **content) as answer,
+            ):
+                if answer.status != 200:
+                    raise ProviderError(f"{url}: the answer is {answer.status}")
+                return _object_in(await _bounded(answer))
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ProviderError(f"{url}: {error or type(error).__name__}") from None
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    raw = b""
+    async for part in answer.content.iter_any():
+        raw += part
+        if len(raw) > DOCUMENT_BYTES_MAX:
+            raise ValueError(f"the answer is larger than {DOCUMENT_BYTES_MAX} bytes")
+    return raw
+
+
+def _object_in(raw: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(raw)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError("the answer is no JSON object")  # noqa: TRY004
+    return document
+
+
+def _context(ca: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"[oauth2] ca: {ca}: {error}") from None

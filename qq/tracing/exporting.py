@@ -1,0 +1,81 @@
+"""The way of spans to the collector: OTLP over HTTP, in batches, on a thread of its own.
+
+Lives here: the queue's bound, what becomes of spans, and what the log says of it. Not here: which spans are made
+(tracer.py).
+
+Law: the event loop only appends to a queue. A collector that is slow, or gone, costs the spans that do not fit into it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from qq.config import Tracing
+    from qq.metrics import SpanCounts
+
+log = logging.getLogger(__name__)
+
+QUEUED_MAX = 4096
+"""Spans that wait for the collector, some kilobytes each; those on top are dropped."""
+BATCH_MAX = 512
+"""Spans of one request."""
+DELAY_MS = 1000
+"""How long a span waits for others at most."""
+TIMEOUT_S = 5
+"""How long the collector may take for a request, with all its repetitions."""
+PATH = "/v1/traces"
+
+
+class CountingExporter(SpanExporter):
+    """Sends spans to the collector and counts what becomes of them."""
+
+    def __init__(self, config: Tracing, counts: SpanCounts) -> None:
+        self._endpoint = config.endpoint.rstrip("/") + PATH
+        self._exporter = OTLPSpanExporter(
+            self._endpoint,
+            certificate_file=None if config.ca is None else str(config.ca),
+            headers=dict(config.headers),
+            timeout=TIMEOUT_S,
+        )
+        self._counts = counts
+        self._fails = False
+        # It would say the same of each batch, and of each repetition.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans; on the thread of the exporter."""
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it must not keep the next spans from being sent
+            result, why = SpanExportResult.FAILURE, f" ({type(error).__name__})"
+        else:
+            why = ""
+        if result is SpanExportResult.SUCCESS:
+            self._counts.exported += len(spans)
+        else:
+            self._counts.failed += len(spans)
+        self._tell(result is not SpanExportResult.SUCCESS, why)
+        return result
+
+    def _tell(self, fails: bool, why: str) -> None:
+        """Log when it begins to fail, and when that is over."""
+        if fails and not self._fails:
+            log.warning("traces cannot be sent to %s, and are dropped%s", self._endpoint, why)
+        elif self._fails and not fails:
+            log.info("traces are sent to %s again", self._endpoint)
+        self._fails = fails
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)

@@ -1,0 +1,234 @@
+"""Which messages are traced, and what their spans say.
+
+A message whose headers bring a trace context is traced if that says so: then its publish, its deliveries and their
+settlements are spans of that trace, at whatever node they happen. Of the others a share begins a trace with its
+publish; nothing is known to belong to such a one later, because the message is never changed.
+
+Names are those of OpenTelemetry's semantic conventions for messaging and for RabbitMQ
+(https://opentelemetry.io/docs/specs/semconv/messaging/rabbitmq/).
+
+Lives here: sampling, and attributes. Not here: when a step begins and ends (qq/amqp_server/traced.py), the way to the
+collector (exporting.py).
+
+Law: a message that is not traced costs a look into its headers. Spans are made at a bounded rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from struct import Struct
+from threading import Thread
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+import qq
+from qq.metrics import SpanCounts
+from qq.stored import layout
+from qq.stored.trace_context import trace_context
+from qq.tracing.exporting import BATCH_MAX, DELAY_MS, QUEUED_MAX, CountingExporter
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+    from opentelemetry.util.types import AttributeValue
+
+    from qq.config import Tracing
+    from qq.sessions.ports import Connection
+    from qq.sessions.tracing import Address
+    from qq.stored.trace_context import TraceContext
+
+STOP_S = 2.0
+"""How long a node that stops waits until the collector has the last spans."""
+LOOK_S = 0.02
+TRACEPARENT = "traceparent"
+DESTINATION = "messaging.destination.name"
+DEFAULT_EXCHANGE = "amq.default"
+"""How the default exchange is called in the conventions if there is nothing else to name."""
+_TYPES = {"publish": "send", "deliver": "receive", "get": "receive"}
+_KINDS = {"deliver": SpanKind.PRODUCER}
+"""The kinds of spans; all others are what a client asks for and waits for."""
+_BODY_SIZE = Struct(">Q")
+_BODY_SIZE_AT = 11
+"""Where a stored message says how long its body is: behind the frame header, class and weight."""
+_NAMES = (
+    (layout.MESSAGE_ID, "messaging.message.id"),
+    (layout.CORRELATION_ID, "messaging.message.conversation_id"),
+)
+
+
+class OpenSpan:
+    """A span that ends once, whoever ends it. It is the `TraceSpan` of a message."""
+
+    __slots__ = ("_facts", "_span", "_tracer")
+
+    def __init__(self, span: Span, facts: dict[str, AttributeValue], tracer: OpenTelemetryTracer) -> None:
+        """`facts` are the attributes that a settlement of the same message has, too."""
+        self._span = span
+        self._facts = facts
+        self._tracer = tracer
+
+    def event(self, name: str) -> None:
+        if self._span.is_recording():
+            self._span.add_event(name)
+
+    def end(self, error: str = "") -> None:
+        if not self._span.is_recording():
+            return
+        if error:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+        self._tracer.counts.made += 1
+
+    def settle(self, operation: str, began_ns: int) -> OpenSpan | None:
+        return self._tracer.settle(operation, self._span, self._facts, began_ns)
+
+
+class OpenTelemetryTracer:
+    """Makes the spans of a node. It is its `MessageTracer`."""
+
+    def __init__(self, config: Tracing, node: str, cluster: str) -> None:
+        self.counts = SpanCounts()
+        self._ratio = config.ratio
+        self._spans_per_s_max = config.spans_per_s_max
+        self._second_ends_s = 0.0
+        self._left = 0
+        """How many spans may still be made in this second."""
+        resource = {
+            "service.name": config.service_name,
+            "service.namespace": cluster,
+            "service.instance.id": node,
+            "service.version": qq.__version__,
+        }
+        # What is sampled is decided before anything is made: else every message would cost as much as a span.
+        provider = TracerProvider(ALWAYS_ON, Resource.create(resource), shutdown_on_exit=False)
+        self._processor = BatchSpanProcessor(
+            CountingExporter(config, self.counts),
+            max_queue_size=QUEUED_MAX,
+            schedule_delay_millis=DELAY_MS,
+            max_export_batch_size=BATCH_MAX,
+        )
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("qq", qq.__version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    # The steps
+
+    def publish(
+        self, message: bytes, address: Address, connection: Connection, began_ns: int
+    ) -> OpenSpan | None:
+        sent = trace_context(message)
+        wanted = random.random() < self._ratio if sent is None else sent.is_sampled  # noqa: S311
+        if not wanted or not self._may_make():
+            return None
+        return self._of_message("publish", message, sent, _facts(address, connection), began_ns)
+
+    def deliver(
+        self,
+        operation: str,
+        message: bytes,
+        address: Address,
+        connection: Connection,
+        tag: int,
+        began_ns: int,
+    ) -> OpenSpan | None:
+        sent = trace_context(message)
+        if sent is None or not sent.is_sampled or not self._may_make():
+            return None
+        facts = _facts(address, connection)
+        facts["messaging.rabbitmq.message.delivery_tag"] = tag
+        return self._of_message(operation, message, sent, facts, began_ns)
+
+    def settle(
+        self, operation: str, delivered: Span, facts: dict[str, AttributeValue], began_ns: int
+    ) -> OpenSpan | None:
+        if not self._may_make():
+            return None
+        return self._begin(operation, set_span_in_context(delivered), facts, {}, began_ns)
+
+    def _of_message(
+        self,
+        operation: str,
+        message: bytes,
+        sent: TraceContext | None,
+        facts: dict[str, AttributeValue],
+        began_ns: int,
+    ) -> OpenSpan:
+        context = Context()
+        if sent is not None:
+            carrier = {"traceparent": sent.traceparent, "tracestate": sent.tracestate}
+            context = self._propagator.extract(carrier, context)
+        return self._begin(operation, context, facts, _message_facts(message), began_ns)
+
+    def _begin(
+        self,
+        operation: str,
+        context: Context,
+        facts: dict[str, AttributeValue],
+        more: dict[str, AttributeValue],
+        began_ns: int,
+    ) -> OpenSpan:
+        attributes = facts | more
+        attributes["messaging.operation.name"] = operation
+        attributes["messaging.operation.type"] = _TYPES.get(operation, "settle")
+        name, kind = f"{operation} {facts[DESTINATION]}", _KINDS.get(operation, SpanKind.SERVER)
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=began_ns)
+        return OpenSpan(span, facts, self)
+
+    def _may_make(self) -> bool:
+        """Whether there is room for one more span; counts it if not."""
+        now_s, counts = monotonic(), self.counts
+        if now_s >= self._second_ends_s:
+            self._second_ends_s, self._left = now_s + 1, self._spans_per_s_max
+        if not self._left or counts.made - counts.exported - counts.failed >= QUEUED_MAX:
+            counts.dropped += 1
+            return False
+        self._left -= 1
+        return True
+
+    # The end
+
+    async def close(self) -> None:
+        """Send what is left, as far as the collector takes it in STOP_S."""
+        stopping = Thread(target=self._processor.shutdown, daemon=True)  # it waits for the exporter's thread
+        stopping.start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while stopping.is_alive():  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+
+
+def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue]:
+    """What spans of all operations say, as the conventions for RabbitMQ want it."""
+    exchange, routing_key, queue = address
+    names = (exchange, routing_key, queue if queue != routing_key else "")
+    facts: dict[str, AttributeValue] = {
+        "messaging.system": "rabbitmq",
+        DESTINATION: ":".join(filter(None, names)) or DEFAULT_EXCHANGE,
+        "client.address": connection.peer_host,
+        "client.port": connection.peer_port,
+        "qq.vhost": connection.vhost,
+    }
+    if routing_key:
+        facts["messaging.rabbitmq.destination.routing_key"] = routing_key
+    return facts
+
+
+def _message_facts(message: bytes) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {
+        "messaging.message.body.size": _BODY_SIZE.unpack_from(message, _BODY_SIZE_AT)[0]
+    }
+    for flag, name in _NAMES:
+        if layout.flags(message) & flag:
+            text = layout.short_string(message, layout.place(message, flag))
+            found[name] = text.decode("utf-8", "replace")
+    return found

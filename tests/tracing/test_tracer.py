@@ -1,0 +1,108 @@
+"""Which messages are traced, as far as no collector is needed for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pamqp.commands
+import pytest
+
+import qq.tracing.tracer
+from qq.config import NodeConfig, Tracing
+from qq.errors import StartError
+from qq.node import _tracer
+from qq.sessions.tracing import Address
+from qq.stored.editing import make
+from qq.tracing.tracer import OpenTelemetryTracer
+
+CONNECTION: Any = SimpleNamespace(peer_host="10.0.0.1", peer_port=1, vhost="/")
+NOWHERE = "http://127.0.0.1:9"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+
+PUBLISHED, DELIVERED = Address("x", "k"), Address("x", "k", "q")
+
+
+def message(**headers: Any) -> bytes:
+    return make(pamqp.commands.Basic.Properties(headers=headers), b"x", 4096)
+
+
+@pytest.fixture
+def tracer() -> Generator[OpenTelemetryTracer]:
+    tracer = OpenTelemetryTracer(Tracing(NOWHERE, ratio=1.0), "n1", "qq")
+    tracer._processor._batch_processor._exporter.export = lambda _spans: None
+    yield tracer
+    tracer._processor.shutdown()
+
+
+def publish(tracer: OpenTelemetryTracer, message: bytes, address: Address = PUBLISHED) -> Any:
+    return tracer.publish(message, address, CONNECTION, 1)
+
+
+def deliver(tracer: OpenTelemetryTracer, message: bytes, address: Address = DELIVERED) -> Any:
+    return tracer.deliver("deliver", message, address, CONNECTION, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_traced"), [("01", True), ("03", True), ("0f", True), ("00", False), ("02", False)]
+)
+def test_a_context_says_whether_it_is_traced(
+    tracer: OpenTelemetryTracer, flags: str, is_traced: bool
+) -> None:
+    sent = message(traceparent=f"{PARENT}-{flags}")
+    assert (publish(tracer, sent) is not None) == is_traced
+    assert (deliver(tracer, sent) is not None) == is_traced
+
+
+def test_without_a_context_publishes_are_traced_by_the_ratio(tracer: OpenTelemetryTracer) -> None:
+    assert publish(tracer, message()) is not None
+    assert deliver(tracer, message()) is None
+    tracer._ratio = 0.0
+    assert publish(tracer, message()) is None
+    tracer._ratio = 0.2
+    tracer._left = 10_000
+    assert 100 < sum(publish(tracer, message()) is not None for _ in range(1000)) < 300
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (Address("x", "k"), "x:k"),
+        (Address("", "k"), "k"),
+        (Address("x", ""), "x"),
+        (Address("", ""), "amq.default"),
+        (Address("", "q", "q"), "q"),
+        (Address("x", "k", "q"), "x:k:q"),
+    ],
+)
+def test_names_of_destinations(tracer: OpenTelemetryTracer, address: Address, name: str) -> None:
+    span = publish(tracer, message(), address)._span
+    assert span.name == f"publish {name}"
+    assert span.attributes["messaging.destination.name"] == name
+
+
+def test_spans_that_the_collector_does_not_take_are_few(
+    tracer: OpenTelemetryTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qq.tracing.tracer, "QUEUED_MAX", 2)
+    for _ in range(3):
+        if (span := publish(tracer, message())) is not None:
+            span.end()
+            span.end()
+            span.event("too late")
+    assert (tracer.counts.made, tracer.counts.dropped) == (2, 1)
+    tracer.counts.failed = 1
+    assert publish(tracer, message()) is not None
+
+
+def test_a_node_without_the_libraries_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = NodeConfig("n1", Path(), (), (), tracing=Tracing(NOWHERE))
+    monkeypatch.delitem(sys.modules, "qq.tracing.tracer")
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    with pytest.raises(
+        StartError, match=r"\[tracing\] needs opentelemetry\S*: pip install 'qq-broker\[tracing\]'"
+    ):
+        _tracer(config)
