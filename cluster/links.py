@@ -19,6 +19,7 @@ sends ends a link or a turn.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
@@ -401,10 +402,11 @@ class PeerLinks:
 
     # The dialling side.
 
-    async def reach(self, peer: str, address: PeerAddress) -> None:
+    async def reach(self, peer: str, address: PeerAddress) -> bytes:
         """Have a link with the node of this name, which is to be a member at this address; as a guest if it is none.
 
-        Raises OSError (also for time and TLS), or HandshakeError if it is not that node which listens there.
+        Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
+        that node which listens there.
         """
         try:
             await self._dial(peer, self._known.place(peer, address))
@@ -414,6 +416,9 @@ class PeerLinks:
                 raise UnknownNodeError(f"a node that is not {peer!r} listens there") from None
             if cause is not AlreadyLinkedError:
                 raise
+        if not self.connected(peer):
+            raise ConnectionResetError(errno.ECONNRESET, "the connection is lost again")
+        return self.peer_id(peer)
 
     async def _keep_dialled(
         self, attempt: Callable[[], Awaitable[str]], peer: str = "", patience_s: float = 0.0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cluster.peers import MemberStatus
     from qq.sessions.broker import Broker
 
-    Reach = Callable[[str, PeerAddress], Awaitable[None]]
+    Reach = Callable[[str, PeerAddress], Awaitable[bytes]]
 
 CHANGE_S = 10.0
 """How many seconds a request waits for its change, if it does not say so."""
@@ -56,7 +56,10 @@ class MemberChanges:
     """The part of `qq.http.view.ManagementView` that is about members."""
 
     def __init__(self, broker: Broker, group: Group, reach: Reach) -> None:
-        """`reach` connects to the node of a name at an address: see `PeerLinks.reach`."""
+        """`reach` connects to the node of a name at an address, and returns the id of its data directory.
+
+        See `PeerLinks.reach`.
+        """
         self._broker = broker
         self._group = group
         self._reach = reach
@@ -92,7 +95,7 @@ class MemberChanges:
         if self._is_done(change):
             return
         if not change.is_made(self._configuration):
-            await self._check(change)
+            change = await self._checked(change)
         loop = asyncio.get_running_loop()
         believed_s = loop.time() + (PATIENCE_S if change.verb in _JUDGED else 0.0)
         end_s = loop.time() + (CHANGE_S if wait_s is None else wait_s)
@@ -168,27 +171,32 @@ class MemberChanges:
 
     # What can be refused here: a leader refuses the rest
 
-    async def _check(self, change: MemberChange) -> None:
-        """Raise RequestRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
+    async def _checked(self, change: MemberChange) -> MemberChange:
+        """The change, with the data directory that is meant: of who is to be added, the one that it has now.
+
+        Raises RequestRefused if it cannot be made, or would do harm; Unavailable if not yet.
+        """
         if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
             old = self._group.members.of_release_0_1
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, not_before_upgrade(old))
         match change.verb:
             case Verb.ADD:
-                await self._check_reachable(change.name, PeerAddress(change.host, change.port))
+                directory = await self._directory_at(change.name, PeerAddress(change.host, change.port))
+                return change._replace(member_id=directory)
             case Verb.FINISH_UPGRADE:
                 pass
             case _:
                 await self._check_known(change.name)
+        return change
 
-    async def _check_reachable(self, name: str, address: PeerAddress) -> None:
-        """Raise Unavailable if nobody answers at the address of a new member, and RequestRefused if that is not it.
+    async def _directory_at(self, name: str, address: PeerAddress) -> bytes:
+        """The id of the data directory of a new member, which has to be up: the cluster would wait for a mistake.
 
-        The cluster would wait for a mistake.
+        Raises Unavailable if nobody answers at its address, and RequestRefused if somebody else does.
         """
         try:
             async with asyncio.timeout(REACH_S):
-                await self._reach(name, address)
+                return await self._reach(name, address)
         except HandshakeError as error:
             raise RequestRefused(
                 ReplyCode.PRECONDITION_FAILED, f"{name} is not at {address}, and nothing is changed: {error}"
@@ -197,8 +205,6 @@ class MemberChanges:
             why = f"no node answers within {REACH_S:g} s"
         except OSError as error:
             why = error.strerror or str(error)
-        else:
-            return
         raise Unavailable(
             f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with "
             "`qq serve --join`"

@@ -1192,7 +1192,7 @@ def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run:
                     await one.links.reach("x1", ("127.0.0.1", free_ports(1)[0]))
                 before = len(two.recorder.events())
                 for _ in range(2):
-                    await one.links.reach("x1", address(new))
+                    assert await one.links.reach("x1", address(new)) == new.member_id
                 assert one.links.connected("x1")
                 assert one.links.connected("n2")
                 assert len(two.recorder.events()) == before, "the links of the members stay as they are"

@@ -162,11 +162,12 @@ class _Group:
         self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
         self.reconfiguration = SimpleNamespace(ask=self._ask_for_change)
 
-    async def reach(self, name: str, address: PeerAddress) -> None:
+    async def reach(self, name: str, address: PeerAddress) -> bytes:
         if address not in self.listeners:
             raise ConnectionRefusedError(111, "Connection refused")
         if self.listeners[address] != name:
             raise UnknownNodeError("another one listens there")
+        return id_of(name)
 
     def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeManagement, id_of, trio
 from http_node import Answer, Node
 
-from cluster.configuration import Configuration, PeerAddress
+from cluster.configuration import Configuration, PeerAddress, Versions
 from cluster.fitness import Verdict
 from cluster.member_changes import Verb
 from qq.machine.commands import Connect, ConnectionDown
@@ -77,12 +77,17 @@ def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagemen
     answers = [node.api(f"{MEMBERS}/n4", "PUT", json=body) for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 200]
     assert len(group.asked_to_change) == 1
-    assert member(node, "n4")["role"] == "awaited"
+    assert (member(node, "n4")["role"], member(node, "n4")["id"]) == ("learner", hexed("n4"))
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 9}))
     assert (status, reason.startswith("there is a member 'n4' at h4:")) == (409, True)
+    assert node.api(f"{MEMBERS}/n4?id={hexed('n4')}", "DELETE").status == 200
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, "has been removed: start with an empty one" in reason) == (409, True)
     group.listeners[listener] = "n5"
-    status, reason = refusal(node.api(f"{MEMBERS}/n5", "PUT", json=body))
-    assert (status, reason) == (409, f"{listener} is the address of member 'n4', so 'n5' cannot be there")
+    assert node.api(f"{MEMBERS}/n5", "PUT", json=body).status == 200
+    group.listeners[listener] = "n6"
+    status, reason = refusal(node.api(f"{MEMBERS}/n6", "PUT", json=body))
+    assert (status, reason) == (409, f"{listener} is the address of member 'n5', so 'n6' cannot be there")
 
 
 def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
@@ -223,7 +228,8 @@ def test_who_is_no_member_is_not_waited_for(
 def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
     group = node.management.group
     held = group.configurations.committed
-    group.unheard_configuration = held.added("n4", PeerAddress("h4", 7))
+    vacated = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(8, 8)).vacated("n4", bytes(16))
+    group.unheard_configuration = vacated
     status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
     assert (status, reason.startswith("n4 has not come yet")) == (503, True)
 
