@@ -155,7 +155,7 @@ class MemberChanges:
             return why or f"{name} is there, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
-                return f"{name} still leads: nobody else can take over"
+                return f"{name} still leads: nobody else has taken over yet"
             return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
         return "the change is not made yet; it may still be made: ask again"
 

@@ -196,7 +196,7 @@ def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeMa
     assert not member(node, "n2")["drained"]
     assert refusal(node.api(f"{MEMBERS}/n1/drain", "PUT")) == (
         503,
-        "n1 still leads: nobody else can take over",
+        "n1 still leads: nobody else has taken over yet",
     )
     management.group.verdict = Verdict(False, "nobody else can")
     for wait in ("", "?wait=0.1"):
