@@ -402,14 +402,18 @@ class PeerLinks:
 
     # The dialling side.
 
-    async def reach(self, peer: str, address: PeerAddress) -> bytes:
-        """Have a link with the node of this name, which is to be a member at this address; as a guest if it is none.
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Where this node looks for one that is to be a member at this address: its file may say where that is here."""
+        return self._known.place(peer, address)
+
+    async def reach(self, peer: str, place: PeerAddress) -> bytes:
+        """Have a link with the node of this name, which is to listen there; as a guest if it is no member.
 
         Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
         that node which listens there.
         """
         try:
-            await self._dial(peer, self._known.place(peer, address))
+            await self._dial(peer, place)
         except HandshakeError as error:
             cause = _cause(error)
             if cause is UnknownNodeError:

@@ -219,7 +219,7 @@ class Node:
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
         self.management = Management(
-            self.broker, self.group, product, self._own_node(), self.links.reach, self._cluster_secrets
+            self.broker, self.group, product, self._own_node(), self.links, self._cluster_secrets
         )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 

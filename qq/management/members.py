@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cluster.configuration import PeerAddress
 from cluster.handshake import HandshakeError
@@ -31,15 +31,11 @@ from qq.management.leadership import PATIENCE_S, until
 from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from cluster.configuration import Configuration, Member, Versions
     from cluster.group import Group
     from cluster.member_changes import MemberChange
     from cluster.peers import MemberStatus
     from qq.sessions.broker import Broker
-
-    Reach = Callable[[str, PeerAddress], Awaitable[bytes]]
 
 CHANGE_S = 10.0
 """How many seconds a request waits for its change, if it does not say so."""
@@ -52,17 +48,28 @@ _JUDGED = (Verb.DRAIN, Verb.REMOVE, Verb.REPLACE)
 """The leader judges these by what members say of themselves, which may be a second old."""
 
 
+class Doors(Protocol):
+    """Where other nodes listen for their peers, as `PeerLinks` finds them."""
+
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Where a node is looked for from here that is to be at this address."""
+        ...
+
+    async def reach(self, peer: str, place: PeerAddress) -> bytes:
+        """Connect to the node of this name there; returns the id of its data directory.
+
+        Raises HandshakeError if it is not that node which listens there, and OSError.
+        """
+        ...
+
+
 class MemberChanges:
     """The part of `qq.http.view.ManagementView` that is about members."""
 
-    def __init__(self, broker: Broker, group: Group, reach: Reach) -> None:
-        """`reach` connects to the node of a name at an address, and returns the id of its data directory.
-
-        See `PeerLinks.reach`.
-        """
+    def __init__(self, broker: Broker, group: Group, doors: Doors) -> None:
         self._broker = broker
         self._group = group
-        self._reach = reach
+        self._doors = doors
 
     @property
     def _configuration(self) -> Configuration:
@@ -161,12 +168,13 @@ class MemberChanges:
 
     async def _who_else_is_at(self, name: str, address: PeerAddress) -> str | None:
         """Who listens at a member's address in its place, such as a node of another cluster; None if nobody does."""
+        place = self._doors.place(name, address)
         try:
             with suppress(OSError):
                 async with asyncio.timeout(REACH_S):
-                    await self._reach(name, address)
+                    await self._doors.reach(name, place)
         except HandshakeError as error:
-            return f"{name} is not at {address}: {error}"
+            return f"{name} is not at {place}: {error}"
         return None
 
     # What can be refused here: a leader refuses the rest
@@ -194,19 +202,20 @@ class MemberChanges:
 
         Raises Unavailable if nobody answers at its address, and RequestRefused if somebody else does.
         """
+        place = self._doors.place(name, address)
         try:
             async with asyncio.timeout(REACH_S):
-                return await self._reach(name, address)
+                return await self._doors.reach(name, place)
         except HandshakeError as error:
             raise RequestRefused(
-                ReplyCode.PRECONDITION_FAILED, f"{name} is not at {address}, and nothing is changed: {error}"
+                ReplyCode.PRECONDITION_FAILED, f"{name} is not at {place}, and nothing is changed: {error}"
             ) from None
         except TimeoutError:
             why = f"no node answers within {REACH_S:g} s"
         except OSError as error:
             why = error.strerror or str(error)
         raise Unavailable(
-            f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with "
+            f"{name} cannot be reached at {place} ({why}), and nothing is changed: start it there with "
             "`qq serve --join`"
         )
 

@@ -1185,7 +1185,7 @@ def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run:
                     (other_life, "x4", "node 'x4' belongs to another cluster"),
                 ]:
                     with pytest.raises(HandshakeError, match=why):
-                        await one.links.reach(name, address(node))
+                        await one.links.reach(name, PeerAddress(*address(node)))
                 with pytest.raises(HandshakeError, match="this is not a qq peer"):
                     await one.links.reach("x1", amqp.sockets[0].getsockname())
                 with pytest.raises(ConnectionRefusedError):
@@ -1218,7 +1218,9 @@ def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> 
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
         async with started(nodes):
-            await one.reach("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            assert place == listed["x1"]
+            await one.reach("x1", place)
             assert one.connected("x1")
 
     run(story())

@@ -72,6 +72,13 @@ def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagemen
     assert reason.startswith("n4 cannot be reached at h4:9 (Connection refused), and nothing is changed: ")
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 8}))
     assert (status, reason) == (409, "n4 is not at h4:8, and nothing is changed: another one listens there")
+    group.listed["n4"] = PeerAddress("proxy", 9)
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, reason.startswith("n4 cannot be reached at proxy:9 (Connection refused)")) == (503, True)
+    group.listeners[group.listed["n4"]] = "n2"
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, reason.startswith("n4 is not at proxy:9, and nothing is changed: ")) == (409, True)
+    del group.listed["n4"]
     assert group.asked_to_change == []
     body["port"] = listener.port
     answers = [node.api(f"{MEMBERS}/n4", "PUT", json=body) for _ in range(2)]
