@@ -235,6 +235,16 @@ class PeerLinks:
         reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
         return f"cannot join the cluster at {'; '.join(reasons)}" if reasons else None
 
+    @property
+    def why_apart(self) -> str | None:
+        """With which members there is no link for another reason than that nobody listens there, and why; else None."""
+        apart = [
+            f"{peer} ({reasons[-1]})"
+            for peer in sorted(self._known.addresses)
+            if peer not in self._links and (reasons := self._told.get(peer))
+        ]
+        return ", ".join(apart) or None
+
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
@@ -374,6 +384,7 @@ class PeerLinks:
 
         That is no fault of this node and may last for days, so it is logged once and not as a warning.
         """
+        self._told.pop(peer, None)
         if peer in self._missing:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"

@@ -606,7 +606,9 @@ class Node:
         if under_repair is not None:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
-            return "no leader is known: fewer than a majority of the nodes are up"
+            apart = self.links.why_apart
+            why = f"no connection with {apart}" if apart else "fewer than a majority of the nodes are up"
+            return f"no leader is known: {why}"
         return self.group.statuses.why_nothing_is_stored()
 
     @property

@@ -1251,6 +1251,20 @@ def test_a_node_that_cannot_join_knows_why(run: Run) -> None:
     run(story())
 
 
+def test_a_node_that_others_refuse_knows_who_and_why(run: Run) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2, secrets={"n1": (b"another",)})
+        refused, other = nodes.values()
+        assert refused.links.why_apart is None
+        async with started({"n1": refused}):
+            async with started({"n2": other}):
+                why = "n2 (the peer rejects this node: its cluster secret differs)"
+                await until(lambda: refused.links.why_apart == why)
+            await until(lambda: refused.links.why_apart is None)  # nobody listens there any more
+
+    run(story())
+
+
 def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host = "127.0.0.1"

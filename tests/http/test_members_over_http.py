@@ -235,8 +235,8 @@ def test_who_is_no_member_is_not_waited_for(
 def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
     group = node.management.group
     held = group.configurations.committed
-    vacated = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(8, 8)).vacated("n4", bytes(16))
-    group.unheard_configuration = vacated
+    joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(7, 8))
+    group.unheard_configuration = joined.vacated("n4", bytes(16))
     status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
     assert (status, reason.startswith("n4 has not come yet")) == (503, True)
 
