@@ -157,7 +157,8 @@ class MemberChanges:
             if shown.role == "awaited":
                 return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
             if not member.is_voter and shown.lag is not None:
-                return f"{name} is given the log, and lacks {shown.lag:,} entries"
+                why = group.reconfiguration.why_no_majority(self._configuration.promoted(name))
+                return why or f"{name} is given the log, and lacks {shown.lag:,} entries"
             why = group.statuses.why_not_there(name)
             return why or f"{name} is there, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):

@@ -169,6 +169,25 @@ def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
     growing.all_submit()
 
 
+def test_a_learner_gets_no_vote_while_the_others_would_need_it(growing: Growing) -> None:
+    dead, *_ = growing.followers()
+    dead.end()
+    growing.pass_ms(3000)
+    growing.fourth.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    growing.pass_ms(3000)
+    assert leader.configurations.membership.learners == {"d"}
+    growing.fourth.end()
+    growing.fourth.disk.lose_everything()
+    growing.all_submit()
+    growing.fourth.start(joins=True)
+    dead.start()
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
 def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
     growing.all_submit()
     learner = growing.fourth
@@ -403,18 +422,20 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
     assert len(caplog.records) == 2
 
 
-def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Growing) -> None:
+def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know() -> None:
+    growing = Growing("abcde")
+    growing.start()
     away = growing.followers()[0]
     away.end()
     growing.fourth.start(joins=True)
     growing.members.append(growing.fourth)
-    growing.until(lambda: growing.agrees("abcd"))
+    growing.until(lambda: growing.agrees("abcde"))
     growing.until(lambda: _asks_for(growing, growing.fourth))
     for member in growing.members:
         if member not in (away, growing.fourth):
             growing.network.cut(member.name, away.name)
     away.start()
-    growing.until(lambda: growing.agrees("abcd"), 20_000)
+    growing.until(lambda: growing.agrees("abcde"), 20_000)
     away.set_alarms(1)
 
 

@@ -162,7 +162,10 @@ class _Group:
         self.listed: dict[str, PeerAddress] = {}
         """Where the node's file says that others listen, which counts more than the log."""
         self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
-        self.reconfiguration = SimpleNamespace(ask=self._ask_for_change)
+        self.reconfiguration = SimpleNamespace(
+            ask=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+        )
+        self.no_majority: str | None = None
 
     def place(self, name: str, address: PeerAddress) -> PeerAddress:
         return self.listed.get(name, address)

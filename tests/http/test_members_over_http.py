@@ -146,6 +146,8 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     group.configurations.committed = replace(held, members=tuple(members))
     expected = (503, "n2 is given the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
+    group.no_majority = "there would be 2 voters"
+    assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == (503, group.no_majority)
     expected = (503, "n3 does not answer")
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == expected
     group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
