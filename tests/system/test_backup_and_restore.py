@@ -135,6 +135,7 @@ def test_a_backup_under_load_holds_all_that_was_confirmed_anywhere_before(tmp_pa
             node = cluster.leader() if asked == "leader" else cluster.followers()[0]
             before = [name for publisher in publishers for name in list(publisher.confirmed)]
             make_backup(node, tmp_path / "backup")
+            assert "broken off" not in node.log.read_text()
             for publisher in publishers:
                 publisher.stopping.set()
                 publisher.join()
