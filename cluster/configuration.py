@@ -206,11 +206,15 @@ class Configuration:
         """Note the new addresses of members, all at once: one may have moved to where another was before."""
         return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
-    def added(self, name: str, address: PeerAddress) -> Configuration:
-        """Await a new member under this name, as a learner."""
+    def added(self, name: str, address: PeerAddress, member_id: bytes) -> Configuration:
+        """Let the directory that has answered at this address become a learner; what its program can run, it tells.
+
+        If it was a member and was removed, the request is an old one, and nobody is to come back by it.
+        """
         known = self.member(name)
         if known is None:
-            return self._with(Member(name, address, is_voter=False))
+            self._check_id(name, member_id)
+            return self._with(Member(name, address, member_id, is_voter=False))
         if known.address == address:
             return self
         raise MembershipRefused(
@@ -291,12 +295,16 @@ class Configuration:
         return known
 
     def _check_directory(self, name: str, member_id: bytes, versions: Versions) -> None:
-        """Refuse a directory that is another member's, or a removed one, or of a program that is too old or too new."""
+        """Refuse a directory as `_check_id` does, or because its program is too old or too new."""
         if not versions.include(self.version):
             raise MembershipRefused(
                 f"the cluster runs version {self.version} of the state, and the program of node {name!r} can run "
                 f"{versions}"
             )
+        self._check_id(name, member_id)
+
+    def _check_id(self, name: str, member_id: bytes) -> None:
+        """Refuse a directory that is another member's, or a removed one."""
         if self.is_removed(member_id):
             raise MembershipRefused(
                 f"the data directory of node {name!r} was a member and has been removed: start with an empty one"

@@ -201,6 +201,33 @@ def may_leave(name: str, membership: Membership, drained: Collection[str], known
     return Verdict(False, f"{name} stays a voter: " + "; ".join([few, *flaws.values()]))
 
 
+def why_no_majority(before: Membership, after: Membership, known: Known) -> str | None:
+    """Why those who vote before a change and are there would be no majority after it; None if they would be one.
+
+    What they have agreed on counts as soon as it is in the log, so there would be no way back. Voters under repair
+    elect nobody, so they do not count: if the leader died, there would be none. Nor does one that gets its vote by the
+    change: it may be lost in this very moment. Only a lone voter has to rely on another one.
+    """
+    if after.voters == before.voters:
+        return None
+    is_alone = len(before.voters) == 1
+    relied_on = after.voters if is_alone else after.voters & before.voters
+    there = [
+        name
+        for name in relied_on
+        if (status := known.get(name)) is not None
+        and (status.standing == Standing.VOTER or name not in before.voters)
+    ]
+    if after.is_majority(there):
+        return None
+    away = ", ".join(sorted(relied_on.difference(there)))
+    rest = " without ".join(["the rest", *sorted(after.voters - relied_on)])
+    return (
+        f"there would be {len(after.voters)} voters, and of these {away} do not answer, or are under repair, so {rest} "
+        "would be no majority: start, replace or remove them first"
+    )
+
+
 def may_drain(name: str, membership: Membership, drained: Collection[str], known: Known) -> Verdict:
     """Judge whether another member can lead, and serve clients, while this one is under maintenance."""
     others = sorted(membership.voters - {name})

@@ -19,6 +19,7 @@ sends ends a link or a turn.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
@@ -234,6 +235,16 @@ class PeerLinks:
         reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
         return f"cannot join the cluster at {'; '.join(reasons)}" if reasons else None
 
+    @property
+    def why_apart(self) -> str | None:
+        """With which members there is no link for another reason than that nobody listens there, and why; else None."""
+        apart = [
+            f"{peer} ({reasons[-1]})"
+            for peer in sorted(self._known.addresses)
+            if peer not in self._links and (reasons := self._told.get(peer))
+        ]
+        return ", ".join(apart) or None
+
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
@@ -373,6 +384,7 @@ class PeerLinks:
 
         That is no fault of this node and may last for days, so it is logged once and not as a warning.
         """
+        self._told.pop(peer, None)
         if peer in self._missing:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
@@ -401,19 +413,27 @@ class PeerLinks:
 
     # The dialling side.
 
-    async def reach(self, peer: str, address: PeerAddress) -> None:
-        """Have a link with the node of this name, which is to be a member at this address; as a guest if it is none.
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Where this node looks for one that is to be a member at this address: its file may say where that is here."""
+        return self._known.place(peer, address)
 
-        Raises OSError (also for time and TLS), or HandshakeError if it is not that node which listens there.
+    async def reach(self, peer: str, place: PeerAddress) -> bytes:
+        """Have a link with the node of this name, which is to listen there; as a guest if it is no member.
+
+        Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
+        that node which listens there.
         """
         try:
-            await self._dial(peer, self._known.place(peer, address))
+            await self._dial(peer, place)
         except HandshakeError as error:
             cause = _cause(error)
             if cause is UnknownNodeError:
                 raise UnknownNodeError(f"a node that is not {peer!r} listens there") from None
             if cause is not AlreadyLinkedError:
                 raise
+        if not self.connected(peer):
+            raise ConnectionResetError(errno.ECONNRESET, "the connection is lost again")
+        return self.peer_id(peer)
 
     async def _keep_dialled(
         self, attempt: Callable[[], Awaitable[str]], peer: str = "", patience_s: float = 0.0

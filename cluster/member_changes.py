@@ -29,7 +29,7 @@ class Verb(IntEnum):
     """The kind of a change."""
 
     ADD = 1
-    """Await a new member at an address."""
+    """Let the directory that has answered at an address become a member."""
     PROMOTE = 2
     """Let a learner vote; it does as soon as it has caught up, so there is only to wait until it is there and votes."""
     REMOVE = 3
@@ -87,7 +87,7 @@ class MemberChange(NamedTuple):
         """Make this change, unless it is made. Raises MembershipRefused. An upgrade is finished by enrolment.py."""
         match self.verb:
             case Verb.ADD:
-                return before.added(self.name, PeerAddress(self.host, self.port))
+                return before.added(self.name, PeerAddress(self.host, self.port), self.member_id)
             case Verb.PROMOTE:
                 before.promoted(self.name)  # may it vote at all?
                 return before

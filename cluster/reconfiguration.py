@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.envelope import ChangeRefused, ChangeRequest
-from cluster.log.hardstate import Standing
+from cluster.fitness import why_no_majority
 from cluster.member_changes import Questions, Verb, not_before_upgrade
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class Reconfiguration:
         after = step(held.newest)
         if after is held.newest:
             return held.newest_index
-        self._check_majority_of(after)
+        no_majority = self.why_no_majority(after)
+        if no_majority is not None:
+            raise MembershipRefused(no_majority)
         if not after.has(self._members.name, self._members.id):
             self._leadership.leave()
             raise NotNow("this node leads, and hands over first")
@@ -199,24 +201,7 @@ class Reconfiguration:
     def _new_id(self) -> bytes:
         return self._runtime.random.randbytes(ID_BYTES)
 
-    def _check_majority_of(self, after: Configuration) -> None:
-        """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
-
-        It counts as soon as it is in the log, so there would be no way back. Voters under repair elect nobody, so they
-        do not count: if this leader died, there would be none.
-        """
-        voters = self._configurations.membership.voters
-        if after.membership.voters == voters:
-            return
-        there = [
-            name
-            for name, status in self._statuses.known().items()
-            if status is not None and (status.standing == Standing.VOTER or name not in voters)
-        ]
-        if not after.membership.is_majority(there):
-            away = ", ".join(sorted(after.membership.voters.difference(there)))
-            raise MembershipRefused(
-                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, or are under "
-                "repair, so the rest "
-                "would be no majority: start or replace them first"
-            )
+    def why_no_majority(self, after: Configuration) -> str | None:
+        """Why the voters that are there would be no majority by this configuration; None if they would be one."""
+        before = self._configurations.membership
+        return why_no_majority(before, after.membership, self._statuses.known())

@@ -225,7 +225,7 @@ class Node:
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
         self.management = Management(
-            self.broker, self.group, product, self._own_node(), self.links.reach, self._cluster_secrets
+            self.broker, self.group, product, self._own_node(), self.links, self._cluster_secrets
         )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
@@ -616,7 +616,9 @@ class Node:
         if under_repair is not None:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
-            return "no leader is known: fewer than a majority of the nodes are up"
+            apart = self.links.why_apart
+            why = f"no connection with {apart}" if apart else "fewer than a majority of the nodes are up"
+            return f"no leader is known: {why}"
         return self.group.statuses.why_nothing_is_stored()
 
     @property

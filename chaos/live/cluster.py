@@ -69,6 +69,7 @@ PATIENCE_S = 60.0
 _POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 2.0
 _STOP_TIMEOUT_S = 30.0
+_TELLING_S = 1.0
 _CHANGE_TIMEOUT_S = 15.0  # longer than a node waits for a change of the members
 _LOG_LINES_SHOWN = 15
 # Below the ports that the system gives to outgoing connections: they must be free again when a node comes back.
@@ -223,7 +224,7 @@ class LiveCluster:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._gone(name)
         except TimeoutError:
-            await self.kill(name)
+            await self._kill_stuck(name)
             raise self._error(name, f"did not stop in {_STOP_TIMEOUT_S:g} s") from None
         status = self._processes[name].returncode
         # A process that is still being loaded does not handle the signal yet.
@@ -298,8 +299,16 @@ class LiveCluster:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._gone(name)
         except TimeoutError:
-            await self.kill(name)
+            await self._kill_stuck(name)
         return self._processes[name].returncode == os.EX_CONFIG
+
+    async def _kill_stuck(self, name: str) -> None:
+        """End a process that should have ended by itself, when it has written into its log what it is doing."""
+        if name not in self._on_release:
+            self._signal(name, signal.SIGUSR1)
+            await asyncio.sleep(_TELLING_S)
+        if self.running(name):
+            await self.kill(name)
 
     async def join(self, name: str) -> None:
         """Have a node that is down become a member, with an empty directory, and wait until it votes."""

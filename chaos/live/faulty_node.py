@@ -5,6 +5,8 @@
     DIRECTORY/faults.json    what is to be wrong now; read again whenever it changes, and at the start
     DIRECTORY/disk/          what is needed to take back what was never synced (faulty_disk.py)
 
+On SIGUSR1 it writes into its log what its threads and tasks are doing: for whoever waits for its end in vain.
+
 Lives here: the process, and the clock. Not here: the disk (faulty_disk.py), and who hurts (nemesis.py).
 
 Law: without faults it is the node that `qq serve` is, the same code with the same files.
@@ -13,7 +15,10 @@ Law: without faults it is the node that `qq serve` is, the same code with the sa
 from __future__ import annotations
 
 import argparse
+import asyncio
+import faulthandler
 import json
+import signal
 import sys
 import threading
 import time
@@ -30,7 +35,6 @@ from qq.cli.serve import serve
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
 FAULTS_FILE = "faults.json"
@@ -112,6 +116,12 @@ class _World:
             self._runtime.offset_ms = self._faults.clock_offset_ms
 
 
+def _tell_what_it_does(*_: object) -> None:
+    faulthandler.dump_traceback()
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos.live.faulty_node", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the node's configuration")
@@ -119,6 +129,7 @@ def main() -> int:
     options = parser.parse_args()
     options.side.mkdir(parents=True, exist_ok=True)
     world = _World(options.side)
+    signal.signal(signal.SIGUSR1, _tell_what_it_does)
     try:
         return serve(
             options.config, partial(node.run, open_disk=world.open_disk, make_runtime=world.make_runtime)

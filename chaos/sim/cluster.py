@@ -494,7 +494,7 @@ class SimulatedCluster:
         if leader is None:
             return
         for node in self.nodes:
-            if not node.up or node.standing is Standing.VOTER:
+            if not node.up or not node.has_started or node.standing is Standing.VOTER:
                 continue
             change = _taking_in(node, leader.group.configurations.committed)
             if change is not None:
@@ -544,7 +544,7 @@ def _taking_in(node: SimulatedNode, members: Configuration) -> MemberChange | No
     """What an operator has to ask for, for a node that is no voter; None if nothing."""
     member = members.member(node.name)
     if members.was_removed(node.name):
-        return MemberChange(Verb.ADD, node.name, host=node.address.host, port=node.address.port)
+        return MemberChange(Verb.ADD, node.name, node.group.members.id, *node.address)
     if member is not None and member.id not in (None, node.group.members.id):
         return MemberChange(Verb.REPLACE, node.name, member.id)
     return None

@@ -32,7 +32,7 @@ CHANGED_EVERY_S = 1.5
 ADDED = 0.6
 """How often a node is added, where one could be removed as well."""
 TOLD = 0.5
-"""How often a new node is awaited at its address, because somebody has asked for that, before it comes."""
+"""How often somebody asks for a new node to be added, which comes by itself as well."""
 TIMES_MAX = 20
 """How often an operator asks for one thing."""
 
@@ -54,11 +54,8 @@ class Operators:
     def ask_for(self, change: MemberChange, times: int) -> None:
         """Ask nodes for a change again and again, as an operator does who hears nothing of it.
 
-        Whoever has a node removed does not go on to add it: it would be a member again, and is nowhere.
+        He may go on to have a node added that another one has had removed meanwhile.
         """
-        wanted = {node.name for node in self._cluster.nodes if not node.is_given_up}
-        if change.verb is Verb.ADD and change.name not in wanted:
-            return
         asked = self._random.choice(self._cluster.nodes)
         if asked.up and asked.has_started:
             asked.runtime.enter(lambda: asked.group.reconfiguration.ask(change, _ignore))
@@ -124,10 +121,10 @@ class Growth:
         node = self._cluster.add_node()
         self._installed[node.name] = Program.CURRENT
         self._checks.clocks_changed()
-        if self._random.random() < TOLD:
-            change = MemberChange(Verb.ADD, node.name, host=node.address.host, port=node.address.port)
-            self._operators.ask_for(change, self._random.randint(1, TIMES_MAX))
         node.start()
+        if node.has_started and self._random.random() < TOLD:
+            change = MemberChange(Verb.ADD, node.name, node.group.members.id, *node.address)
+            self._operators.ask_for(change, self._random.randint(1, TIMES_MAX))
         self.done["add node"] += 1
 
     def _remove(self, node: SimulatedNode) -> None:

@@ -52,9 +52,15 @@ _PATH = "/api/cluster/backup"
 def backup(node: Remote, target: str) -> int:
     """Make a backup of the cluster of a node; raises CommandError, and then there is none."""
     if target == STANDARD_STREAM:
-        with node.download(_PATH) as stream:
+        done = 0
+        with (
+            counted("reading the backup", in_bytes=True, prints=True) as count,
+            node.download(_PATH) as stream,
+        ):
             while part := stream.read(CHUNK_BYTES):
                 _write_out(part)
+                done += len(part)
+                count.so_far(done, None)
         return 0
     try:
         with _new_directory(Path(target)) as directory:

@@ -36,9 +36,19 @@ class Wait:
         """Why the wait is not over yet, as the node last said."""
         self._what = what
         self._has_bar = has_bar
+        self._is_on = True
         self._began_s = time.monotonic()
         self._notice_s = NOTICE_S
         """How many seconds after the start of the wait the operator is told next."""
+
+    @contextmanager
+    def of_one(self) -> Generator[None]:
+        """Wait in the block for one of several things that come one after the other; between the blocks for nothing."""
+        self._began_s, self._notice_s, self._is_on = time.monotonic(), NOTICE_S, True
+        try:
+            yield
+        finally:
+            self._is_on = False
 
     @contextmanager
     def told(self) -> Generator[None]:
@@ -56,10 +66,17 @@ class Wait:
             telling.join()
 
     def _tell(self, is_over: threading.Event) -> None:
-        while not is_over.wait(self._began_s + self._notice_s - time.monotonic()):
+        while not is_over.wait(self._left_s):
+            if self._left_s > 0:  # of the next thing that is waited for
+                continue
             text = f"waiting for {escaped(self._what)} ({self._notice_s:g} s){self._why}"
             print(text, file=sys.stderr, flush=True)
             self._notice_s += NOTICE_S if self._notice_s < _LONG_S else _LONG_S
+
+    @property
+    def _left_s(self) -> float:
+        """How many seconds are left until the operator is told."""
+        return self._began_s + self._notice_s - time.monotonic() if self._is_on else NOTICE_S
 
     def _show(self, is_over: threading.Event) -> None:
         if is_over.wait(NOTICE_S):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -74,6 +74,18 @@ def _segment(name: str) -> str:
 class Answer(NamedTuple):
     status: int
     document: Any
+
+
+class _Stream:
+    """An answer that is read part by part; what has come already is not waited for."""
+
+    def __init__(self, answer: http.client.HTTPResponse, wait: Wait) -> None:
+        self._answer = answer
+        self._wait = wait
+
+    def read(self, size: int) -> bytes:
+        with self._wait.of_one():
+            return self._answer.read1(size)
 
 
 class Remote:
@@ -214,15 +226,22 @@ class Remote:
     def download(self, path: str, content_type: str = ARCHIVE) -> Generator[BinaryIO]:
         """Open what is at this path, an archive for instance, as a stream, which may be long.
 
-        Raises CommandError, also if it ends too early.
+        Raises CommandError, also if it ends too early. Where nobody looks at a terminal, on which there should be a bar
+        (`counted`), it is told if nothing comes for a while.
         """
         url = self.url_of(path)
         with Wait("the answer to begin").told():
             stream = self._begun(url, content_type)
-        with stream:
+        wait = Wait(f"more of the answer of {self.url}", has_bar=True)
+        with stream, wait.told():
             try:
-                yield stream
-            except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
+                yield cast("BinaryIO", _Stream(stream, wait))
+            except TimeoutError:
+                raise CommandError(
+                    f"{url}: the answer was broken off: nothing has come for {_STREAM_TIMEOUT_S:g} s: try again, or "
+                    "ask another node"
+                ) from None
+            except (http.client.HTTPException, ConnectionError) as error:
                 raise _is_broken_off(url, error) from None
 
     def _begun(self, url: str, content_type: str) -> http.client.HTTPResponse:

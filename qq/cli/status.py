@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cluster.fitness import FULL_BYTES
 from qq.cli.escaping import escaped
 from qq.cli.output import cell, print_answer, print_cells
 
@@ -78,6 +79,11 @@ def judge(answer: dict[str, Any]) -> Health:
     if leader is None:
         return Health(False, f"nobody leads: {_names(heard)} elect a leader, which takes a moment; ask again")
     troubles = _troubles(nodes, silent)
+    full = [each["name"] for each in voters if each["alarm"] and each["disk_free_bytes"] < FULL_BYTES]
+    if 2 * len(set(heard).difference(full)) <= len(voters):
+        return Health(
+            False, f"nothing is confirmed: the disks of {_names(full)} are full; {'; '.join(troubles)}"
+        )
     if troubles:
         return Health(False, f"not well: {'; '.join(troubles)}; {leader} leads")
     drained = [each["name"] for each in nodes if each["drained"]]

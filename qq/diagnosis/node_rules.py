@@ -126,12 +126,18 @@ def _alarms(facts: NodeFacts, node: str) -> Iterator[Finding]:
     waiting = f"; connections that wait with publishing: {facts.blocked:,}" if facts.blocked else ""
     if "disk" in why:
         free, limit = size(facts.disk_free_bytes), size(facts.disk_free_limit_bytes)
-        text = f"publishers wait: this node, or too many others, are low on disk ({free} free here, limit {limit})"
+        who = _who_is_short(is_here=facts.disk_free_bytes < facts.disk_free_limit_bytes)
+        text = f"publishers wait: {who} low on disk ({free} free here, limit {limit})"
         yield Finding("disk-alarm", node, text + waiting)
     if "memory" in why:
         used, limit = size(facts.memory_bytes), size(facts.memory_limit_bytes)
-        text = f"publishers wait: this node, or too many others, are short of memory ({used} of {limit} used here)"
+        who = _who_is_short(is_here=facts.memory_bytes > facts.memory_limit_bytes)
+        text = f"publishers wait: {who} short of memory ({used} of {limit} used here)"
         yield Finding("memory-alarm", node, text + waiting)
+
+
+def _who_is_short(*, is_here: bool) -> str:
+    return "this node is" if is_here else "too many other nodes are"
 
 
 def _delays(facts: NodeFacts, node: str) -> Iterator[Finding]:

@@ -37,7 +37,11 @@ class BackupEndpoint:
                 async for part in backup.stream():
                     await response.write(part)
                 await response.write_eof()
-            except OSError as error:  # of a file, or because whoever wanted it has left
+            except ConnectionError:
+                log.info(
+                    "whoever asked for a backup has left before its end; on this machine it links the files"
+                )
+            except OSError as error:
                 log.warning("a backup was broken off: %s", error)
                 if request.transport is not None:
                     request.transport.abort()  # else it would look as if it ended here

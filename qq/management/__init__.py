@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from cluster.group import Group
     from qq.http.view import Product
-    from qq.management.members import Reach
+    from qq.management.members import Doors
     from qq.management.nodes import OwnNode
     from qq.sessions.broker import Broker
 
@@ -63,10 +63,10 @@ class Management(
         group: Group,
         product: Product,
         own: OwnNode,
-        reach: Reach,
+        doors: Doors,
         cluster_secrets: Callable[[], Sequence[bytes]],
     ) -> None:
-        """`reach` connects to a node (`PeerLinks.reach`); `cluster_secrets` returns those that are in use now."""
+        """`cluster_secrets` returns those that are in use now."""
         self.others = OtherNodes(
             group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
         )
@@ -78,7 +78,7 @@ class Management(
         Changes.__init__(self, broker)
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)
-        MemberChanges.__init__(self, broker, group, reach)
+        MemberChanges.__init__(self, broker, group, doors)
         WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
         Diagnoses.__init__(
             self, broker, group, own, self.others, self.client_watch, self, self.cluster_members

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cluster.configuration import PeerAddress
 from cluster.handshake import HandshakeError
@@ -31,15 +31,11 @@ from qq.management.leadership import PATIENCE_S, until
 from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from cluster.configuration import Configuration, Member, Versions
     from cluster.group import Group
     from cluster.member_changes import MemberChange
     from cluster.peers import MemberStatus
     from qq.sessions.broker import Broker
-
-    Reach = Callable[[str, PeerAddress], Awaitable[None]]
 
 CHANGE_S = 10.0
 """How many seconds a request waits for its change, if it does not say so."""
@@ -52,14 +48,28 @@ _JUDGED = (Verb.DRAIN, Verb.REMOVE, Verb.REPLACE)
 """The leader judges these by what members say of themselves, which may be a second old."""
 
 
+class Doors(Protocol):
+    """Where other nodes listen for their peers, as `PeerLinks` finds them."""
+
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Where a node is looked for from here that is to be at this address."""
+        ...
+
+    async def reach(self, peer: str, place: PeerAddress) -> bytes:
+        """Connect to the node of this name there; returns the id of its data directory.
+
+        Raises HandshakeError if it is not that node which listens there, and OSError.
+        """
+        ...
+
+
 class MemberChanges:
     """The part of `qq.http.view.ManagementView` that is about members."""
 
-    def __init__(self, broker: Broker, group: Group, reach: Reach) -> None:
-        """`reach` connects to the node of a name at an address: see `PeerLinks.reach`."""
+    def __init__(self, broker: Broker, group: Group, doors: Doors) -> None:
         self._broker = broker
         self._group = group
-        self._reach = reach
+        self._doors = doors
 
     @property
     def _configuration(self) -> Configuration:
@@ -92,7 +102,7 @@ class MemberChanges:
         if self._is_done(change):
             return
         if not change.is_made(self._configuration):
-            await self._check(change)
+            change = await self._checked(change)
         loop = asyncio.get_running_loop()
         believed_s = loop.time() + (PATIENCE_S if change.verb in _JUDGED else 0.0)
         end_s = loop.time() + (CHANGE_S if wait_s is None else wait_s)
@@ -147,60 +157,66 @@ class MemberChanges:
             if shown.role == "awaited":
                 return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
             if not member.is_voter and shown.lag is not None:
-                return f"{name} is given the log, and lacks {shown.lag:,} entries"
+                why = group.reconfiguration.why_no_majority(self._configuration.promoted(name))
+                return why or f"{name} is given the log, and lacks {shown.lag:,} entries"
             why = group.statuses.why_not_there(name)
             return why or f"{name} is there, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
-                return f"{name} still leads: nobody else can take over"
+                return f"{name} still leads: nobody else has taken over yet"
             return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
         return "the change is not made yet; it may still be made: ask again"
 
     async def _who_else_is_at(self, name: str, address: PeerAddress) -> str | None:
         """Who listens at a member's address in its place, such as a node of another cluster; None if nobody does."""
+        place = self._doors.place(name, address)
         try:
             with suppress(OSError):
                 async with asyncio.timeout(REACH_S):
-                    await self._reach(name, address)
+                    await self._doors.reach(name, place)
         except HandshakeError as error:
-            return f"{name} is not at {address}: {error}"
+            return f"{name} is not at {place}: {error}"
         return None
 
     # What can be refused here: a leader refuses the rest
 
-    async def _check(self, change: MemberChange) -> None:
-        """Raise RequestRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
+    async def _checked(self, change: MemberChange) -> MemberChange:
+        """The change, with the data directory that is meant: of who is to be added, the one that it has now.
+
+        Raises RequestRefused if it cannot be made, or would do harm; Unavailable if not yet.
+        """
         if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
             old = self._group.members.of_release_0_1
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, not_before_upgrade(old))
         match change.verb:
             case Verb.ADD:
-                await self._check_reachable(change.name, PeerAddress(change.host, change.port))
+                directory = await self._directory_at(change.name, PeerAddress(change.host, change.port))
+                return change._replace(member_id=directory)
             case Verb.FINISH_UPGRADE:
                 pass
             case _:
                 await self._check_known(change.name)
+        return change
 
-    async def _check_reachable(self, name: str, address: PeerAddress) -> None:
-        """Raise Unavailable if nobody answers at the address of a new member, and RequestRefused if that is not it.
+    async def _directory_at(self, name: str, address: PeerAddress) -> bytes:
+        """The id of the data directory of a new member, which has to be up: the cluster would wait for a mistake.
 
-        The cluster would wait for a mistake.
+        Raises Unavailable if nobody answers at its address, and RequestRefused if somebody else does.
         """
+        place = self._doors.place(name, address)
         try:
             async with asyncio.timeout(REACH_S):
-                await self._reach(name, address)
+                return await self._doors.reach(name, place)
         except HandshakeError as error:
             raise RequestRefused(
-                ReplyCode.PRECONDITION_FAILED, f"{name} is not at {address}, and nothing is changed: {error}"
+                ReplyCode.PRECONDITION_FAILED, f"{name} is not at {place}, and nothing is changed: {error}"
             ) from None
         except TimeoutError:
             why = f"no node answers within {REACH_S:g} s"
         except OSError as error:
             why = error.strerror or str(error)
-        else:
-            return
         raise Unavailable(
-            f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with "
+            f"{name} cannot be reached at {place} ({why}), and nothing is changed: start it there with "
             "`qq serve --join`"
         )
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,42 @@ def test_a_backup_says_that_it_waits_and_gives_up(
     first, *_, error = capsys.readouterr().err.splitlines()
     assert first == "waiting for the answer to begin (0.1 s)"
     assert error == f"qq backup: {silent}/api/cluster/backup: no answer within 0.3 s"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["-", "new"])
+def test_a_backup_whose_node_falls_silent_says_so_and_gives_up(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "NOTICE_S", 0.1)
+    monkeypatch.setattr(remote, "_STREAM_TIMEOUT_S", 0.35)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                head = "HTTP/1.1 200 OK\r\nContent-Type: application/x-tar\r\nContent-Length: 99999\r\n\r\n"
+                for part in (head.encode(), *[bytes(10)] * 3):
+                    connection.sendall(part)
+                    is_over.wait(0.05)  # less than it takes to be told
+                is_over.wait(10)
+
+        is_over = threading.Event()
+        answering = threading.Thread(target=answer)
+        answering.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert main(["backup", target, "--http", url]) == 1
+        is_over.set()
+        answering.join()
+    *waiting, error = capfd.readouterr().err.splitlines()
+    assert f"waiting for more of the answer of {url} (0.2 s)" in waiting
+    assert set(waiting) <= {f"waiting for more of the answer of {url} (0.{n} s)" for n in range(1, 10)}
+    assert error == (
+        f"qq backup: {url}/api/cluster/backup: the answer was broken off: nothing has come for 0.35 s: "
+        "try again, or ask another node"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

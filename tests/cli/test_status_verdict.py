@@ -13,10 +13,12 @@ from qq.cli.status import judge
 
 def node(name: str, **facts: Any) -> dict[str, Any]:
     usual = {"state": "follower", "role": "voter", "standing": "voter", "alarm": False, "drained": False}
+    usual["disk_free_bytes"] = 2**30
     return {"name": name, **usual, **facts}
 
 
-DOWN: dict[str, Any] = {"state": "down", "standing": None, "alarm": None}
+DOWN: dict[str, Any] = {"state": "down", "standing": None, "alarm": None, "disk_free_bytes": None}
+FULL: dict[str, Any] = {"alarm": True, "disk_free_bytes": 100}
 
 
 def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]:
@@ -58,6 +60,19 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             cluster(node("n1"), node("n2", alarm=True), node("n3", standing="learner")),
             False,
             "not well: publishers wait, for want of disk or memory of n2; is being given the log: n3; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2", **FULL), node("n3")),
+            False,
+            "not well: publishers wait, for want of disk or memory of n2; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2", **FULL), node("n3", **DOWN)),
+            False,
+            (
+                "nothing is confirmed: the disks of n2 are full; n3 does not answer; "
+                "publishers wait, for want of disk or memory of n2"
+            ),
         ),
         (
             cluster(node("n1"), node("n2"), node("n3"), node("n4", role="awaited", **DOWN)),

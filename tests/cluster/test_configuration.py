@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 
 import hypothesis.strategies as st
@@ -72,12 +73,32 @@ def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
 
 
 def test_who_is_awaited_is_bound_to_the_first_directory_that_comes() -> None:
-    awaited = TRIO.added("n4", address(4))
-    assert awaited.added("n4", address(4)) is awaited
-    assert "still awaited" in refused(lambda: awaited.promoted("n4"))
-    bound = awaited.joined("n4", identity(4), address(5), VERSIONS)
-    assert bound.member("n4") == Member("n4", address(5), identity(4), is_voter=False, versions=VERSIONS)
-    assert "another data directory" in refused(lambda: bound.joined("n4", identity(5), address(4), VERSIONS))
+    awaited = TRIO.vacated("n2", identity(2))
+    assert "still awaited" in refused(lambda: awaited.promoted("n2"))
+    bound = awaited.joined("n2", identity(4), address(5), VERSIONS)
+    assert bound.member("n2") == Member("n2", address(5), identity(4), is_voter=False, versions=VERSIONS)
+    assert "another data directory" in refused(lambda: bound.joined("n2", identity(5), address(4), VERSIONS))
+
+
+def test_who_is_added_is_the_directory_that_has_answered() -> None:
+    added = TRIO.added("n4", address(4), identity(4))
+    assert added.member("n4") == Member("n4", address(4), identity(4), is_voter=False)
+    assert added.added("n4", address(4), identity(5)) is added
+    assert "another data directory" in refused(lambda: added.joined("n4", identity(5), address(4), VERSIONS))
+    assert "its name cannot change" in refused(lambda: TRIO.added("n4", address(4), identity(2)))
+    joined = added.joined("n4", identity(4), address(4), VERSIONS)
+    assert joined.member("n4") == Member("n4", address(4), identity(4), is_voter=False, versions=VERSIONS)
+
+
+def test_whoever_repeats_an_addition_late_brings_nobody_back_who_was_removed_meanwhile() -> None:
+    added = TRIO.added("n4", address(4), identity(4))
+    for removed in (
+        added.without("n4", identity(4)),
+        added.joined("n4", identity(4), address(4), VERSIONS).without("n4", identity(4)),
+    ):
+        assert "has been removed" in refused(partial(removed.added, "n4", address(4), identity(4)))
+        again = removed.added("n4", address(4), identity(5)).member("n4")
+        assert again is not None, "with an empty directory it may come"
 
 
 def test_a_member_that_comes_from_elsewhere_with_another_program_is_the_same_member() -> None:
@@ -110,7 +131,8 @@ def test_a_removal_that_is_repeated_does_not_hit_who_has_come_under_that_name() 
     again = TRIO.without("n2", identity(2)).joined("n2", identity(22), address(2), VERSIONS)
     assert again.without("n2", identity(2)) is again
     assert "has another data directory by now" in refused(lambda: again.without("n2", identity(5)))
-    awaited = TRIO.added("n4", address(4))
+    four = TRIO.joined("n4", identity(4), address(4), VERSIONS)
+    awaited = four.vacated("n4", identity(4))
     assert awaited.without("n4", NOBODY).without("n4", NOBODY).members == TRIO.members
 
 
@@ -140,7 +162,7 @@ def test_two_members_are_not_at_one_address() -> None:
     assert "is the address of member 'n1'" in refused(
         lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
     )
-    assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9)))
+    assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9), identity(9)))
     assert "is the address of member 'n3'" in refused(lambda: TRIO.moved({"n2": address(3)}))
     assert "is the address of member" in refused(lambda: TRIO.moved({"n1": address(9), "n2": address(9)}))
     exchanged = TRIO.moved({"n1": address(2), "n2": address(1)})
@@ -155,7 +177,7 @@ def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
     assert f"the host {host!r} of node" in refused(
         lambda: TRIO.joined("n4", identity(4), PeerAddress(host, 4), VERSIONS)
     )
-    assert "of node 'n4' " in refused(lambda: TRIO.added("n4", PeerAddress(host, 4)))
+    assert "of node 'n4' " in refused(lambda: TRIO.added("n4", PeerAddress(host, 4), identity(4)))
 
 
 @given(HOSTS)
@@ -176,7 +198,7 @@ def test_a_cluster_is_no_larger_than_it_may_be() -> None:
     full = TRIO
     for number in range(4, MEMBERS_MAX + 1):
         full = full.joined(f"n{number}", identity(number), address(number), VERSIONS)
-    assert "7 members at most" in refused(lambda: full.added("n8", address(8)))
+    assert "7 members at most" in refused(lambda: full.added("n8", address(8), identity(8)))
     assert len(full.vacated("n7", identity(7)).members) == MEMBERS_MAX
 
 
@@ -187,7 +209,7 @@ def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
     assert raised.raised(8, b"x" * 16) is raised
     assert "'n1' runs a program for versions 7 to 8" in refused(lambda: raised.raised(9, CLUSTER))
     assert "from version 7 to 8, not to 9" in refused(lambda: old.raised(9, CLUSTER))
-    awaited = old.added("n4", address(4))
+    awaited = old.added("n4", address(4), identity(4))
     assert "not known which versions of the state node 'n4'" in refused(lambda: awaited.raised(8, CLUSTER))
 
 
@@ -217,7 +239,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda moves: lambda c: c.moved(moves), st.dictionaries(names, addresses, max_size=3)),
     st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_nobody),
     st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_nobody),
-    st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses),
+    st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses, ids),
     st.builds(lambda name: lambda c: c.promoted(name), names),
     st.builds(
         lambda name, is_drained: lambda c: c.drained(name, is_drained=is_drained), names, st.booleans()

@@ -137,7 +137,7 @@ def test_a_removed_name_comes_back_only_if_its_node_is_told_to_join() -> None:
     assert taken(enrolment, without) is without
     enrolment.introduced("c", new_directory("c")._replace(joins=1))
     assert taken(enrolment, without).member("c") is not None
-    added = without.added("c", PeerAddress("c", 1))
+    added = without.added("c", PeerAddress("c", 1), b"\1" * 16)
     enrolment.introduced("c", new_directory("c"))
     after = taken(enrolment, added).member("c")
     assert after is not None

@@ -16,6 +16,7 @@ from cluster.fitness import (
     why_cannot_lead,
     why_log_is_obsolete,
     why_no_leader,
+    why_no_majority,
     why_not_all,
     why_not_lead,
     why_nothing_is_stored,
@@ -311,3 +312,40 @@ def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
 def test_who_does_not_answer_is_named_where_nobody_leads(heard: str, why: str) -> None:
     known = {name: FIT if name in heard else None for name in "abc"}
     assert why_no_leader(Membership.of_voters("abc"), known) == why
+
+
+def of(voters: str) -> Membership:
+    return Membership.of_voters(voters)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [
+        ("abc", "abc", trio(b=None, c=None)),
+        ("abc", "abcd", trio() | {"d": FIT}),
+        ("ab", "abd", {"a": FIT, "b": FIT, "d": FIT}),
+        ("a", "ab", {"a": FIT, "b": LEARNER}),
+        ("abc", "ab", trio(c=None)),
+        ("abcd", "abc", trio() | {"d": None}),
+        ("abcd", "abcde", trio() | {"d": None, "e": FIT}),
+    ],
+)
+def test_members_change_while_those_who_vote_already_are_a_majority_afterwards(
+    before: str, after: str, known: Known
+) -> None:
+    assert why_no_majority(of(before), of(after), known) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known", "text"),
+    [
+        ("abc", "abcd", trio(c=None) | {"d": FIT}, "4 voters, and of these c do not answer"),
+        ("abc", "abcd", trio(c=LEARNER) | {"d": FIT}, "so the rest without d would be no majority"),
+        ("abc", "ab", trio(b=None), "2 voters, and of these b do not answer"),
+        ("a", "ab", {"a": FIT, "b": None}, "so the rest would be no majority: start, replace or remove"),
+    ],
+)
+def test_a_change_that_relies_on_who_gets_its_vote_by_it_is_refused(
+    before: str, after: str, known: Known, text: str
+) -> None:
+    assert text in str(why_no_majority(of(before), of(after), known))

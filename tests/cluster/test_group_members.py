@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_group_timers import Alarms, Member, Trio
 
-from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
+from cluster.configuration import ID_BYTES, NOBODY, Configuration, MembershipRefused, PeerAddress
 from cluster.envelope import Vote, encode
 from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange, Verb
@@ -169,6 +169,25 @@ def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
     growing.all_submit()
 
 
+def test_a_learner_gets_no_vote_while_the_others_would_need_it(growing: Growing) -> None:
+    dead, *_ = growing.followers()
+    dead.end()
+    growing.pass_ms(3000)
+    growing.fourth.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    growing.pass_ms(3000)
+    assert leader.configurations.membership.learners == {"d"}
+    growing.fourth.end()
+    growing.fourth.disk.lose_everything()
+    growing.all_submit()
+    growing.fourth.start(joins=True)
+    dead.start()
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
 def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
     growing.all_submit()
     learner = growing.fourth
@@ -270,7 +289,7 @@ def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebo
     flaw = gone.group.own_status.flaw()
     assert flaw is not None
     assert f"{removed} was removed: `qq member add {removed} HOST:PORT`, or `join` in its file" in flaw
-    add = MemberChange(Verb.ADD, removed, host=gone.address.host, port=gone.address.port)
+    add = MemberChange(Verb.ADD, removed, id_of(gone), *gone.address)
     assert growing.asked(growing.leader(), add) == ""
     growing.members.append(gone)
     growing.until(lambda: growing.agrees("abcd"))
@@ -299,11 +318,11 @@ def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
 
 def test_what_operators_ask_for_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
     one, other = growing.followers()
-    add = MemberChange(Verb.ADD, "x", host="x", port=1)
+    add = MemberChange(Verb.ADD, "x", b"x" * ID_BYTES, "x", 1)
     assert growing.asked(one, add) == ""
     assert growing.asked(other, add) == ""
-    assert "still awaited" in growing.asked(one, MemberChange(Verb.PROMOTE, "x"))
-    assert growing.asked(one, MemberChange(Verb.REMOVE, "x", NOBODY)) == ""
+    assert growing.asked(one, MemberChange(Verb.REMOVE, "x", add.member_id)) == ""
+    assert "has been removed" in growing.asked(other, add), "whoever asks again is late"
     assert "no member 'y'" in growing.asked(one, MemberChange(Verb.PROMOTE, "y"))
     assert "is up and has its data directory" in growing.asked(one, replace_(other))
     drain = MemberChange(Verb.DRAIN, other.name)
@@ -403,18 +422,20 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
     assert len(caplog.records) == 2
 
 
-def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Growing) -> None:
+def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know() -> None:
+    growing = Growing("abcde")
+    growing.start()
     away = growing.followers()[0]
     away.end()
     growing.fourth.start(joins=True)
     growing.members.append(growing.fourth)
-    growing.until(lambda: growing.agrees("abcd"))
+    growing.until(lambda: growing.agrees("abcde"))
     growing.until(lambda: _asks_for(growing, growing.fourth))
     for member in growing.members:
         if member not in (away, growing.fourth):
             growing.network.cut(member.name, away.name)
     away.start()
-    growing.until(lambda: growing.agrees("abcd"), 20_000)
+    growing.until(lambda: growing.agrees("abcde"), 20_000)
     away.set_alarms(1)
 
 
@@ -458,7 +479,9 @@ def test_changes_come_one_after_the_other(growing: Growing) -> None:
     leader = growing.leader()
 
     def twice() -> None:
-        leader.group.reconfiguration.propose(lambda held: held.added("x", PeerAddress("x", 1)))
+        leader.group.reconfiguration.propose(
+            lambda held: held.added("x", PeerAddress("x", 1), b"x" * ID_BYTES)
+        )
         with pytest.raises(NotNow, match="not committed yet"):
             leader.group.reconfiguration.propose(lambda held: held.without("x", NOBODY))
 

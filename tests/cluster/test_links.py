@@ -1185,14 +1185,14 @@ def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run:
                     (other_life, "x4", "node 'x4' belongs to another cluster"),
                 ]:
                     with pytest.raises(HandshakeError, match=why):
-                        await one.links.reach(name, address(node))
+                        await one.links.reach(name, PeerAddress(*address(node)))
                 with pytest.raises(HandshakeError, match="this is not a qq peer"):
                     await one.links.reach("x1", amqp.sockets[0].getsockname())
                 with pytest.raises(ConnectionRefusedError):
                     await one.links.reach("x1", ("127.0.0.1", free_ports(1)[0]))
                 before = len(two.recorder.events())
                 for _ in range(2):
-                    await one.links.reach("x1", address(new))
+                    assert await one.links.reach("x1", address(new)) == new.member_id
                 assert one.links.connected("x1")
                 assert one.links.connected("n2")
                 assert len(two.recorder.events()) == before, "the links of the members stay as they are"
@@ -1218,7 +1218,9 @@ def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> 
         nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
         nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
         async with started(nodes):
-            await one.reach("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            assert place == listed["x1"]
+            await one.reach("x1", place)
             assert one.connected("x1")
 
     run(story())
@@ -1245,6 +1247,20 @@ def test_a_node_that_cannot_join_knows_why(run: Run) -> None:
                 assert joining.links.why_not_joined is None
         lone = newcomer("x2")
         assert lone.links.why_not_joined is None
+
+    run(story())
+
+
+def test_a_node_that_others_refuse_knows_who_and_why(run: Run) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2, secrets={"n1": (b"another",)})
+        refused, other = nodes.values()
+        assert refused.links.why_apart is None
+        async with started({"n1": refused}):
+            async with started({"n2": other}):
+                why = "n2 (the peer rejects this node: its cluster secret differs)"
+                await until(lambda: refused.links.why_apart == why)
+            await until(lambda: refused.links.why_apart is None)  # nobody listens there any more
 
     run(story())
 

@@ -52,7 +52,9 @@ class Parted:
 def propose_stranger(leader: Member) -> None:
     """Have a leader that reaches nobody put a configuration into its log that nobody else will ever see."""
     leader.runtime.enter(
-        lambda: leader.group.reconfiguration.propose(lambda held: held.added("x", STRANGER)) and None
+        lambda: (
+            leader.group.reconfiguration.propose(lambda held: held.added("x", STRANGER, b"x" * 16)) and None
+        )
     )
     assert "x" in leader.group.members.names
 

@@ -51,14 +51,14 @@ def test_a_healthy_node_has_no_findings_and_neither_has_one_that_knows_nothing()
             {"why_publishers_wait": "low on disk", "blocked": 12},
             "disk-alarm",
             (
-                "publishers wait: this node, or too many others, are low on disk (16.0 GiB free here, limit 64.0 MiB); "
+                "publishers wait: too many other nodes are low on disk (16.0 GiB free here, limit 64.0 MiB); "
                 "connections that wait with publishing: 12"
             ),
         ),
         (
             {"why_publishers_wait": "low on memory", "memory_bytes": 2**31},
             "memory-alarm",
-            "publishers wait: this node, or too many others, are short of memory (2.0 GiB of 1.0 GiB used here)",
+            "publishers wait: this node is short of memory (2.0 GiB of 1.0 GiB used here)",
         ),
         (
             {"write_high_s": 0.2},

@@ -160,14 +160,23 @@ class _Group:
         )
         self.listeners: dict[PeerAddress, str] = {}
         """The names of the nodes that listen."""
+        self.listed: dict[str, PeerAddress] = {}
+        """Where the node's file says that others listen, which counts more than the log."""
         self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
-        self.reconfiguration = SimpleNamespace(ask=self._ask_for_change)
+        self.reconfiguration = SimpleNamespace(
+            ask=self._ask_for_change, why_no_majority=lambda _: self.no_majority
+        )
+        self.no_majority: str | None = None
 
-    async def reach(self, name: str, address: PeerAddress) -> None:
-        if address not in self.listeners:
+    def place(self, name: str, address: PeerAddress) -> PeerAddress:
+        return self.listed.get(name, address)
+
+    async def reach(self, name: str, place: PeerAddress) -> bytes:
+        if place not in self.listeners:
             raise ConnectionRefusedError(111, "Connection refused")
-        if self.listeners[address] != name:
+        if self.listeners[place] != name:
             raise UnknownNodeError("another one listens there")
+        return id_of(name)
 
     def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")
@@ -286,7 +295,7 @@ class MachineManagement(Management):
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
         )
         self.secrets = [b"0123456789abcdef"]
-        super().__init__(broker, cast("Any", group), product, own, group.reach, lambda: self.secrets)
+        super().__init__(broker, cast("Any", group), product, own, group, lambda: self.secrets)
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group

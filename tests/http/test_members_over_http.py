@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeManagement, id_of, trio
 from http_node import Answer, Node
 
-from cluster.configuration import Configuration, PeerAddress
+from cluster.configuration import Configuration, PeerAddress, Versions
 from cluster.fitness import Verdict
 from cluster.member_changes import Verb
 from qq.machine.commands import Connect, ConnectionDown
@@ -72,17 +72,29 @@ def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagemen
     assert reason.startswith("n4 cannot be reached at h4:9 (Connection refused), and nothing is changed: ")
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 8}))
     assert (status, reason) == (409, "n4 is not at h4:8, and nothing is changed: another one listens there")
+    group.listed["n4"] = PeerAddress("proxy", 9)
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, reason.startswith("n4 cannot be reached at proxy:9 (Connection refused)")) == (503, True)
+    group.listeners[group.listed["n4"]] = "n2"
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, reason.startswith("n4 is not at proxy:9, and nothing is changed: ")) == (409, True)
+    del group.listed["n4"]
     assert group.asked_to_change == []
     body["port"] = listener.port
     answers = [node.api(f"{MEMBERS}/n4", "PUT", json=body) for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 200]
     assert len(group.asked_to_change) == 1
-    assert member(node, "n4")["role"] == "awaited"
+    assert (member(node, "n4")["role"], member(node, "n4")["id"]) == ("learner", hexed("n4"))
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 9}))
     assert (status, reason.startswith("there is a member 'n4' at h4:")) == (409, True)
+    assert node.api(f"{MEMBERS}/n4?id={hexed('n4')}", "DELETE").status == 200
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
+    assert (status, "has been removed: start with an empty one" in reason) == (409, True)
     group.listeners[listener] = "n5"
-    status, reason = refusal(node.api(f"{MEMBERS}/n5", "PUT", json=body))
-    assert (status, reason) == (409, f"{listener} is the address of member 'n4', so 'n5' cannot be there")
+    assert node.api(f"{MEMBERS}/n5", "PUT", json=body).status == 200
+    group.listeners[listener] = "n6"
+    status, reason = refusal(node.api(f"{MEMBERS}/n6", "PUT", json=body))
+    assert (status, reason) == (409, f"{listener} is the address of member 'n5', so 'n6' cannot be there")
 
 
 def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
@@ -134,6 +146,8 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     group.configurations.committed = replace(held, members=tuple(members))
     expected = (503, "n2 is given the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
+    group.no_majority = "there would be 2 voters"
+    assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == (503, group.no_majority)
     expected = (503, "n3 does not answer")
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == expected
     group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
@@ -191,7 +205,7 @@ def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeMa
     assert not member(node, "n2")["drained"]
     assert refusal(node.api(f"{MEMBERS}/n1/drain", "PUT")) == (
         503,
-        "n1 still leads: nobody else can take over",
+        "n1 still leads: nobody else has taken over yet",
     )
     management.group.verdict = Verdict(False, "nobody else can")
     for wait in ("", "?wait=0.1"):
@@ -223,7 +237,8 @@ def test_who_is_no_member_is_not_waited_for(
 def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
     group = node.management.group
     held = group.configurations.committed
-    group.unheard_configuration = held.added("n4", PeerAddress("h4", 7))
+    joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(7, 8))
+    group.unheard_configuration = joined.vacated("n4", bytes(16))
     status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
     assert (status, reason.startswith("n4 has not come yet")) == (503, True)
 

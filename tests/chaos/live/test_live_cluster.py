@@ -178,6 +178,23 @@ def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
     runner.run(check())
 
 
+def test_a_node_that_does_not_end_tells_what_it_does_and_is_killed(
+    runner: asyncio.Runner, cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.live.cluster._STOP_TIMEOUT_S", 0.0)
+
+    async def check() -> None:
+        size = cluster.log("n3").stat().st_size
+        with pytest.raises(LiveClusterError, match="n3 did not stop in 0 s"):
+            await cluster.stop("n3")
+        told = cluster.log("n3").read_text(errors="replace")[size:]
+        assert "Stack for <Task" in told
+        await cluster.start("n3")
+        await cluster.wait_caught_up()
+
+    runner.run(check())
+
+
 def test_no_other_cluster_takes_the_ports_of_nodes_that_may_join(cluster: LiveCluster) -> None:
     assert len(cluster.absent) == SPARES
     for name in cluster.absent:
