@@ -822,7 +822,7 @@ HAZARDS = [
         ("cluster.log.compaction.compact_entry", drop_a_live_message),
         shown_by=49,
     ),
-    Hazard(Parts(group=ForgetsWhatItSkipped), absences.OPTIONS, 10, "client", absences=True),
+    Hazard(Parts(group=ForgetsWhatItSkipped), absences.OPTIONS, 10, "client", shown_by=27, absences=True),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due", shown_by=4),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied", shown_by=0),
     Hazard(
@@ -834,7 +834,7 @@ HAZARDS = [
         10,
         "leaves undone what was due",
         ("chaos.sim.checks.Checks._check_clocks", let_clocks_jump),
-        shown_by=9,
+        shown_by=3,
     ),
     Hazard(
         Parts(),
@@ -850,7 +850,7 @@ HAZARDS = [
         20,
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
-        shown_by=0,
+        shown_by=19,
     ),
     Hazard(
         Parts(),
