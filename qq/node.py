@@ -35,6 +35,7 @@ from cluster.strangers import Places
 from cluster.timing import Timing
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
+from qq.amqp_server import own_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
@@ -73,6 +74,8 @@ from qq.reloadable import Reloadable
 from qq.scopes import TokenUser
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
+from qq.shovels.carrier import ShovelCarrier
+from qq.shovels.connecting import READ_AHEAD_BYTES
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
@@ -224,8 +227,15 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
+        self._shovels = self._make_carrier()
         self.management = Management(
-            self.broker, self.group, product, self._own_node(), self.links, self._cluster_secrets
+            self.broker,
+            self.group,
+            product,
+            self._own_node(),
+            self.links,
+            self._cluster_secrets,
+            self._shovels,
         )
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
@@ -245,6 +255,7 @@ class Node:
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
+            tasks.create_task(self._shovels.run(self.management.change))
             await self._serve_clients(tasks)
 
     async def _watch_for_failure(self) -> None:
@@ -500,6 +511,20 @@ class Node:
         places = Places(self._shares.strangers, self._shares.clients)
         make_channel = Channel if self._tracer is None else partial(TracedChannel, self._tracer)
         return AmqpServer(self.broker, settings, places, complaints(), make_channel)
+
+    def _cluster_name(self) -> str:
+        """The name that operators have given the cluster; until they do, the one in the configuration."""
+        return self.machine.catalog.cluster_name or self.config.cluster_name
+
+    def _make_carrier(self) -> ShovelCarrier:
+        return ShovelCarrier(
+            self.machine,
+            leads=lambda: self.group.leader == self.config.name,
+            cluster=self._cluster_name,
+            open_own=lambda vhost: own_clients.connect(self._amqp_server, vhost, READ_AHEAD_BYTES),
+            wall_ms=self.runtime.wall_ms,
+            random=self.runtime.random,
+        )
 
     # What HTTP sees
 

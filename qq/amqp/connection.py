@@ -587,6 +587,7 @@ def _server_properties(settings: Settings) -> common.FieldTable:
             "basic.nack": True,
             "consumer_cancel_notify": True,
             "live_prefetch": True,
+            "publisher_deduplication": True,
             "connection.blocked": True,
             "consumer_priorities": True,
             "authentication_failure_close": True,

@@ -127,6 +127,7 @@ class ClientConnection(asyncio.Protocol):
         "_lookout",
         "_name_in",
         "_out_bytes",
+        "_own",
         "_parting",
         "_place",
         "_portion_bytes",
@@ -164,10 +165,12 @@ class ClientConnection(asyncio.Protocol):
         peer: Peer,
         place: Place,
         name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
+        own: TokenUser | None = None,
     ) -> None:
         """The connection leaves its `place` when it is gone.
 
-        With TLS, `name_in` tells the name of the user in a client's certificate that was checked.
+        With TLS, `name_in` tells the name of the user in a client's certificate that was checked. `own` is who a client
+        in this process is that logs in as a certificate would have it.
         """
         self._server = server
         self._broker = broker = server.broker
@@ -189,6 +192,7 @@ class ClientConnection(asyncio.Protocol):
         """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
         self.is_admitted = False
         self._name_in = name_in
+        self._own = own
         self._attempt: Attempt | None = None
         """The login under way."""
         self._channels: dict[int, Channel] = {}
@@ -229,10 +233,10 @@ class ClientConnection(asyncio.Protocol):
         limits = self._broker.limits
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
-        self._amqp = ServerConnection(
-            self._server.current_settings,
-            self._name_in(certificate) if self._name_in and certificate else None,
-        )
+        vouched_for = self._name_in(certificate) if self._name_in and certificate else None
+        if self._own is not None:
+            vouched_for = self._own.name
+        self._amqp = ServerConnection(self._server.current_settings, vouched_for)
         self._broker.connection_opened(self)
         if not self._place.is_taken:
             self._pushed_out()
@@ -380,7 +384,10 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._refuse(user, mechanism)
 
-        self._attempt = self._broker.logins.attempt(login, decided)
+        if self._own is not None and attempt.password is None:
+            decided(self._own)
+        else:
+            self._attempt = self._broker.logins.attempt(login, decided)
 
     # Tokens
 

@@ -18,7 +18,7 @@ from qq.http import bodies
 from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
 from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
-from qq.http.shovels import OtherBroker
+from qq.http.shovels import NotCarriedOut
 from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
@@ -228,7 +228,7 @@ class Import:
             return self._skip(what)
         try:
             change = read_parameter(vhost, component, name, row.get("value"))
-        except OtherBroker:
+        except NotCarriedOut:
             return self._skip(what)
         return _Object(what, key, [change])
 

@@ -183,7 +183,7 @@ class ParameterEndpoints:
         value = _value_in(body)
         change = read_parameter(vhost, named["component"], named["name"], value)
         if named["component"] == SHOVEL:
-            await check_may_set(request, self._management, vhost, login_of(request).user, value)
+            await check_may_set(request, self._management, vhost, value)
         is_new = await find(self._management, lambda: self._find(request, vhost)) is None
         await self._management.change(change)
         return put_answer(is_new=is_new)

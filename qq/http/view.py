@@ -488,12 +488,14 @@ class ShovelStatus(NamedTuple):
     text: str
     """The value of its parameter, as JSON."""
     value: Mapping[str, Any]
-    move: MoveStatus | None
-    """The move under way for it; None if there is none."""
-    reason: str | None
-    """Why there is none; None if there is, or will be in a moment."""
     node: str | None
     """The node that sees to it: the one that leads."""
+    state: str
+    """What it is, in RabbitMQ's words: starting, running, flow, blocked or terminated."""
+    reason: str | None
+    """Why it does not run; None if it does, or will in a moment."""
+    figures: Mapping[str, Any]
+    """What else is told of it: how many messages it has forwarded, the move that carries it out, and the like."""
 
 
 class ParameterStatus(NamedTuple):
@@ -793,8 +795,12 @@ class ManagementView(Protocol):
 
     def move(self, vhost: str, move: str) -> MoveStatus | None: ...
 
-    def shovels(self, vhost: str | None) -> Iterator[ShovelStatus]:
+    async def shovels(self, vhost: str | None) -> Sequence[ShovelStatus]:
         """The shovels of a virtual host, or of all."""
+        ...
+
+    async def restart_shovel(self, shovel: ShovelStatus) -> None:
+        """Have a shovel stopped and begun again. Raises Unavailable."""
         ...
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:

@@ -39,7 +39,9 @@ ID_BYTES = 8
 """How many random octets the id of a move is made of, which is their hexadecimal text."""
 
 SHOVEL = "shovel"
-"""The component whose parameters are shovels: moves that go on for as long as the parameter is there."""
+"""The component whose parameters are shovels: they go on for as long as the parameter is there, some as moves."""
+LEDGER = "shovel-ledger"
+"""The component whose parameters say which messages of other shovels have which numbers. Nobody sees it."""
 ENDLESS = 2**63
 """More than any key."""
 

@@ -5,8 +5,9 @@ figures.py), how old messages are (entry_times.py), how numbers were some time a
 the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), who is logged in with
 the page (web_sessions.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other
 in order to show all of it (others.py), by which facts is judged what is wrong (diagnosis.py, vitals.py,
-client_watch.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and
-JSON (qq/http), what a change does (qq/machine, cluster), what is wrong (qq/diagnosis).
+client_watch.py), how shovels are (shovels.py), and what becomes of clients while a node is under maintenance
+(maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster), what is wrong
+(qq/diagnosis).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -29,6 +30,7 @@ from qq.management.nodes import NodeReports
 from qq.management.others import OtherNodes
 from qq.management.queues import QueueReports
 from qq.management.rates import SAMPLE_INTERVAL_S
+from qq.management.shovels import ShovelReports
 from qq.management.web_sessions import WebSessions
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from qq.http.view import Product
     from qq.management.members import Doors
     from qq.management.nodes import OwnNode
+    from qq.management.shovels import Carries
     from qq.sessions.broker import Broker
 
 
@@ -50,6 +53,7 @@ class Management(
     Changes,
     LeadershipTransfers,
     MemberChanges,
+    ShovelReports,
     Backups,
     WebSessions,
     Diagnoses,
@@ -65,8 +69,12 @@ class Management(
         own: OwnNode,
         doors: Doors,
         cluster_secrets: Callable[[], Sequence[bytes]],
+        carrier: Carries,
     ) -> None:
-        """`cluster_secrets` returns those that are in use now."""
+        """`cluster_secrets` returns those that are in use now.
+
+        `carrier` carries out shovels.
+        """
         self.others = OtherNodes(
             group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
         )
@@ -79,6 +87,7 @@ class Management(
         LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, own.data_dir)
         MemberChanges.__init__(self, broker, group, doors)
+        ShovelReports.__init__(self, broker, self.others, self.change, carrier)
         WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
         Diagnoses.__init__(
             self, broker, group, own, self.others, self.client_watch, self, self.cluster_members

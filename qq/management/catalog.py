@@ -24,17 +24,14 @@ from qq.http.view import (
     MoveStatus,
     ObjectTotals,
     ParameterStatus,
-    ShovelStatus,
     ThingRows,
     VhostStatus,
 )
 from qq.machine.commands import DeclareExchange, DeclareQueue
-from qq.machine.errors import Refused
-from qq.machine.moves import SHOVEL
+from qq.machine.moves import LEDGER
 from qq.machine.vhost import binding_arguments
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Binding, Destination, DestinationKind
-from qq.sessions.shovels import Shovel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -199,11 +196,12 @@ class CatalogReports:
     def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
         for known in self._vhosts(vhost):
             for (component, name), value in sorted(known.parameters.items()):
-                yield ParameterStatus(known.name, component, name, json.loads(value))
+                if component != LEDGER:
+                    yield ParameterStatus(known.name, component, name, json.loads(value))
 
     def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None:
         known = self._machine.vhosts.get(vhost)
-        value = None if known is None else known.parameters.get((component, name))
+        value = None if known is None or component == LEDGER else known.parameters.get((component, name))
         return None if value is None else ParameterStatus(vhost, component, name, json.loads(value))
 
     # Moves
@@ -211,35 +209,11 @@ class CatalogReports:
     def moves(self, vhost: str | None) -> Iterator[MoveStatus]:
         for move in list(self._machine.moves.all.values()):
             if vhost in (None, move.vhost):
-                yield _move_status(move)
+                yield move_status(move)
 
     def move(self, vhost: str, move: str) -> MoveStatus | None:
         known = self._machine.moves.all.get((vhost, move))
-        return None if known is None else _move_status(known)
-
-    def shovels(self, vhost: str | None) -> Iterator[ShovelStatus]:
-        moves = self._machine.moves
-        under_way = {(move.vhost, move.shovel): move for move in moves.running.values() if move.shovel}
-        for known in self._vhosts(vhost):
-            for (component, name), text in sorted(known.parameters.items()):
-                if component == SHOVEL:
-                    yield self._shovel_status(known.name, name, text, under_way.get((known.name, name)))
-
-    def _shovel_status(self, vhost: str, name: str, text: str, move: MoveState | None) -> ShovelStatus:
-        status = None if move is None else _move_status(move)
-        reason = self._why_not_moved(vhost, name, text) if move is None else None
-        return ShovelStatus(vhost, name, text, json.loads(text), status, reason, self._broker.leader)
-
-    def _why_not_moved(self, vhost: str, name: str, text: str) -> str | None:
-        """Why there is no move for a shovel; None if the leader will begin one in a moment."""
-        shovel = Shovel.of(text)
-        if shovel is None:
-            return "this node does not understand the shovel"
-        try:
-            self._machine.catalog.check_room(shovel.move(vhost, name, ""))
-        except Refused as refused:
-            return refused.text
-        return None
+        return None if known is None else move_status(known)
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
         return [
@@ -250,7 +224,7 @@ class CatalogReports:
         ]
 
 
-def _move_status(move: MoveState) -> MoveStatus:
+def move_status(move: MoveState) -> MoveStatus:
     return MoveStatus(*(getattr(move, name) for name in MoveStatus._fields))
 
 

@@ -1,7 +1,7 @@
-"""Shovels: parameters of virtual hosts that say which queue's messages go to which other one, as long as they are set.
+"""Shovels within a virtual host: parameters that say which queue's messages go to which other one, while they are set.
 
-Lives here: what a shovel's value says, and the leader's part, which begins a move for each shovel that has none. Not
-here: what values are valid (http/shovels.py), the moves (mover.py, machine/moving.py).
+Lives here: the leader's part, which begins a move for each of them that has none. Not here: what their values say
+(shovels/definition.py), the moves (mover.py, machine/moving.py), all other shovels (qq/shovels).
 
 Law: a shovel has one move at a time. The machine stops that when the shovel is changed or deleted, and deletes a shovel
 that is done, each in one step: so what is begun here is always for the shovel as it is now.
@@ -9,13 +9,13 @@ that is done, each in one step: so what is begun here is always for the shovel a
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qq.machine.commands import BeginMove
 from qq.machine.errors import Refused
 from qq.machine.moves import ID_BYTES, SHOVEL
 from qq.sessions.lanes import Lane
+from qq.shovels.definition import WHEN_EMPTY, read_shovel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,42 +23,20 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from qq.machine.machine import QueueMachine
     from qq.sessions.submissions import Submissions
+    from qq.shovels.definition import Definition
 
 LOOK_S = 0.5
 """How often the leader looks for shovels that have no move."""
 BEGUN_MAX = 20
 """How many moves are begun at a time."""
 
-NEVER, WHEN_EMPTY = "never", "queue-length"
-"""When a shovel is done: never, or when all messages that there were at first are moved. A number is the third way."""
 
-
-class Shovel(NamedTuple):
-    """What the value of a shovel says."""
-
-    source: str
-    destination: str
-    delete_after: str | int
-    """NEVER, WHEN_EMPTY, or how many messages."""
-
-    @classmethod
-    def of(cls, value: str) -> Shovel | None:
-        """Read a value, as JSON; None if it says nothing that this program understands."""
-        known = json.loads(value)
-        match known:
-            case {"src-queue": str(source), "dest-queue": str(destination)}:
-                after = known.get("src-delete-after", known.get("delete-after", NEVER))
-                return cls(source, destination, after)
-            case _:
-                return None
-
-    def move(self, vhost: str, name: str, move: str) -> BeginMove:
-        """The command that begins a move for a shovel of this name; `move` is what it is called."""
-        count = self.delete_after if isinstance(self.delete_after, int) else 0
-        is_endless = self.delete_after != WHEN_EMPTY
-        return BeginMove(
-            vhost, move, "", self.source, self.destination, count, 0, "", "", {}, name, is_endless
-        )
+def move_for(vhost: str, name: str, shovel: Definition, move: str) -> BeginMove:
+    """The command that begins a move for a shovel of this name; `move` is what it is called."""
+    after = shovel.delete_after
+    count, is_endless = after if isinstance(after, int) else 0, after != WHEN_EMPTY
+    source, destination = shovel.source.queue, shovel.target.queue
+    return BeginMove(vhost, move, "", source, destination, count, 0, "", "", {}, name, is_endless)
 
 
 class Shovels:
@@ -104,10 +82,11 @@ class Shovels:
             for (component, name), value in vhost.parameters.items():
                 if component != SHOVEL or (vhost.name, name) in busy or not left:
                     continue
-                shovel = Shovel.of(value)
-                if shovel is None:
+                shovel = read_shovel(vhost.name, value)
+                if shovel is None or not shovel.is_move:
                     continue
-                command = shovel.move(vhost.name, name, self._runtime.random.randbytes(ID_BYTES).hex())
+                move = self._runtime.random.randbytes(ID_BYTES).hex()
+                command = move_for(vhost.name, name, shovel, move)
                 try:
                     catalog.check_room(command)
                 except Refused:

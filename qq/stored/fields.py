@@ -21,6 +21,8 @@ from pamqp import commands
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX, too_deep, too_large
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pamqp import common
 
 VALID_PROPERTIES_MAX = 4096
@@ -52,6 +54,7 @@ _PROPERTIES = (
     ("cluster_id", _SHORTSTR),
 )
 """The properties with their sizes in octets, in the order of their flags, from bit 15 down to bit 2."""
+_SIZES = dict(_PROPERTIES)
 
 
 class FieldError(ValueError):
@@ -196,6 +199,39 @@ def check_properties(properties: bytes) -> None:
     if at != len(properties):
         raise FieldError("the properties do not fill the frame")
     _remember(properties)
+
+
+def split_properties(properties: bytes) -> dict[str, bytes]:
+    """The values of properties that `properties_valid` has accepted, as they are written, by their names."""
+    values: dict[str, bytes] = {}
+    flags, at = _U16.unpack_from(properties)[0], 2
+    for bit, (name, size) in enumerate(_PROPERTIES):
+        if flags & 0x8000 >> bit:
+            if size == _SHORTSTR:
+                stop = at + 1 + properties[at]
+            else:
+                stop = at + (size if size > 0 else 4 + _U32.unpack_from(properties, at)[0])
+            values[name], at = properties[at:stop], stop
+    return values
+
+
+def join_properties(values: Mapping[str, bytes]) -> bytes:
+    """Write properties whose values `split_properties` has found, or others that are written in the same way."""
+    flags, parts = 0, list[bytes]()
+    for bit, (name, _) in enumerate(_PROPERTIES):
+        if name in values:
+            flags |= 0x8000 >> bit
+            parts.append(values[name])
+    return _U16.pack(flags) + b"".join(parts)
+
+
+def property_of(name: str, value: str | int) -> bytes:
+    """Write the value of a property. Raises KeyError, ValueError or OverflowError if there is no such value."""
+    size = _SIZES[name]
+    if isinstance(value, int):
+        return value.to_bytes(size, "big")
+    encoded = value.encode()
+    return bytes([len(encoded)]) + encoded
 
 
 def decode_properties(properties: bytes) -> commands.Basic.Properties:

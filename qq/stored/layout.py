@@ -104,9 +104,14 @@ def short_string(message: bytes, at: int) -> bytes:
     return message[at + 1 : at + 1 + message[at]]
 
 
+def table_stop(message: bytes, at: int) -> int:
+    """Find where the table at `at` ends."""
+    return at + 4 + _U32.unpack_from(message, at)[0]
+
+
 def pairs(message: bytes, at: int) -> Iterator[Pair]:
     """The headers in the table at `at`, in order."""
-    stop = at + 4 + _U32.unpack_from(message, at)[0]
+    stop = table_stop(message, at)
     at += 4
     while at < stop:
         value_at = at + 1 + message[at]

@@ -94,6 +94,7 @@ class TestHandshake:
             "direct_reply_to": True,
             "exchange_exchange_bindings": True,
             "live_prefetch": True,
+            "publisher_deduplication": True,
             "per_consumer_qos": True,
             "publisher_confirms": True,
         }

@@ -331,7 +331,7 @@ def test_a_step_looks_at_few_octets(
 
 # Shovels
 
-VALUE = '{"src-queue": "q", "dest-queue": "to"}'
+VALUE = '{"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "to"}'
 
 
 def test_a_shovel_moves_what_comes_until_it_is_deleted(broker: LoneBroker, channel: Any) -> None:

@@ -52,6 +52,7 @@ from qq.management import Management
 from qq.management.nodes import OwnNode
 from qq.sessions.broker import Broker
 from qq.sessions.login import is_loopback
+from qq.shovels.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -274,6 +275,21 @@ def _broker() -> tuple[Broker, _Group]:
     return broker, group
 
 
+class _Carrier:
+    """Carries out shovels, as the test says."""
+
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, str], Report] = {}
+        self.restarted: list[tuple[str, str]] = []
+
+    def reports(self) -> dict[tuple[str, str], Report]:
+        return self.told
+
+    def restart(self, vhost: str, name: str) -> bool:
+        self.restarted.append((vhost, name))
+        return True
+
+
 class MachineManagement(Management):
     """The real one, of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
 
@@ -295,7 +311,8 @@ class MachineManagement(Management):
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
         )
         self.secrets = [b"0123456789abcdef"]
-        super().__init__(broker, cast("Any", group), product, own, group, lambda: self.secrets)
+        self.carrier = _Carrier()
+        super().__init__(broker, cast("Any", group), product, own, group, lambda: self.secrets, self.carrier)
         self.machine = broker.machine
         self.machine.raise_to(VERSIONS[1])
         self.group = group
@@ -310,6 +327,10 @@ class MachineManagement(Management):
         """Have a command of another node applied."""
         batch = b"".join(encode_batch(commands, []))
         self.machine.apply_batch(node, 1, 0, 0, batch)
+
+    def lead(self) -> None:
+        """Have this node lead."""
+        self._broker._leader = "n1"
 
     def make_elsewhere(self, *commands: Command) -> None:
         """Have a command of another node committed; this node has not heard of it."""

@@ -39,11 +39,12 @@ from qq.machine.commands import (
 Machine = Node[MachineManagement]
 
 # As RabbitMQ 4.1 writes them (GET /api/definitions), with what it writes of plugins.
-TO_ANOTHER_BROKER = {
+OF_ANOTHER_PROTOCOL = {
     "src-uri": "amqp://",
     "src-queue": "a",
+    "dest-protocol": "amqp10",
     "dest-uri": "amqp://user:secret@elsewhere",
-    "dest-queue": "b",
+    "dest-address": "/queues/b",
 }
 RABBITMQ: dict[str, Any] = {
     "rabbit_version": "4.1.0",
@@ -101,7 +102,7 @@ RABBITMQ: dict[str, Any] = {
             "component": "operator_policy",
             "name": "o",
         },
-        {"value": TO_ANOTHER_BROKER, "vhost": "v", "component": "shovel", "name": "s"},
+        {"value": OF_ANOTHER_PROTOCOL, "vhost": "v", "component": "shovel", "name": "s"},
     ],
     "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     "policies": [

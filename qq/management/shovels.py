@@ -1,0 +1,117 @@
+"""What operators see of shovels: their moves, or what the node says that carries them out.
+
+Lives here: which of both is shown, and who is asked. Not here: moves (catalog.py), clients (qq/shovels).
+
+Law: only looks, and asks the node that leads, which carries out all shovels; that one may change meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qq.http.view import NOT_CARRIED_OUT, ShovelStatus, Unavailable
+from qq.machine.commands import PutParameter
+from qq.machine.errors import Refused
+from qq.machine.moves import SHOVEL
+from qq.sessions.shovels import move_for
+from qq.shovels.definition import read_shovel
+from qq.shovels.report import RUNNING, STARTING, TERMINATED, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from qq.machine.commands import Change
+    from qq.machine.moves import MoveState
+    from qq.management.others import OtherNodes
+    from qq.sessions.broker import Broker
+    from qq.shovels.definition import Definition
+
+REPORTS, RESTART = "shovels", "restart shovel"
+
+
+class Carries(Protocol):
+    """What carries out shovels on a node, or carries out none."""
+
+    def reports(self) -> Mapping[tuple[str, str], Report]:
+        """What is told of each, by virtual host and name."""
+        ...
+
+    def restart(self, vhost: str, name: str) -> bool:
+        """Stop one and begin it again; return whether there was one."""
+        ...
+
+
+class ShovelReports:
+    """The part of `qq.http.view.ManagementView` that is about shovels."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        others: OtherNodes,
+        change: Callable[[Change], Awaitable[None]],
+        carrier: Carries,
+    ) -> None:
+        """`change` has something changed in the log; `carrier` carries out shovels here while this node leads."""
+        self._broker = broker
+        self._others = others
+        self._have_changed = change
+        self._carrier = carrier
+        others.tell_rows(REPORTS, self._shovel_rows)
+        others.tell(RESTART, carrier.restart)
+
+    async def shovels(self, vhost: str | None) -> Sequence[ShovelStatus]:
+        leader = self._broker.leader
+        if leader in (None, self._broker.name):
+            told = self._carrier.reports()
+        else:
+            told = {(row[0], row[1]): Report(*row[2:]) for row in await self._others.rows(leader, REPORTS)}
+        moves = self._broker.machine.moves.running.values()
+        under_way = {(move.vhost, move.shovel): move for move in moves if move.shovel}
+        return [
+            self._shovel_status(*key, text, under_way.get(key), told.get(key, STARTING))
+            for key, text in self._shovels_set(vhost)
+        ]
+
+    async def restart_shovel(self, shovel: ShovelStatus) -> None:
+        definition, leader = read_shovel(shovel.vhost, shovel.text), self._broker.leader
+        if definition is not None and definition.is_move:
+            # To set the same value is to set it anew.
+            await self._have_changed(PutParameter(shovel.vhost, SHOVEL, shovel.name, shovel.text))
+        elif leader == self._broker.name:
+            self._carrier.restart(shovel.vhost, shovel.name)
+        elif leader is None or await self._others.told(leader, RESTART, shovel.vhost, shovel.name) is None:
+            raise Unavailable(f"the node that carries out shovels does not answer; {NOT_CARRIED_OUT}")
+
+    def _shovels_set(self, vhost: str | None) -> Iterator[tuple[tuple[str, str], str]]:
+        """The shovels of a virtual host, or of all: virtual host and name, and value."""
+        for known in list(self._broker.machine.vhosts.values()):
+            if vhost in (None, known.name):
+                for (component, name), text in sorted(known.parameters.items()):
+                    if component == SHOVEL:
+                        yield (known.name, name), text
+
+    def _shovel_status(
+        self, vhost: str, name: str, text: str, move: MoveState | None, report: Report
+    ) -> ShovelStatus:
+        definition = read_shovel(vhost, text)
+        if definition is None:
+            report = Report(TERMINATED, "this node does not understand the shovel", {})
+        elif definition.is_move:
+            report = self._shovel_move(vhost, name, definition, move)
+        return ShovelStatus(vhost, name, text, json.loads(text), self._broker.leader, *report)
+
+    def _shovel_move(self, vhost: str, name: str, shovel: Definition, move: MoveState | None) -> Report:
+        if move is not None:
+            return Report(RUNNING, None, {"move": move.id, "forwarded": move.moved})
+        reason = None
+        try:
+            self._broker.machine.catalog.check_room(move_for(vhost, name, shovel, ""))
+        except Refused as refused:
+            reason = refused.text
+        return Report(STARTING.state, reason, {"move": None, "forwarded": 0})
+
+    def _shovel_rows(self, after: Any) -> Iterator[tuple[Any, Any]]:
+        for key, report in sorted(self._carrier.reports().items()):
+            if after is None or list(key) > list(after):
+                yield key, [*key, *report]

@@ -1,0 +1,243 @@
+"""One connection of a shovel to a broker: the login, one channel, heartbeats, and what comes in.
+
+Lives here: what is sent when. Not here: frames (frames.py), sockets (connecting.py), what becomes of messages
+(run.py).
+
+Law: nothing is held without a bound: what is to be sent waits for the socket (`drain`), and what comes is read as fast
+as whoever takes it allows (`may_read`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pamqp import commands
+
+from qq.shovels import frames
+from qq.shovels.frames import CHANNEL, HEARTBEAT, PROTOCOL_HEADER, ClientReader, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pamqp import base, common
+
+    from qq.shovels.uris import BrokerUri
+
+T = TypeVar("T")
+
+FRAME_MAX = 128 * 1024
+READ_BYTES = 64 * 1024
+"""How much is taken in in one pass of the event loop: others have their turns in between."""
+GOODBYE_S = 2.0
+"""How long to wait for the answer to connection.close."""
+NOT_FOUND = 404
+
+
+class Closed(Exception):
+    """The connection is over, for this reason."""
+
+
+class ChannelClosed(Closed):
+    """The broker has closed the channel."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code} {text}")
+        self.code = code
+
+
+class Client:
+    """A connection that has one channel."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uri: BrokerUri, name: str
+    ) -> None:
+        """`name` is how the broker's operators find it."""
+        self.shown = uri.shown
+        """The address, as it may be shown."""
+        self.frame_max = FRAME_MAX
+        self.knows_publishers = False
+        """Whether the broker knows publishers by `x-publisher-id`, and drops what they publish again."""
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.may_publish = asyncio.Event()
+        """Not set while the broker says that publishers have to wait (connection.blocked)."""
+        self.may_publish.set()
+        self.take: Callable[[frames.Delivery | frames.Confirmation], None] = lambda _: None
+        """Called with each delivery and confirmation."""
+        self.taken: Callable[[], None] = lambda: None
+        """Called when all that has come together is taken."""
+        self._uri = uri
+        self._name = name
+        self._reader = reader
+        self._writer = writer
+        self._frames = ClientReader()
+        self._ahead: deque[frames.Event] = deque()
+        """What has come and was not asked for yet, before the reader's task begins."""
+        self._answers: deque[asyncio.Future[Any]] = deque()
+        """Who waits for answers on the channel; they come in the order of the questions."""
+        self._heartbeat_s = 0.0
+        self._is_silent = False
+
+    # Begin
+
+    async def log_in(self) -> None:
+        """Agree with the broker on everything, as far as its virtual host. Raises Closed, OSError."""
+        self._write(PROTOCOL_HEADER)
+        start = await self._next(commands.Connection.Start)
+        told = start.server_properties.get("capabilities")
+        self.knows_publishers = isinstance(told, dict) and told.get("publisher_deduplication") is True
+        self._send(0, self._start_ok(start))
+        tune = await self._next(commands.Connection.Tune)
+        self.frame_max = self._frames.frame_max = min(tune.frame_max or FRAME_MAX, FRAME_MAX)
+        wanted_s, offered_s = self._uri.heartbeat_s, tune.heartbeat
+        self._heartbeat_s = min(wanted_s, offered_s) if offered_s else wanted_s
+        self._send(0, commands.Connection.TuneOk(tune.channel_max, self.frame_max, int(self._heartbeat_s)))
+        self._send(0, frames.OpenVhost(self._uri.vhost))
+        await self._next(commands.Connection.OpenOk)
+
+    def _start_ok(self, start: commands.Connection.Start) -> commands.Connection.StartOk:
+        uri = self._uri
+        offered = start.mechanisms.split()
+        mechanism, response = "PLAIN", f"\0{uri.user}\0{uri.password}"
+        if (uri.is_external or uri.is_own) and "EXTERNAL" in offered:
+            mechanism, response = "EXTERNAL", ""
+        elif mechanism not in offered:
+            raise Closed(f"it lets nobody log in with {mechanism}, only with {start.mechanisms}")
+        can = "publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"
+        properties: common.FieldTable = {
+            "product": "qq shovel",
+            "connection_name": self._name,
+            "capabilities": dict.fromkeys((*can, "authentication_failure_close"), True),
+        }
+        return commands.Connection.StartOk(properties, mechanism, response, "en_US")
+
+    async def _next(self, expected: type[T]) -> T:
+        """The next method of the login, which has to be this one."""
+        while not self._ahead:
+            self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
+        event = self._ahead.popleft()
+        if isinstance(event, expected):
+            return event
+        self._end(event)
+        raise Closed("its answer to the login is not one")
+
+    # As long as it lasts
+
+    async def read(self) -> None:
+        """Take in what comes, until something ends it: raises Closed."""
+        while True:
+            for event in self._ahead:
+                self._heard(event)
+            self._ahead.clear()
+            self.taken()
+            await self.may_read.wait()
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except OSError as error:
+                raise Closed(error.strerror or "the connection broke") from None
+            self._is_silent = False
+            self._ahead.extend(self._read_events(data))
+            await asyncio.sleep(0)
+
+    def _read_events(self, data: bytes) -> list[frames.Event]:
+        if not data:
+            raise Closed("it has closed the connection without a word")
+        try:
+            return self._frames.feed(data)
+        except ProtocolError as error:
+            raise Closed(str(error)) from None
+
+    def _heard(self, event: frames.Event) -> None:
+        match event:
+            case frames.Delivery() | frames.Confirmation():
+                self.take(event)
+            case commands.Connection.Blocked():
+                self.may_publish.clear()
+            case commands.Connection.Unblocked():
+                self.may_publish.set()
+            case commands.Channel.Close():
+                self._send(CHANNEL, commands.Channel.CloseOk())
+                closed = ChannelClosed(event.reply_code or 0, event.reply_text)
+                if not self._answers:
+                    raise closed
+                self._answers.popleft().set_exception(closed)
+            case commands.Basic.Cancel():
+                raise Closed("it has cancelled the consumer: its queue is gone")
+            case commands.Connection.Close():
+                self._end(event)
+            case _ if self._answers:
+                answer = self._answers.popleft()
+                if not answer.done():
+                    answer.set_result(event)
+            case _:
+                raise Closed("it answers what was not asked")
+
+    def _end(self, event: frames.Event) -> None:
+        """Raise Closed if this ends the connection."""
+        if isinstance(event, commands.Connection.Close):
+            self._send(0, commands.Connection.CloseOk())
+            raise Closed(f"{event.reply_code} {event.reply_text}")
+
+    async def beat(self) -> None:
+        """Send heartbeats, and raise Closed if those of the other side fail: two may (AMQP 0-9-1 4.2.7)."""
+        missed = 0
+        while self._heartbeat_s:
+            self._is_silent = True
+            await asyncio.sleep(self._heartbeat_s / 2)
+            self._write(HEARTBEAT)
+            # While nothing is read, nothing can be missed.
+            missed = missed + 1 if self._is_silent and self.may_read.is_set() else 0
+            if missed >= 4:
+                raise Closed("heartbeat timeout")
+
+    # What is asked, and sent
+
+    async def open_channel(self) -> None:
+        await self.ask(commands.Channel.Open())
+
+    async def ask(self, method: base.Frame) -> Any:
+        """Send a method on the channel, and return the answer. Raises Closed."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(CHANNEL, method)
+        except (TypeError, ValueError) as error:
+            raise Closed(f"{method.name.lower()} cannot be written: {error}") from None
+        self._answers.append(answer)
+        return await answer
+
+    def _send(self, channel: int, method: base.Frame) -> None:
+        self._write(frames.encode(channel, method))
+
+    def send(self, octets: list[bytes]) -> None:
+        """Send frames. Whoever sends much waits with `drain`. Raises Closed."""
+        self._write(b"".join(octets))
+
+    def _write(self, octets: bytes) -> None:
+        if self._writer.transport.is_closing():  # uvloop raises an error then
+            raise Closed("the connection is lost")
+        self._writer.write(octets)
+
+    async def drain(self) -> None:
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise Closed(error.strerror or "the connection broke") from None
+
+    # End
+
+    async def close(self) -> None:
+        """Say goodbye, so that all that was sent before is heard."""
+        with suppress(OSError, TimeoutError, Closed):
+            async with asyncio.timeout(GOODBYE_S):
+                self._send(0, commands.Connection.Close(200, "the shovel stops", 0, 0))
+                while not any(isinstance(event, commands.Connection.CloseOk) for event in self._ahead):
+                    self._ahead.clear()
+                    self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
+        self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self._writer.transport.abort()

@@ -1,0 +1,100 @@
+"""How a shovel gets to a broker: over the network, also with TLS, or to this node itself.
+
+Lives here: sockets and certificates. Not here: what is said then (client.py), URIs (uris.py).
+
+Law: what goes wrong is a `Closed`, whose text has no password and does not tell what is in which file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import TYPE_CHECKING
+
+from qq.shovels.client import Client, Closed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from random import Random
+
+    from qq.shovels.uris import BrokerUri, UriTls
+
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    OpenOwn = Callable[[str], Awaitable[Streams]]
+    """Connects to this node, for a shovel that may do in a virtual host what it is there for."""
+
+log = logging.getLogger(__name__)
+
+READ_AHEAD_BYTES = 128 * 1024
+"""How much is read from a socket before somebody wants it."""
+
+
+async def connect(uris: Sequence[BrokerUri], name: str, open_own: OpenOwn, random: Random) -> Client:
+    """Log in at one of these brokers, in any order. Raises Closed with what the last one said."""
+    failure = Closed("there is no URI")
+    for uri in random.sample(uris, len(uris)):
+        try:
+            return await _connect(uri, name, open_own)
+        except Closed as closed:
+            failure = Closed(f"{uri.shown}: {closed}")
+    raise failure
+
+
+async def _connect(uri: BrokerUri, name: str, open_own: OpenOwn) -> Client:
+    client = None
+    try:
+        async with asyncio.timeout(uri.connect_timeout_s):
+            client = Client(*await _open(uri, open_own), uri, name)
+            await client.log_in()
+            return client
+    except BaseException as error:
+        if client is not None:
+            client.abort()
+        if isinstance(error, TimeoutError):
+            raise Closed("no answer in time") from None
+        if isinstance(error, OSError):  # also TLS
+            raise Closed(_words(error)) from None
+        raise
+
+
+async def _open(uri: BrokerUri, open_own: OpenOwn) -> Streams:
+    if not uri.host:
+        return await open_own(uri.vhost)
+    if uri.tls is None:
+        return await asyncio.open_connection(uri.host, uri.port, limit=READ_AHEAD_BYTES)
+    context = await asyncio.to_thread(tls_context, uri.tls)
+    name = uri.tls.server_name
+    return await asyncio.open_connection(
+        uri.host,
+        uri.port,
+        limit=READ_AHEAD_BYTES,
+        ssl=context,
+        server_hostname="" if name is None else name or uri.host,
+    )
+
+
+def tls_context(files: UriTls) -> ssl.SSLContext:
+    """Read certificates. Raises Closed."""
+    context = ssl.create_default_context() if not files.ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if files.ca:
+            context.load_verify_locations(files.ca)
+        if files.cert:
+            context.load_cert_chain(files.cert, files.key or None, lambda: files.password)
+    except (OSError, ValueError) as error:
+        # Whoever set the shovel may not know which files this machine has: that is for those who read its log.
+        log.warning("a shovel's certificates or key cannot be read: %s", error)
+        raise Closed("its certificates or key cannot be read; the node's log tells why") from None
+    if not files.verifies or files.server_name is None:
+        context.check_hostname = False
+    if not files.verifies:
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _words(error: OSError) -> str:
+    """What went wrong, without the name of anything."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not good: {error.verify_message}"
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,201 @@
+"""AMQP 0-9-1 as its clients read and write it, as far as a shovel needs it.
+
+Lives here: frames and contents out of octets, and the methods that are sent for each message. Not here: sockets and
+what is sent when (client.py), headers (outbound.py).
+
+Law: pure. The input is hostile: every length is checked, and a message's content is passed on octet for octet, in the
+form in which this cluster's log has it, too (qq/stored).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # the name says nothing without its module
+from typing import NamedTuple
+
+from pamqp import base, commands
+from pamqp import frame as pamqp_frame
+from pamqp.exceptions import PAMQPException
+
+from qq.stored.fields import FieldError, check_properties
+from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
+
+FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+CHANNEL = 1
+"""The only channel of a client."""
+METHOD_BYTES_MAX = 8192
+"""The largest method that is read: no broker has much to say, and pamqp takes long for large tables."""
+MESSAGE_BYTES_MAX = 512 * 1024 * 1024
+"""The largest body that is taken: that of RabbitMQ's."""
+
+_FRAME = Struct(">BHI")
+_METHOD = Struct(">BHIHH")
+_HEADER = Struct(">HHQ")
+_TAG = Struct(">Q")
+_DELIVER, _ACK, _NACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
+
+
+class ProtocolError(Exception):
+    """What the broker has sent is not AMQP 0-9-1."""
+
+
+class Delivery(NamedTuple):
+    """A message on its way from the source."""
+
+    tag: int
+    is_redelivered: bool
+    exchange: bytes
+    routing_key: bytes
+    message: bytes
+    """Its content header frame and body frames."""
+
+
+class Confirmation(NamedTuple):
+    """A broker has taken messages, or will not."""
+
+    tag: int
+    is_multiple: bool
+    is_nack: bool
+
+
+Event = Delivery | Confirmation | base.Frame
+
+
+class ClientReader:
+    """Makes events of what a broker sends."""
+
+    def __init__(self) -> None:
+        self.frame_max = 2**17
+        """The largest frame."""
+        self._rest = b""
+        self._delivery: tuple[int, bool, bytes, bytes] | None = None
+        """The delivery whose content comes next."""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """How many octets of the body are still to come."""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return what these octets complete. Raises ProtocolError."""
+        data = self._rest + data
+        events: list[Event] = []
+        at = 0
+        try:
+            while len(data) - at >= FRAME_OVERHEAD:
+                kind, channel, size = _FRAME.unpack_from(data, at)
+                stop = at + FRAME_OVERHEAD + size
+                if size > self.frame_max or kind not in (1, 2, 3, 8):
+                    raise ProtocolError("it does not speak AMQP 0-9-1")
+                if stop > len(data):
+                    break
+                if data[stop - 1] != FRAME_END:
+                    raise ProtocolError("a frame does not end where it should")
+                self._frame(kind, channel, data[at:stop], events)
+                at = stop
+        except (IndexError, ValueError, StructError, PAMQPException, FieldError) as error:
+            raise ProtocolError(f"what it has sent cannot be read: {error}") from None
+        self._rest = data[at:]
+        return events
+
+    def _frame(self, kind: int, channel: int, frame: bytes, events: list[Event]) -> None:
+        if kind == FRAME_METHOD:
+            if self._delivery is not None:
+                raise ProtocolError("a method where a message's content should be")
+            if len(frame) > METHOD_BYTES_MAX:
+                raise ProtocolError(f"a method is larger than {METHOD_BYTES_MAX} octets")
+            self._method(frame, events)
+        elif kind != FRAME_HEARTBEAT:
+            if self._delivery is None or channel != CHANNEL or (kind == FRAME_BODY) is not bool(self._parts):
+                raise ProtocolError("a message's content where none should be")
+            self._content(frame, events)
+
+    def _method(self, frame: bytes, events: list[Event]) -> None:
+        which = frame[7:11]
+        if which == _DELIVER:
+            at = 12 + frame[11]
+            tag, is_redelivered = _TAG.unpack_from(frame, at)[0], frame[at + 8] & 1
+            exchange, at = _short_string(frame, at + 9)
+            routing_key, _ = _short_string(frame, at)
+            self._delivery = tag, bool(is_redelivered), exchange, routing_key
+        elif which in (_ACK, _NACK):
+            tag = _TAG.unpack_from(frame, 11)[0]
+            events.append(Confirmation(tag, bool(frame[19] & 1), which == _NACK))
+        else:
+            method = pamqp_frame.unmarshal(frame)[2]
+            assert isinstance(method, base.Frame)
+            events.append(method)
+
+    def _content(self, frame: bytes, events: list[Event]) -> None:
+        if frame[0] == FRAME_HEADER:
+            _, _, self._missing = _HEADER.unpack_from(frame, 7)
+            if self._missing > MESSAGE_BYTES_MAX:
+                raise ProtocolError(f"a message of {self._missing} octets is larger than {MESSAGE_BYTES_MAX}")
+            check_properties(frame[FLAGS_AT:-1])
+        else:
+            self._missing -= len(frame) - FRAME_OVERHEAD
+        self._parts.append(frame)
+        if self._missing < 0:
+            raise ProtocolError("a body is longer than it should be")
+        if not self._missing and self._delivery is not None:
+            events.append(Delivery(*self._delivery, b"".join(self._parts)))
+            self._delivery = None
+            self._parts.clear()
+
+
+def _short_string(frame: bytes, at: int) -> tuple[bytes, int]:
+    stop = at + 1 + frame[at]
+    if stop >= len(frame):
+        raise ProtocolError("a name runs over the end of its method")
+    return frame[at + 1 : stop], stop
+
+
+# --- what is sent
+
+
+def encode(channel: int, method: base.Frame) -> bytes:
+    """Encode a method. Raises ValueError or TypeError."""
+    return pamqp_frame.marshal(method, channel)
+
+
+def publish(exchange: bytes, routing_key: bytes) -> bytes:
+    """Encode basic.publish, which the message follows."""
+    names = bytes([len(exchange)]) + exchange + bytes([len(routing_key)]) + routing_key
+    return _method(60, 40, b"\x00\x00" + names + b"\x00")
+
+
+def ack(tag: int, *, is_multiple: bool) -> bytes:
+    """Encode basic.ack."""
+    return _method(60, 80, _TAG.pack(tag) + bytes([is_multiple]))
+
+
+def _method(class_id: int, method_id: int, arguments: bytes) -> bytes:
+    size = 4 + len(arguments)
+    return _METHOD.pack(FRAME_METHOD, CHANNEL, size, class_id, method_id) + arguments + bytes([FRAME_END])
+
+
+# pamqp refuses names that RabbitMQ allows. What a broker thinks of a name it says itself.
+
+
+class QueueDeclare(commands.Queue.Declare):
+    """queue.declare, of any name."""
+
+    def validate(self) -> None: ...
+
+
+class QueueBind(commands.Queue.Bind):
+    """queue.bind, of any names."""
+
+    def validate(self) -> None: ...
+
+
+class Consume(commands.Basic.Consume):
+    """basic.consume, of any queue."""
+
+    def validate(self) -> None: ...
+
+
+class OpenVhost(commands.Connection.Open):
+    """connection.open, of any virtual host."""
+
+    def validate(self) -> None: ...

@@ -1,0 +1,381 @@
+"""One run of a shovel: from connecting to both brokers until something goes wrong, or all is done.
+
+Lives here: what is taken, sent, confirmed and acknowledged when. Not here: when there is another run (carrier.py), the
+connections (client.py), what messages are given on their way (outbound.py), which numbers (ledger.py).
+
+Law: what is on its way has a bound in octets: beyond that the source is not read, so a slow target slows its source
+down. A message is acknowledged when the target has it. What the target refuses is sent to it again, and not given back:
+a source may drop what comes back too often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from pamqp import commands
+
+from qq.shovels import frames
+from qq.shovels.client import NOT_FOUND, ChannelClosed, Client, Closed
+from qq.shovels.connecting import connect
+from qq.shovels.definition import NEVER, NO_ACK, ON_CONFIRM, WHEN_EMPTY
+from qq.shovels.frames import Confirmation, Delivery
+from qq.shovels.ledger import Ledger, written
+from qq.shovels.outbound import Outbound, Way, key_of
+from qq.shovels.report import BLOCKED, RUNNING, STARTING, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+    from random import Random
+
+    from qq.shovels.connecting import Streams
+    from qq.shovels.definition import Definition, End
+    from qq.shovels.ledger import Number
+
+T = TypeVar("T")
+
+MESSAGE_OVERHEAD_BYTES = 500
+"""What a message takes besides its frames."""
+PART_MESSAGES = 1000
+"""How many messages are sent together, and have their numbers written down together."""
+SLICE_MESSAGES = 100
+"""How many of them are prepared in one pass of the event loop: some milliseconds."""
+NUMBERED_MAX = 1000
+"""How many messages may be on their way that have numbers: a ledger has room for these."""
+SURE_EVERY = 200
+"""After how many acknowledgements the source is asked something, whose answer tells that it has them."""
+REFUSED_PAUSE_S = 0.5
+"""How long to wait before a message is sent again that the target has refused."""
+
+
+class AllThere(Exception):
+    """All messages that the shovel was for are there."""
+
+
+class Surroundings(Protocol):
+    """What a run is given."""
+
+    random: Random
+
+    def now_s(self) -> int:
+        """Seconds since 1970."""
+        ...
+
+    def open_own(self, vhost: str, /) -> Awaitable[Streams]:
+        """Connect to this node."""
+        ...
+
+    async def store(self, ledger: str, /) -> None:
+        """Write numbers down, for the next run. Raises Closed."""
+        ...
+
+
+class _Sent(NamedTuple):
+    """A message that the target has not confirmed yet."""
+
+    delivery: Delivery
+    key: bytes | None
+    """What its number is known by; None if it has none."""
+
+
+class ShovelRun:
+    """One run."""
+
+    def __init__(
+        self,
+        shovel: Definition,
+        way: Way,
+        surroundings: Surroundings,
+        ledger: Ledger,
+        ledger_name: str,
+        room_bytes: int,
+    ) -> None:
+        """`way` has no addresses yet; `ledger_name` is what is written to the ledger of whose it is."""
+        self._shovel = shovel
+        self._way = way
+        self._surroundings = surroundings
+        self._ledger = ledger
+        self._ledger_name = ledger_name
+        self._room_bytes = room_bytes
+        self._source: Client
+        self._target: Client
+        self._outbound: Outbound
+        self._has_numbers = False
+        """Whether the target knows publishers, and the source may deliver again what was not acknowledged."""
+        self._is_running = False
+        self._waiting: deque[Delivery] = deque()
+        self._arrived = asyncio.Event()
+        self._bytes = 0
+        """Octets of messages that wait, or are sent and not confirmed."""
+        self._unconfirmed: dict[int, _Sent] = {}
+        """By the numbers of publisher confirms, ascending."""
+        self._published = 0
+        self._refused: set[int] = set()
+        """The tags of messages that were refused and have not been confirmed since."""
+        self._replies: list[bytes] = []
+        """What the source is told next."""
+        self._acked: list[bytes] = []
+        """The keys of messages that the source may not know to be acknowledged."""
+        self._unsure = asyncio.Event()
+        self._left: int | None = None
+        """How many messages are to be sent; None: all."""
+        self._unsettled: int | None = None
+        """How many messages are to be confirmed; None: all."""
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.forwarded = 0
+
+    def report(self) -> Report:
+        if not self._is_running:
+            return STARTING
+        state = RUNNING if self._target.may_publish.is_set() else BLOCKED
+        figures = {
+            "src_uri": self._way.source_uri,
+            "dest_uri": self._way.target_uri,
+            "blocked_status": state,
+            "remaining": "unlimited" if self._unsettled is None else self._unsettled,
+            "remaining_unacked": "unlimited" if self._left is None else self._left,
+            "pending": len(self._waiting),
+            "forwarded": self.forwarded,
+        }
+        return Report(state, None, figures)
+
+    async def run(self) -> None:
+        """Carry messages. Raises Closed when something goes wrong, AllThere when all are there."""
+        self._source = await self._connected("source", self._shovel.source)
+        try:
+            self._target = await self._connected("destination", self._shovel.target)
+            try:
+                await self._together()
+            finally:
+                await self._target.close()
+        finally:
+            await self._source.close()
+
+    async def _connected(self, which: str, end: End) -> Client:
+        around = self._surroundings
+        name = f"Shovel {self._way.name}"
+        try:
+            return await connect(end.uris, name, around.open_own, around.random)
+        except Closed as closed:
+            raise Closed(f"failed to connect to {which}: {closed}") from None
+
+    async def _together(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for which, client in (("source", self._source), ("destination", self._target)):
+                    tasks.create_task(_about(which, client.read()))
+                    tasks.create_task(_about(which, client.beat()))
+                tasks.create_task(self._carry(tasks))
+        except ExceptionGroup as group:
+            ends = group.subgroup((Closed, AllThere))
+            if ends is None:
+                raise
+            while isinstance(ends, ExceptionGroup):
+                ends = ends.exceptions[0]
+            raise ends from None
+        finally:
+            self._is_running = False
+
+    # Begin
+
+    async def _carry(self, tasks: asyncio.TaskGroup) -> None:
+        await _about("destination", self._prepare_target())
+        await _about("source", self._prepare_source())
+        self._is_running = True
+        tasks.create_task(self._pump())
+        tasks.create_task(self._make_sure())
+        await self._over
+        raise AllThere
+
+    async def _prepare_target(self) -> None:
+        shovel, target = self._shovel, self._target
+        self._way = self._way._replace(source_uri=self._source.shown, target_uri=target.shown)
+        self._has_numbers = (
+            target.knows_publishers and shovel.ack_mode == ON_CONFIRM and bool(shovel.source.queue)
+        )
+        is_larger = self._source.frame_max > target.frame_max
+        self._outbound = Outbound(
+            shovel, self._way, target.frame_max if is_larger else None, numbers=self._has_numbers
+        )
+        await target.open_channel()
+        if shovel.target.queue:
+            await _declare(target, shovel.target)
+        if shovel.ack_mode == ON_CONFIRM:
+            await target.ask(commands.Confirm.Select())
+            target.take = self._confirmed
+            target.taken = self._reply
+
+    async def _prepare_source(self) -> None:
+        shovel, source = self._shovel, self._source
+        await source.open_channel()
+        queue = shovel.source.queue
+        if queue:
+            messages = await _declare(source, shovel.source)
+        else:
+            queue, messages = (await source.ask(frames.QueueDeclare(exclusive=True))).queue, 0
+            exchange, key = shovel.source.exchange or "", shovel.source.key or ""
+            await source.ask(frames.QueueBind(queue=queue, exchange=exchange, routing_key=key))
+        if shovel.delete_after != NEVER:
+            self._left = messages if shovel.delete_after == WHEN_EMPTY else int(shovel.delete_after)
+            self._unsettled = self._left
+            self._look_whether_over()
+        if shovel.ack_mode != NO_ACK:
+            await source.ask(commands.Basic.Qos(prefetch_count=self._prefetch()))
+        source.take = self._take
+        consume = frames.Consume(
+            queue=queue,
+            consumer_tag=shovel.consumer_tag,
+            no_ack=shovel.ack_mode == NO_ACK,
+            arguments=shovel.consumer_args,
+        )
+        await source.ask(consume)
+
+    def _prefetch(self) -> int:
+        bounds = [self._shovel.prefetch, self._left or 0, NUMBERED_MAX if self._has_numbers else 0]
+        return min(min(filter(None, bounds), default=0), 2**16 - 1)
+
+    # From the source
+
+    def _take(self, event: Delivery | Confirmation) -> None:
+        if isinstance(event, Delivery):
+            self._waiting.append(event)
+            self._count(_size(event))
+            self._arrived.set()
+
+    def _count(self, octets: int) -> None:
+        self._bytes += octets
+        if self._bytes < self._room_bytes:
+            self._source.may_read.set()
+        else:
+            self._source.may_read.clear()
+
+    # To the target
+
+    async def _pump(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting and self._left != 0:
+                await self._target.may_publish.wait()
+                await self._publish()
+
+    async def _publish(self) -> None:
+        """Send some of the messages that wait."""
+        count = min(len(self._waiting), PART_MESSAGES)
+        part = [
+            self._waiting.popleft() for _ in range(count if self._left is None else min(count, self._left))
+        ]
+        now_s, out, keys = self._surroundings.now_s(), list[bytes](), list[bytes | None]()
+        for place, delivery in enumerate(part, 1):
+            key, number = self._numbered(delivery)
+            out.append(frames.publish(*self._outbound.address(delivery)))
+            out.append(self._outbound.message(delivery, now_s, number))
+            keys.append(key)
+            if not place % SLICE_MESSAGES:
+                await asyncio.sleep(0)
+        if self._ledger.is_changed:
+            self._ledger.is_changed = False
+            await self._surroundings.store(written(self._ledger.entries(), self._ledger_name))
+        for delivery, key in zip(part, keys, strict=True):
+            self._published += 1
+            self._unconfirmed[self._published] = _Sent(delivery, key)
+        if self._left is not None:
+            self._left -= len(part)
+        self._target.send(out)
+        await _about("destination", self._target.drain())
+        self.forwarded += len(part)
+        if self._shovel.ack_mode != ON_CONFIRM:
+            self._confirmed(Confirmation(self._published, is_multiple=True, is_nack=False))
+            self._reply()
+
+    def _numbered(self, delivery: Delivery) -> tuple[bytes | None, Number | None]:
+        key = key_of(delivery) if self._has_numbers else None
+        if key is None:
+            return None, None
+        return key, self._ledger.number(key, is_redelivered=delivery.is_redelivered)
+
+    # From the target, and back to the source
+
+    def _confirmed(self, event: Delivery | Confirmation) -> None:
+        if not isinstance(event, Confirmation):
+            return
+        numbers = [event.tag]
+        if event.is_multiple:
+            numbers = list(takewhile(lambda number: not event.tag or number <= event.tag, self._unconfirmed))
+        sent = [self._unconfirmed.pop(number) for number in numbers if number in self._unconfirmed]
+        if not sent:
+            return
+        if event.is_nack:
+            self._refused.update(each.delivery.tag for each in sent)
+            asyncio.get_running_loop().call_later(REFUSED_PAUSE_S, self._send_again, sent)
+        else:
+            self._settle(sent, is_multiple=event.is_multiple)
+
+    def _settle(self, sent: Sequence[_Sent], *, is_multiple: bool) -> None:
+        if self._shovel.ack_mode != NO_ACK:
+            if is_multiple and not self._refused:
+                self._replies.append(frames.ack(sent[-1].delivery.tag, is_multiple=True))
+            else:
+                self._replies += [frames.ack(each.delivery.tag, is_multiple=False) for each in sent]
+        self._refused.difference_update(each.delivery.tag for each in sent)
+        self._count(-sum(_size(each.delivery) for each in sent))
+        self._acked += [each.key for each in sent if each.key is not None]
+        if len(self._acked) >= SURE_EVERY:
+            self._unsure.set()
+        if self._unsettled is not None:
+            self._unsettled -= len(sent)
+
+    def _send_again(self, refused: Sequence[_Sent]) -> None:
+        # They keep their numbers, as messages do that were delivered before.
+        self._waiting.extendleft(each.delivery._replace(is_redelivered=True) for each in reversed(refused))
+        if self._left is not None:
+            self._left += len(refused)
+        self._arrived.set()
+
+    def _reply(self) -> None:
+        if self._replies:
+            self._source.send(self._replies)
+            self._replies = []
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        if self._unsettled == 0 and not self._over.done():
+            self._over.set_result(None)
+
+    async def _make_sure(self) -> None:
+        """Find out which acknowledgements the source has: it answers in the order in which it is asked."""
+        while True:
+            await self._unsure.wait()
+            self._unsure.clear()
+            self._reply()
+            acked, self._acked = self._acked, []
+            asks = frames.QueueDeclare(queue=self._shovel.source.queue, passive=True)
+            await _about("source", self._source.ask(asks))
+            for key in acked:
+                self._ledger.forget(key)
+
+
+def _size(delivery: Delivery) -> int:
+    return len(delivery.message) + MESSAGE_OVERHEAD_BYTES
+
+
+async def _declare(client: Client, end: End) -> int:
+    """Have the queue of an end there, as far as that is up to the shovel; return how many messages it has."""
+    try:
+        found = await client.ask(frames.QueueDeclare(queue=end.queue, passive=True))
+    except ChannelClosed as closed:
+        if closed.code != NOT_FOUND or end.is_predeclared:
+            raise
+        await client.open_channel()
+        found = await client.ask(frames.QueueDeclare(queue=end.queue, durable=True, arguments=end.queue_args))
+    return found.message_count
+
+
+async def _about(which: str, work: Awaitable[T]) -> T:
+    """Wait for something, and say of which broker it is if that ends it."""
+    try:
+        return await work
+    except Closed as closed:
+        raise Closed(f"{which}: {closed}") from None

@@ -1,0 +1,150 @@
+"""What a broker sends is read whatever pieces it comes in, and whatever it is."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import body, commands, header
+from pamqp import frame as pamqp_frame
+
+from qq.shovels import frames
+from qq.shovels.definition import definition_of
+from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError
+from qq.shovels.outbound import COUNTS, Outbound, Way, key_of
+from qq.stored.editing import content, with_headers
+
+
+def marshal(frame: Any) -> bytes:
+    return pamqp_frame.marshal(frame, CHANNEL)
+
+
+def delivery(tag: int = 7, octets: bytes = b"body", **properties: Any) -> bytes:
+    deliver = commands.Basic.Deliver("consumer", tag, True, "ex", "key")
+    head = header.ContentHeader(body_size=len(octets), properties=commands.Basic.Properties(**properties))
+    parts = [octets[at : at + 3] for at in range(0, len(octets), 3)]
+    return b"".join(map(marshal, [deliver, head, *map(body.ContentBody, parts)]))
+
+
+STREAM = b"".join(
+    [
+        marshal(commands.Channel.OpenOk()),
+        delivery(message_id="m", headers={"h": [1, {"x": "y"}], "x-delivery-count": 3}),
+        marshal(commands.Basic.Ack(5, True)),
+        frames.HEARTBEAT,
+        delivery(8, b""),
+        marshal(commands.Basic.Nack(6, False)),
+    ]
+)
+
+
+def read(*pieces: bytes) -> list[Any]:
+    reader = ClientReader()
+    return [event for piece in pieces for event in reader.feed(piece)]
+
+
+def test_what_a_broker_sends_is_read() -> None:
+    opened, first, ack, second, nack = read(STREAM)
+    assert isinstance(opened, commands.Channel.OpenOk)
+    assert first[:4] == (7, True, b"ex", b"key")
+    assert content(first.message).body == b"body"
+    assert content(first.message).properties.message_id == "m"
+    assert (ack, nack) == (Confirmation(5, True, False), Confirmation(6, False, True))
+    assert (second.tag, content(second.message).body) == (8, b"")
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_it_may_come_in_any_pieces(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[begin:end] for begin, end in pairwise(places)]
+    assert [repr(each) for each in read(*pieces)][1:] == [repr(each) for each in read(STREAM)][1:]
+
+
+@given(st.integers(0, len(STREAM) - 1), st.binary(min_size=1, max_size=9))
+def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
+    damaged = STREAM[:place] + octets + STREAM[place + len(octets) :]
+    reader = ClientReader()
+    events: list[Any] = []
+    with suppress(ProtocolError):
+        events = reader.feed(damaged)
+    for event in events:
+        if isinstance(event, Delivery):
+            assert len(key_of(event) or bytes(8)) == 8
+            assert content(event.message).body is not None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"AMQP\0\0\x09\x01",
+        pack(">BHI", 1, 1, 2**20) + b"x",
+        marshal(commands.Connection.Start(server_properties={"x" * 9: "y" * 9000})),
+        marshal(body.ContentBody(b"x")),
+        STREAM[: len(marshal(commands.Channel.OpenOk())) + 40] + frames.HEARTBEAT,
+        marshal(commands.Basic.Deliver("c", 1, True, "e", "k")) * 2,
+        marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
+        + marshal(header.ContentHeader(body_size=2**40, properties=commands.Basic.Properties())),
+        marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
+        + marshal(header.ContentHeader(body_size=1, properties=commands.Basic.Properties()))
+        + marshal(body.ContentBody(b"xx")),
+    ],
+)
+def test_what_breaks_the_protocol_ends_the_connection(sent: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read(sent)
+
+
+def test_what_is_sent_is_what_pamqp_reads() -> None:
+    method = pamqp_frame.unmarshal(frames.publish(b"ex", b"key"))[2]
+    assert (method.exchange, method.routing_key, method.mandatory) == ("ex", "key", False)
+    method = pamqp_frame.unmarshal(frames.ack(2**40, is_multiple=True))[2]
+    assert (method.delivery_tag, method.multiple) == (2**40, True)
+
+
+# --- what messages are known by, and given
+
+
+def test_a_message_is_known_again_though_it_tells_how_often_it_was_delivered() -> None:
+    [first] = read(delivery(message_id="m", priority=3))
+    [headers] = read(delivery(message_id="m", priority=3, headers={"h": 1}))
+    again = first._replace(message=with_headers([first.message], additions=dict.fromkeys(COUNTS, 1))[0])
+    assert key_of(first) == key_of(again) is not None
+    counted = headers._replace(message=with_headers([headers.message], additions=dict.fromkeys(COUNTS, 1))[0])
+    assert key_of(headers) == key_of(counted) != key_of(first)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"message_id": "n"}, {"priority": 4}, {"headers": {"h": 2}}, {"octets": b"other"}, {"app_id": "a"}],
+)
+def test_another_message_is_known_by_something_else(changes: dict[str, Any]) -> None:
+    one: dict[str, Any] = {"message_id": "m", "priority": 3, "headers": {"h": 1}}
+    assert key_of(read(delivery(**one))[0]) != key_of(read(delivery(**one | changes))[0])
+
+
+def test_a_message_that_nothing_tells_from_others_is_not_known() -> None:
+    assert key_of(read(delivery(headers={"h": 1}, correlation_id="c"))[0]) is None
+    assert key_of(read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1}))[0]) is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ({"dest-queue": "q"}, (b"", b"q")),
+        ({"dest-exchange": "e"}, (b"e", b"key")),
+        ({"dest-exchange": "e", "dest-exchange-key": "k"}, (b"e", b"k")),
+        ({"dest-exchange": "", "dest-exchange-key": "k"}, (b"", b"k")),
+        ({}, (b"ex", b"key")),
+    ],
+)
+def test_where_a_message_goes(target: dict[str, str], address: tuple[bytes, bytes]) -> None:
+    value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://far"} | target
+    outbound = Outbound(definition_of("/", value), Way("/", "s", "c", "", ""), None, numbers=False)
+    [message] = read(delivery())
+    assert outbound.address(message) == address
+    assert outbound.message(message, 0, None) == message.message  # octet for octet

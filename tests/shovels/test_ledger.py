@@ -1,0 +1,173 @@
+"""The numbers of messages: nothing is lost, whatever comes again, and nothing is doubled that need not be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qq.machine.limits import PARAMETER_BYTES_MAX
+from qq.machine.publishers import Publishers
+from qq.shovels.ledger import ENTRIES_MAX, KEY_BYTES, Ledger, Number, read, written
+
+MESSAGES = 5
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(KEY_BYTES, "big")
+
+
+@dataclass
+class World:
+    """A source, a target that knows publishers, and a shovel between them whose runs break off."""
+
+    ready: list[tuple[int, bool]] = field(default_factory=lambda: [(each, False) for each in range(MESSAGES)])
+    held: list[int] = field(default_factory=list)
+    """What another consumer of the source holds."""
+    unacked: list[int] = field(default_factory=list)
+    wire: list[tuple[int, Number]] = field(default_factory=list)
+    """What was sent and has not arrived."""
+    ghosts: list[tuple[int, Number]] = field(default_factory=list)
+    """What former runs have sent and has not arrived."""
+    taken: list[int] = field(default_factory=list)
+    text: str | None = None
+    publishers: Publishers = field(default_factory=Publishers)
+    runs: int = 0
+    ledger: Ledger = field(default_factory=lambda: Ledger("p0"))
+
+    def deliver(self) -> None:
+        if not self.ready:
+            return
+        message, is_redelivered = self.ready.pop(0)
+        self.unacked.append(message)
+        number = self.ledger.number(key(message), is_redelivered=is_redelivered)
+        if self.ledger.is_changed:
+            self.text = written(self.ledger.entries(), "s")
+            self.ledger.is_changed = False
+        self.wire.append((message, number))
+
+    def arrive(self) -> None:
+        """The target takes the next message, confirms it, and it is acknowledged."""
+        if self.wire:
+            message = self.take(self.wire)
+            if message in self.unacked:
+                self.unacked.remove(message)
+                self.ledger.forget(key(message))
+
+    def take(self, wire: list[tuple[int, Number]]) -> int:
+        message, (publisher, number) = wire.pop(0)
+        if self.publishers.new(publisher, number, 1, 0):
+            self.publishers.admit(publisher, (number, number), 0)
+            self.taken.append(message)
+        return message
+
+    def take_unconfirmed(self) -> None:
+        """The target takes the next message, and nobody hears of it."""
+        if self.wire:
+            self.take(self.wire)
+
+    def break_off_unnoticed(self) -> None:
+        """The next run begins, and what is on the wire may arrive yet."""
+        self.ghosts += self.wire
+        self.break_off()
+
+    def take_late(self) -> None:
+        """The target takes what a former run has sent."""
+        if self.ghosts:
+            self.take(self.ghosts)
+
+    def break_off(self) -> None:
+        """The next run begins with what is written down, and what is on the wire is lost."""
+        self.wire.clear()
+        self.ready[:0] = [(message, True) for message in self.unacked]
+        self.unacked.clear()
+        self.runs += 1
+        self.ledger = Ledger(f"p{self.runs}", read(self.text, "s"))
+
+    def steal(self) -> None:
+        """Another consumer gets the next message."""
+        if self.ready:
+            self.held.append(self.ready.pop(0)[0])
+
+    def give_back(self) -> None:
+        self.ready[:0] = [(message, True) for message in self.held]
+        self.held.clear()
+
+    def finish(self) -> None:
+        self.give_back()
+        while self.ready or self.wire:
+            self.deliver()
+            self.arrive()
+
+
+QUIET = ["deliver", "arrive", "take_unconfirmed", "break_off", "break_off_unnoticed", "take_late"]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([*QUIET, "steal", "give_back"]), max_size=60))
+def test_nothing_is_lost_whoever_else_takes_from_the_source(steps: list[str]) -> None:
+    world = World()
+    for step in steps:
+        getattr(world, step)()
+    world.break_off()
+    world.finish()
+    assert set(world.taken) == set(range(MESSAGES))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(QUIET), max_size=60))
+def test_nothing_is_there_twice_if_nobody_else_takes_from_the_source(steps: list[str]) -> None:
+    world = World()
+    for step in steps:
+        getattr(world, step)()
+    world.break_off()
+    world.finish()
+    assert sorted(world.taken) == list(range(MESSAGES))
+
+
+@pytest.mark.parametrize("is_broken_off_again", [False, True])
+def test_a_number_that_was_passed_over_is_not_used_any_more(is_broken_off_again: bool) -> None:
+    """Message 0 has number 1 and was never sent; the target has taken number 2 meanwhile, and would drop it."""
+    world = World()
+    for step in ("deliver", "deliver", "break_off", "steal", "deliver", "take_unconfirmed", "give_back"):
+        getattr(world, step)()
+    if is_broken_off_again:
+        world.break_off()
+        world.ready.sort()
+    world.finish()
+    assert set(world.taken) == set(range(MESSAGES))
+
+
+def test_without_what_was_written_down_a_message_is_there_twice() -> None:
+    world = World()
+    world.deliver()
+    world.take_unconfirmed()
+    world.text = None
+    world.break_off()
+    world.finish()
+    assert world.taken.count(0) == 2
+
+
+def test_a_message_that_was_not_delivered_before_is_a_new_one() -> None:
+    ledger = Ledger("p1", [(key(1), Number("p0", 5))])
+    assert ledger.number(key(1), is_redelivered=False) == ("p1", 1)
+
+
+def test_what_comes_again_in_one_run_keeps_its_number() -> None:
+    ledger = Ledger("p1", [(key(1), Number("p0", 5))])
+    for each, number in ((1, ("p0", 5)), (2, ("p1", 1)), (3, ("p1", 2)), (2, ("p1", 1)), (1, ("p0", 5))):
+        assert ledger.number(key(each), is_redelivered=each != 3) == number
+
+
+def test_only_the_last_messages_are_remembered_and_they_fit_into_a_parameter() -> None:
+    ledger = Ledger("a cluster's name, and 32 digits more " * 2)
+    for each in range(ENTRIES_MAX + 5):
+        ledger.number(key(each), is_redelivered=False)
+    text = written(ledger.entries(), "x" * 16)
+    assert len(text) < PARAMETER_BYTES_MAX
+    entries = read(text, "x" * 16)
+    assert [entry for entry, _ in entries] == [key(each) for each in range(5, ENTRIES_MAX + 5)]
+    assert entries == list(ledger.entries())
+    assert read(text, "another shovel") == read(None, "s") == []
