@@ -445,6 +445,10 @@ class Backlog:
         self._next_return, self._next_delay = counters.next_return, counters.next_delay
         self._phase = counters.phase
         self.strict, self.exact_sizes = options.strict, options.exact_sizes
+        if self.count or self.delayed:  # of very many queues few have messages
+            self._load_messages(row)
+
+    def _load_messages(self, row: BacklogRow) -> None:
         for known in row.lanes:
             lane_row = LaneRow(*known)
             lane = self._lane(lane_row.level)
