@@ -144,7 +144,7 @@ def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[s
     return told
 
 
-def deliveries_of(counts: Tally | SessionCounts) -> Numbers:
+def deliveries_of(counts: Tally | SessionCounts) -> tuple[int, int, int, int, int, int, int, int]:
     """The numbers of `DELIVERIES`, in their order."""
     delivered, got = counts.delivered, counts.got
     delivered_no_ack, got_no_ack = counts.delivered_no_ack, counts.got_no_ack
