@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cluster.log.space import Space
     from cluster.peers import Peers
 
+_NONE = Alarm(0)
 RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 
 
@@ -38,14 +39,14 @@ class Alarms:
 
     def own(self, now_s: float) -> Alarm:
         """What this node itself is low on."""
-        disk = Alarm.DISK if self._space.is_low(now_s) else Alarm(0)
+        disk = Alarm.DISK if self._space.is_low(now_s) else _NONE
         return disk | Alarm.MEMORY if self.low_on_memory else disk
 
     def look(self, now_s: float) -> bool:
         """Find out anew what publishers must wait for; True if that has changed."""
         active = self.own(now_s)
         membership = self._configurations.membership
-        for alarm in Alarm:
+        for alarm in RESOURCES:
             short = self._peers.alarmed(alarm)
             if short and not membership.has_majority_without(short):
                 active |= alarm

@@ -96,7 +96,7 @@ class Enrolment:
             for member in configuration.members
             if not member.is_voter and self._has_caught_up(member.name, acknowledged, last_index, now_s)
         ]
-        if self._raises_version:
+        if self._raises_version and configuration.version < self._high:
             steps.append(partial(self.raise_version, new_id=new_id))
         return steps
 
@@ -127,6 +127,8 @@ class Enrolment:
             # Whoever has removed a node, and left its file as it was, does not want it back with its next start.
             may_come = told.joins or not configuration.was_removed(name)
             return partial(_join, name=name, told=told) if told.may_join and may_come else None
+        if member.id == told.member_id and member.versions == Versions(told.low, told.high):
+            return None
         if member.id in (None, told.member_id):
             return partial(_join, name=name, told=told)
         # Whoever calls itself a member from another address may be a mistake: that takes an operator.

@@ -27,7 +27,7 @@ REST_S = 600.0
 
 @contextmanager
 def none_expected() -> Generator[None]:
-    """No garbage is looked for in the block, nor later in what it has made: for imports, which make what stays."""
+    """No garbage is looked for in the block, nor later in what it has made: for imports and states, which stay."""
     gc.disable()
     try:
         yield
@@ -47,9 +47,13 @@ class Collector:
         self._not_before_s = 0.0
 
     def begin(self, installs: int) -> None:
-        """Collect garbage when the node begins to serve; `installs` counts the snapshots that were installed before."""
+        """Note that the node begins to serve; `installs` counts the snapshots that were installed before.
+
+        What is there by now is not looked through: that would take longer than to load ten thousand queues, for some
+        hundred kilobytes.
+        """
         self._installs = installs
-        _collect()
+        gc.freeze()
 
     def look(self, installs: int, *, is_short: bool, now_s: float) -> bool:
         """Collect garbage if there is a reason; return whether there was.
@@ -62,11 +66,12 @@ class Collector:
             return False
         self._installs = installs
         self._not_before_s = now_s + REST_S
-        _collect()
+        collect()
         return True
 
 
-def _collect() -> None:
+def collect() -> None:
+    """Look through everything, also what was left out until now."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

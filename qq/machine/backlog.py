@@ -269,15 +269,12 @@ class Backlog:
         """The time at which `expire` or `release` will have something to do; None for never."""
         if self._plain and not self.delayed:
             return self._normal.runs.expires_ms or None
-        due_ms = self._delayed.due_ms
-        times = [due_ms] if due_ms else []
-        times += [time_ms for time_ms, _, _ in self._expiries()]
-        return min(times, default=None)
+        due_ms, expires_ms = self._delayed.due_ms, self.expires_ms()
+        return min(due_ms, expires_ms) if due_ms and expires_ms else due_ms or expires_ms or None
 
     def expires_ms(self) -> int:
         """The time at which `expire` will have something to do; 0 for never."""
-        expiries = self._expiries()
-        return expiries[0][0] if expiries else 0
+        return min(filter(None, [place.expires_ms for place in self._places()]), default=0)
 
     def clear(self) -> int:
         """Remove all messages, ready and delayed. Returns how many there were."""
@@ -395,14 +392,23 @@ class Backlog:
 
     def _expiries(self) -> list[tuple[int, int, Runs | Shelf]]:
         """A heap of the times at which messages expire, and where these lie; a number decides between equal times."""
-        places: list[Runs | Shelf] = [self._normal.runs]
-        if not self._plain:
-            places = [place for lane in self._lanes.values() for place in (lane.runs, lane.shelf)]
-            places.append(self._returns)
-        places.append(self._delayed)
-        times = [(place.expires_ms, number, place) for number, place in enumerate(places) if place.expires_ms]
+        times = [
+            (place.expires_ms, number, place)
+            for number, place in enumerate(self._places())
+            if place.expires_ms
+        ]
         heapify(times)
         return times
+
+    def _places(self) -> list[Runs | Shelf]:
+        """Wherever messages may lie that expire."""
+        if self._plain:
+            return [self._normal.runs, self._delayed]
+        places: list[Runs | Shelf] = []
+        for lane in self._lanes.values():
+            places += lane.runs, lane.shelf
+        places += self._returns, self._delayed
+        return places
 
     # The state, dumped and loaded
 
@@ -445,6 +451,10 @@ class Backlog:
         self._next_return, self._next_delay = counters.next_return, counters.next_delay
         self._phase = counters.phase
         self.strict, self.exact_sizes = options.strict, options.exact_sizes
+        if self.count or self.delayed:  # of very many queues few have messages
+            self._load_messages(row)
+
+    def _load_messages(self, row: BacklogRow) -> None:
         for known in row.lanes:
             lane_row = LaneRow(*known)
             lane = self._lane(lane_row.level)

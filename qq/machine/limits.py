@@ -115,7 +115,14 @@ def reached(doing: str, name: str, limit: int, where: str) -> Refused:
 
 def table_bytes(table: Table) -> int:
     """The size of a field table: its octets and `VALUE_BYTES` for each value, also for those within others."""
-    return sum(len(_octets(name)) + _value_bytes(value) for name, value in table.items())
+    size = VALUE_BYTES * len(table)
+    for name, value in table.items():
+        size += _octets(name)
+        if type(value) is str:  # as most are
+            size += _octets(value)
+        elif type(value) is not int:
+            size += _value_bytes(value) - VALUE_BYTES
+    return size
 
 
 def check_table_size(doing: str, table: Table) -> None:
@@ -135,12 +142,12 @@ def _value_bytes(value: Any) -> int:
         case list():
             return VALUE_BYTES + sum(map(_value_bytes, value))
         case str():
-            return VALUE_BYTES + len(_octets(value))
+            return VALUE_BYTES + _octets(value)
         case bytes():
             return VALUE_BYTES + len(value)
         case _:
             return VALUE_BYTES
 
 
-def _octets(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")
+def _octets(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogateescape"))

@@ -13,6 +13,7 @@ of types and modes the policy, so that they can be changed while the queue lives
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from qq.machine.arguments import EXPIRY_MAX_MS, QUORUM, is_routing_key
@@ -31,6 +32,8 @@ T = TypeVar("T")
 DELIVERY_LIMIT = 20
 """The delivery limit of a quorum queue for which nobody sets one (RabbitMQ 4.0)."""
 UNLIMITED = -1
+_NO_SETTINGS = frozenset({"x-queue-type"})
+"""Arguments that say what a queue is, and set nothing."""
 
 Overflow = Literal["drop-head", "reject-publish"]
 DeadLetterStrategy = Literal["at-most-once", "at-least-once"]
@@ -97,7 +100,20 @@ def settings_of(
     operator: Policy | None,
 ) -> QueueSettings:
     """The settings of a queue of this kind, with the policies that apply to it."""
-    values = _Values(arguments, effective_definition(policy, operator))
+    definition = effective_definition(policy, operator)
+    if not definition and arguments.keys() <= _NO_SETTINGS:
+        return _unset(kind)
+    return _settings_of(kind, arguments, definition)
+
+
+@cache
+def _unset(kind: str) -> QueueSettings:
+    """The settings of a queue for which nobody sets anything: those of most, and there may be very many."""
+    return _settings_of(kind, {}, {})
+
+
+def _settings_of(kind: str, arguments: Table, definition: Table) -> QueueSettings:
+    values = _Values(arguments, definition)
     quorum = kind == QUORUM
     overflow = _overflow(values, quorum=quorum)
     exchange = values.argument_first("dead-letter-exchange", _text)

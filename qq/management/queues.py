@@ -94,11 +94,14 @@ class QueueReports:
         self.own_consumers = await self._look_at_consumers()
 
     def _sample_queue(self, queue: Queue, now_ms: int) -> None:
-        before, numbers = self._rates.last(queue.number), numbers_of(queue, now_ms)
+        number, numbers = queue.number, numbers_of(queue, now_ms)
+        before = self._rates.last(number)
+        is_same = numbers == before
+        self._rates.sample(number, before if is_same else numbers, now_ms)
+        if is_same and not numbers.messages and not self.queue_watch.knows(number):
+            return  # as with most, of very many queues
         self._vhost_totals.take(queue.vhost, before, numbers)
-        self._rates.sample(queue.number, numbers, now_ms)
-        if numbers.messages or numbers != before or self.queue_watch.knows(queue.number):
-            self.queue_watch.look(_facts(queue, before, numbers), now_ms)
+        self.queue_watch.look(_facts(queue, before, numbers), now_ms)
 
     async def _look_at_consumers(self) -> int:
         """Find those that hold messages for long; returns how many are this node's own."""

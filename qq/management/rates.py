@@ -144,7 +144,7 @@ def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[s
     return told
 
 
-def deliveries_of(counts: Tally | SessionCounts) -> Numbers:
+def deliveries_of(counts: Tally | SessionCounts) -> tuple[int, int, int, int, int, int, int, int]:
     """The numbers of `DELIVERIES`, in their order."""
     delivered, got = counts.delivered, counts.got
     delivered_no_ack, got_no_ack = counts.delivered_no_ack, counts.got_no_ack
@@ -154,17 +154,18 @@ def deliveries_of(counts: Tally | SessionCounts) -> Numbers:
 
 
 def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
-    tally, backlog = queue.tally, queue.backlog
+    tally, backlog, unacked = queue.tally, queue.backlog, queue.unacked
+    ready = backlog.count
     return QueueNumbers(
         tally.published,
         *deliveries_of(tally),
-        messages=backlog.count + queue.unacked + backlog.delayed + queue.dying_count,
-        messages_ready=backlog.count,
-        messages_unacknowledged=queue.unacked,
-        dead_letter=tally.dead_lettered,
-        reject_publish=tally.rejected_publishes,
-        waited_ms=_waited_ms(queue, now_ms),
-        failed=sum(map(tally.died.get, FAILURES, _ZEROS)) if tally.died else 0,
+        ready + unacked + backlog.delayed + queue.dying_count,
+        ready,
+        unacked,
+        tally.dead_lettered,
+        tally.rejected_publishes,
+        _waited_ms(queue, now_ms),
+        sum(map(tally.died.get, FAILURES, _ZEROS)) if tally.died else 0,
     )
 
 

@@ -36,6 +36,8 @@ GRANTS_MAX = 1000
 """Answers, and methods of publishing, that one session remembers."""
 PATTERNS_MAX = 1000
 """Compiled patterns that the node remembers: many users and sessions have the same."""
+_EVERYTHING = ".*"
+"""The pattern that most users have: it need not be looked for in every new name."""
 _SPECIAL = frozenset("\\^$.|?*+()[]{}-")
 """What is escaped in names that take the place of variables (rabbit_re:escape)."""
 
@@ -251,6 +253,8 @@ def _compiled(text: str) -> Pattern | None:
 
 def _matches(pattern: str, name: str) -> bool:
     """Whether a pattern matches. As in RabbitMQ an empty one matches the empty name, and one that is wrong nothing."""
+    if pattern == _EVERYTHING:
+        return True
     compiled = _compiled(pattern)
     return compiled is not None and compiled.search(name)
 

@@ -92,6 +92,13 @@ def test_who_has_moved_or_has_another_program_is_noted() -> None:
     assert taken(enrolment, after) is after
 
 
+def test_nothing_is_looked_at_in_a_cluster_that_is_as_all_members_say() -> None:
+    enrolment = Enrolment(ROUND_S, TOLD.version, replaces_emptied=True, raises_version=True)
+    for name in "abc":
+        enrolment.introduced(name, introduction(name))
+    assert not enrolment.due_steps(TOLD, NOBODY_HOLDS_ANYTHING, 10, 0.0, make_id)
+
+
 def places(configuration: Configuration) -> list[tuple[str, int]]:
     return [member.address for member in configuration.members]
 
