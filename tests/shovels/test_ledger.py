@@ -58,8 +58,8 @@ class World:
 
     def take(self, wire: list[tuple[int, Number]]) -> int:
         message, (publisher, number) = wire.pop(0)
-        if self.publishers.new(publisher, number, 1, 0):
-            self.publishers.admit(publisher, (number, number), 0)
+        if self.publishers.new((publisher,), number, 1, 0):
+            self.publishers.admit((publisher,), (number, number), 0)
             self.taken.append(message)
         return message
 
