@@ -135,6 +135,11 @@ class Deployment:
             lambda: self.last_words(service),
         )
 
+    def kill(self, service: str) -> None:
+        """Kill a container. Docker may find it gone when it looks again, and then says that it cannot kill it."""
+        self.compose("kill", service, check=False)
+        wait_until(lambda: not self.state(service)["Running"], 30, lambda: self.last_words(service))
+
     def inspect(self, service: str) -> dict[str, Any]:
         """What the engine knows of the container of a service, also of one that has ended."""
         return self._engine.inspect(self.compose("ps", "--all", "--quiet", service).stdout.strip())

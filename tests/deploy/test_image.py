@@ -140,7 +140,7 @@ def health(port: int) -> int:
     """Run the image's health check against a port of this machine, behind a proxy that is not there."""
     command = only("node", "HEALTHCHECK")
     interpreter, option, code = command.arguments
-    assert (interpreter, option) == ("python", "-c")
+    assert (interpreter, option) == ("python", "-ISc")
     assert str(CONFIG.address.http_port) in code
     checked = subprocess.run(
         [sys.executable, option, code.replace(str(CONFIG.address.http_port), str(port))],
