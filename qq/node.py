@@ -238,7 +238,7 @@ class Node:
             tasks.create_task(self._watch_loop())
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
-            self._garbage.begin(self.group.snapshots_installed)
+            self._garbage.begin()
             await self._serve_clients(tasks)
 
     async def _watch_for_failure(self) -> None:
@@ -260,8 +260,7 @@ class Node:
 
     def _is_low_on_memory(self) -> bool:
         is_low = memory.resident_bytes() > self.memory_limit_bytes
-        installs, now_s = self.group.snapshots_installed, self.runtime.monotonic()
-        if self._garbage.look(installs, is_short=is_low, now_s=now_s):
+        if self._garbage.look(is_short=is_low, now_s=self.runtime.monotonic()):
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
 
