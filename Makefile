@@ -11,8 +11,8 @@
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" DEAREST="--repeat 1" CONNECTIONS="--idle 1000"
-#              WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
+#   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" DEAREST="--repeat 1" HURT="--only disk"
+#              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
 #              FAILOVER="--repeat 1 --busy 0" SEVERAL_LOGS="--repeat 1 --queues 500" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
 
@@ -24,6 +24,7 @@ ARGS ?=
 LATENCY ?=
 BUDGET ?=
 DEAREST ?=
+HURT ?=
 CONNECTIONS ?=
 WATCHING ?=
 RECOVERY ?=
@@ -140,6 +141,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/latency.py $(LATENCY) || missed=1; \
 	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
+	$(BIN)/python tests/benchmarks/hurt.py $(HURT) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/watching.py $(WATCHING) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from cluster.log.term_runs import TermRuns
     from cluster.pace import Pace
     from cluster.ports import Buffer, Disk, File, Runtime
+    from cluster.state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
 
@@ -320,11 +322,13 @@ class SnapshotTaker:
         disk: Disk,
         directory: GroupDirectory,
         journal: SegmentedJournal,
+        state: GroupState,
         runtime: Runtime,
         send: Send,
-        install: Callable[[Installable], None],
+        install: Callable[[Installable, ReadState], None],
     ) -> None:
         self._disk = disk
+        self._state = state
         self._directory = directory
         self._journal = journal
         self._runtime = runtime
@@ -549,11 +553,25 @@ class SnapshotTaker:
     def _moved(self, taking: _Taking, installable: Installable | None, error: Exception | None) -> None:
         if not self._is_on(taking, error) or installable is None:
             return
+        # The loop goes on while a large state is read, which takes seconds. All has come: it is not given up for that.
+        taking.moved_s = math.inf
+        self._disk.submit_background(
+            partial(self._directory.read_state, self._state, installable.checkpoint),
+            partial(self._read_state, taking, installable),
+        )
+
+    def _read_state(
+        self, taking: _Taking, installable: Installable, state: ReadState | None, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._runtime.fail(error)  # it is whole, so another program has written it
+        if self._taking is not taking or state is None:
+            return
         if not self.is_of_use(installable.checkpoint.index, installable.checkpoint.term):
             self._give_up()
             return
         self._taking = None
-        self._install(installable)
+        self._install(installable, state)
         self.times.add(self._runtime.monotonic() - taking.began_s)
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cluster.configuration import Versions
     from cluster.configurations import Configurations
     from cluster.ports import Disk
-    from cluster.state import GroupState
+    from cluster.state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
 
@@ -205,9 +205,16 @@ class GroupDirectory:
         return checkpoint
 
     def restore(self, state: GroupState, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint into `state`. Raises UnknownFormat if another version of this program wrote it."""
+        """Load a checkpoint into `state`. Raises what `read_state` does."""
+        state.adopt(self.read_state(state, checkpoint))
+
+    def read_state(self, state: GroupState, checkpoint: Checkpoint) -> ReadState:
+        """Read a checkpoint, which `state` may adopt; on any thread.
+
+        Raises UnknownFormat if another version of this program wrote it, and OtherVersion.
+        """
         try:
-            state.load(checkpoint.body)
+            return state.read(checkpoint.body)
         except ValueError as error:
             # Its checksum is right, so it is whole: another version of this program wrote it.
             path = f"{self.log}: checkpoint of entry {checkpoint.index}: {error}"

@@ -168,6 +168,10 @@ class Engine(Stock):
         progress = self.progress.get(peer)
         return progress.acknowledged if progress is not None else 0
 
+    def reached_without_leader(self) -> int:
+        """The last entry that a majority has stored, whatever this leader has; 0 if there is none."""
+        return self._tracker.reached_without_leader()
+
     @property
     def matched_index(self) -> int:
         """The last entry up to which this log is known to be that of the current term's leader; 0 if none is."""

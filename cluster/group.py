@@ -217,6 +217,7 @@ class Group:
             self.stopping.leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self.leadership.leave_for_maintenance()
+                self.leadership.leave_if_late(self._turns.beat_s)
                 self._expulsions.propose()
                 self.reconfiguration.take_due_step()
             self._runtime.call_later(self._turns.beat_s, self._beat)

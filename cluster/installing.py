@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.leadership import Leadership
     from cluster.members import Members
     from cluster.ports import Disk, Runtime
+    from cluster.state import ReadState
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +61,17 @@ class Installing:
         self._installed_at = 0
         """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
         self._cleaned = False
-        self.taker = SnapshotTaker(disk, self._directory, self._journal, runtime, transmit, self._install)
+        self.taker = SnapshotTaker(
+            disk, self._directory, self._journal, own.state, runtime, transmit, self._install
+        )
 
     def offered(self, peer: str, offer: Offer) -> None:
         """Have a snapshot fetched. Raises ForeignLog if it is of another log."""
         self._engine.check_snapshot(peer, offer.index, offer.term)
         self.taker.offered(peer, offer)
 
-    def _install(self, installable: Installable) -> None:
-        """Take over another node's log and state."""
+    def _install(self, installable: Installable, state: ReadState) -> None:
+        """Take over another node's log and state, which was read of the snapshot."""
         checkpoint = installable.checkpoint
         try:
             self._check_log_of(installable)
@@ -76,7 +79,7 @@ class Installing:
             self._directory.remove_checkpoint(checkpoint.index)  # or the next start would load it
             self._stopping.foreign_log(error)
             return
-        self._directory.restore(self._state, checkpoint)
+        self._state.adopt(state)
         self._clock.follow(self._state.time_ms, self._runtime.monotonic())
         self._journal.adopt(installable.segments, installable.runs)
         self._find_configurations(checkpoint.index)

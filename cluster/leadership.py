@@ -1,7 +1,7 @@
 """Who leads, as far as this node knows, and to whom leadership goes from here.
 
-A leader hands over because somebody asks for it, because it is to be removed or under maintenance, or because its disk
-is full or its log damaged.
+A leader hands over because somebody asks for it, because it is to be removed or under maintenance, because its disk is
+full or its log damaged, or because its disk alone keeps everybody waiting.
 
 Lives here: whom leadership goes to, and that it does. Not here: who can lead (statuses.py, fitness.py), how long a
 handover lasts (handover.py), elections (elections.py).
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cluster.envelope import Transfer
 from cluster.handover import Handover
+from cluster.lateness import Lateness
 from cluster.maintenance import PATIENCE_S
 from cluster.submission import Reign
 
@@ -53,6 +54,7 @@ class Leadership:
         """The leader and its term, as the last turn has found them."""
         self.handover = Handover()
         """The handover by which this node gives leadership away, if one is under way."""
+        self._lateness = Lateness()
         self._began_s = 0.0
         """When the present reign began, on the monotonic clock."""
         self._members = members
@@ -73,6 +75,7 @@ class Leadership:
         is_own = self._members.name in (before.leader, reign.leader)
         if is_own:
             self.handover.end()
+            self._lateness.reset()
         return is_own
 
     def look(self, *, is_fit: bool) -> None:
@@ -160,3 +163,22 @@ class Leadership:
             fit = [name for name in self._statuses.successors() if self._statuses.why_not_lead(name) is None]
             if fit:
                 self.leave(fit)
+
+    def leave_if_late(self, interval_s: float) -> None:
+        """Hand over if the disk of this node keeps everybody waiting, to a node that has what this one has not.
+
+        This is called about every `interval_s` seconds, while this node leads.
+        """
+        others_index = self._engine.reached_without_leader()
+        own_index = self._engine.journal.synced_index
+        self._lateness.look(self._runtime.monotonic(), interval_s, own_index, others_index)
+        if self._lateness.is_too_much and not self.is_handing_over:
+            prompt = [
+                name
+                for name in self._statuses.successors()
+                if self._engine.acknowledged_index(name) >= others_index
+                and self._statuses.why_not_lead(name) is None
+            ]
+            if prompt:
+                log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(prompt))
+                self.leave(prompt)

@@ -117,8 +117,15 @@ class Machine(Protocol):
         """The same as `freeze().dump()`."""
         ...
 
-    def load(self, data: bytes) -> None:
-        """Replace the state by a dumped one, of any of `versions`; which one is agreed on is told behind it."""
+    def read(self, data: bytes) -> Any:
+        """A state of any of `versions` that was dumped, to be given to `adopt`. Usable on any thread.
+
+        Nothing is changed. It lets other threads go on in between, however large the state is.
+        """
+        ...
+
+    def adopt(self, state: Any) -> None:
+        """Replace the state by one that was read, soon; which version is agreed on is told behind it."""
         ...
 
     def digest(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -52,7 +52,11 @@ class GroupState:
                 gc.enable()
 
     def load(self, data: bytes) -> None:
-        """Replace the state by one that `FrozenState.dump` has packed.
+        """Replace the state by one that `FrozenState.dump` has packed; raises what `read` does."""
+        self.adopt(self.read(data))
+
+    def read(self, data: bytes) -> ReadState:
+        """What `FrozenState.dump` has packed, to be adopted; on any thread.
 
         Raises ValueError if `data` is none, or OtherVersion.
         """
@@ -61,10 +65,15 @@ class GroupState:
             configuration = configuration_from(*fields) if fields else None
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ValueError(f"not a state: {error}") from error
-        self.machine.load(machine)
+        if configuration is not None:
+            self.check_version(configuration.version)
+        return ReadState(time_ms, rows, self.machine.read(machine), configuration)
+
+    def adopt(self, state: ReadState) -> None:
+        """Replace the state by one that was read, however large that is."""
+        self.time_ms, rows, machine, self.configuration = state
+        self.machine.adopt(machine)
         self.origins.load(rows)
-        self.time_ms = time_ms
-        self.configuration = configuration
         self.go_by_agreed_version()
 
     def go_by_agreed_version(self) -> None:
@@ -79,6 +88,16 @@ class GroupState:
         versions = Versions(*self.machine.versions)
         if not versions.include(version):
             raise OtherVersion("entries", version, versions)
+
+
+class ReadState(NamedTuple):
+    """A state that was read and is not yet that of anybody."""
+
+    time_ms: int
+    origins: list[tuple[str, int, int, bool]]
+    machine: Any
+    """What the machine has read."""
+    configuration: Configuration | None
 
 
 class FrozenState:

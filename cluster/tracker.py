@@ -72,6 +72,13 @@ class ProgressTracker:
         stored[self._name] = own_index
         return self._configurations.membership.reached(stored)
 
+    def reached_without_leader(self) -> int:
+        """The last entry that a majority of the voters has stored, whatever this leader has."""
+        membership = self._configurations.membership
+        stored = dict.fromkeys(membership.voters, 0)  # one of them may be too new to be known
+        stored.update((peer, known.acknowledged) for peer, known in self.peers.items())
+        return membership.reached(stored)
+
     def silent_s(self, awake_s: float) -> float:
         """For how long no majority was heard, this leader among it, by the time for which this node was awake."""
         heard_s = {peer: known.heard_s for peer, known in self.peers.items()}

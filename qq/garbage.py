@@ -1,6 +1,7 @@
 """When the interpreter looks for garbage: objects in circles, which are not freed when nobody refers to them.
 
-There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone.
+There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone,
+and so is a state that another node's snapshot replaces (qq/machine/remains.py).
 But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
 that comes by itself, and what is old is looked through when there is a reason.
 
@@ -37,34 +38,27 @@ def none_expected() -> Generator[None]:
 
 
 class Collector:
-    """Collects garbage at the right moments of a node's life.
+    """Collects garbage at the right moment of a node's life: when memory is short.
 
     What a collection here leaves is walked again by the next one here, and not by those of younger generations.
     """
 
     def __init__(self) -> None:
-        self._installs = 0
         self._not_before_s = 0.0
 
-    def begin(self, installs: int) -> None:
-        """Note that the node begins to serve; `installs` counts the snapshots that were installed before.
+    def begin(self) -> None:
+        """Note that the node begins to serve.
 
         What is there by now is not looked through: that would take longer than to load ten thousand queues, for some
         hundred kilobytes.
         """
-        self._installs = installs
         gc.freeze()
 
-    def look(self, installs: int, *, is_short: bool, now_s: float) -> bool:
-        """Collect garbage if there is a reason; return whether there was.
 
-        Reasons are that more snapshots were installed than last time (the states before them are garbage), and that
-        memory `is_short`.
-        """
-        is_wanted = is_short and now_s >= self._not_before_s
-        if installs == self._installs and not is_wanted:
+    def look(self, *, is_short: bool, now_s: float) -> bool:
+        """Collect garbage if memory `is_short` and that was not done lately; return whether it was done."""
+        if not is_short or now_s < self._not_before_s:
             return False
-        self._installs = installs
         self._not_before_s = now_s + REST_S
         collect()
         return True

@@ -254,7 +254,7 @@ class Node:
             tasks.create_task(self._watch_loop())
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
-            self._garbage.begin(self.group.snapshots_installed)
+            self._garbage.begin()
             tasks.create_task(self._shovels.run(self.management.change))
             await self._serve_clients(tasks)
 
@@ -277,8 +277,7 @@ class Node:
 
     def _is_low_on_memory(self) -> bool:
         is_low = memory.resident_bytes() > self.memory_limit_bytes
-        installs, now_s = self.group.snapshots_installed, self.runtime.monotonic()
-        if self._garbage.look(installs, is_short=is_low, now_s=now_s):
+        if self._garbage.look(is_short=is_low, now_s=self.runtime.monotonic()):
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
 

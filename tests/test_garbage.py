@@ -48,16 +48,14 @@ def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest
     collected: list[Any] = []
     monkeypatch.setattr(garbage.gc, "collect", lambda: collected.append(gc.get_freeze_count()))
     collector = Collector()
-    collector.begin(installs=2)
+    collector.begin()
     assert not collected, "clients wait for the node"
     assert gc.get_freeze_count() > 0
-    assert not collector.look(2, is_short=False, now_s=1_000.0)
-    assert collector.look(3, is_short=False, now_s=1_000.0), "the state before a snapshot"
-    assert not collector.look(3, is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
-    assert collector.look(3, is_short=True, now_s=1_000.0 + REST_S)
-    assert not collector.look(3, is_short=True, now_s=1_001.0 + REST_S)
-    assert collector.look(4, is_short=False, now_s=1_002.0 + REST_S), "a snapshot waits for nothing"
-    assert collected == [0] * 3, "what was frozen is looked through, too"
+    assert not collector.look(is_short=False, now_s=1_000.0)
+    assert collector.look(is_short=True, now_s=1_000.0)
+    assert not collector.look(is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
+    assert collector.look(is_short=True, now_s=1_000.0 + REST_S)
+    assert collected == [0] * 2, "what was frozen is looked through, too"
 
 
 class _Ring:
@@ -70,11 +68,11 @@ class _Ring:
 def test_what_was_there_when_a_node_began_to_serve_is_found_when_it_is_garbage() -> None:
     collector = Collector()
     ring = _Ring()
-    collector.begin(installs=0)
+    collector.begin()
     there = weakref.ref(ring)
     del ring
     assert there() is not None
-    assert collector.look(1, is_short=False, now_s=0.0)
+    assert collector.look(is_short=True, now_s=0.0)
     assert there() is None
 
 
@@ -87,5 +85,5 @@ def test_imports_are_looked_through_when_there_is_a_reason() -> None:
     del ring
     gc.collect()
     assert there() is not None
-    assert Collector().look(1, is_short=False, now_s=0.0)
+    assert Collector().look(is_short=True, now_s=0.0)
     assert there() is None

@@ -175,8 +175,11 @@ class Ledger:
     def dump(self) -> bytes:
         return self.freeze().dump()
 
-    def load(self, data: bytes) -> None:
-        self._count, self._checksum, origins, self._alarms = msgpack.unpackb(data)
+    def read(self, data: bytes) -> Any:
+        return msgpack.unpackb(data)
+
+    def adopt(self, state: Any) -> None:
+        self._count, self._checksum, origins, self._alarms = state
         self._batches = {origin: number for origin, number, _ in origins}
         self._live = {origin: [Live(*live) for live in lives] for origin, _, lives in origins}
 

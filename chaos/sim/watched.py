@@ -138,11 +138,14 @@ class WatchedMachine:
     def dump(self) -> bytes:
         return self.freeze().dump()
 
-    def load(self, data: bytes) -> None:
-        self.position, inner, *counted = msgpack.unpackb(data)
-        self._counted = sum(counted)
-        self._witness.same_state(self.position, inner)
-        self.inner.load(inner)
+    def read(self, data: bytes) -> Any:
+        position, inner, *counted = msgpack.unpackb(data)
+        self._witness.same_state(position, inner)
+        return position, self.inner.read(inner), sum(counted)
+
+    def adopt(self, state: Any) -> None:
+        self.position, inner, self._counted = state
+        self.inner.adopt(inner)
         self._witness.same_state(self.position, self.inner.dump())
 
     def digest(self) -> str:
@@ -173,10 +176,10 @@ class EarlierMachine(WatchedMachine):
         lowest = self.inner.versions[0]
         return lowest, lowest
 
-    def load(self, data: bytes) -> None:
+    def read(self, data: bytes) -> Any:
         if len(msgpack.unpackb(data)) > _PARTS:
             raise ValueError("a state of the later version")
-        super().load(data)
+        return super().read(data)
 
 
 class Program(Enum):

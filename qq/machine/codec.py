@@ -25,6 +25,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from decimal import Decimal
 from functools import cache
+from io import BytesIO
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
@@ -251,16 +252,54 @@ def make_packer() -> Any:
     )
 
 
+_READING = {"timestamp": 3, "unicode_errors": "surrogateescape"}
+_LISTS = frozenset(bytes([head]) for head in (*range(0x90, 0xA0), 0xDC, 0xDD))
+"""What lists begin with."""
+
+
 def unpack(data: Buffer) -> Any:
     """Read what `pack` wrote; raises ValueError for anything that it cannot have written."""
     try:
-        return msgpack.unpackb(
-            data, ext_hook=_unpack_extension, timestamp=3, unicode_errors="surrogateescape"
-        )
+        return msgpack.unpackb(data, ext_hook=_unpack_extension, **_READING)
     except ValueError:
         raise
     except (msgpack.UnpackException, OverflowError, TypeError) as error:
         raise ValueError(f"not msgpack: {error}") from error
+
+
+def unpack_list(data: bytes, levels: Sequence[int]) -> Any:
+    """Read as `unpack` does, with many short calls: another thread may go on between any two of them.
+
+    The part at each place of the list is read with a call for each part of it so many levels deep; behind the last of
+    `levels`, the parts are read with one call each.
+    """
+    unpacker = msgpack.Unpacker(BytesIO(data), max_buffer_size=0, ext_hook=_unpack_extension, **_READING)
+    try:
+        if not _is_list(data, 0):
+            return unpack(data)
+        count = unpacker.read_array_header()
+        deep = [*levels[:count], *[0] * (count - len(levels))]
+        parts = [_unpack_levels(unpacker, data, each) for each in deep]
+    except ValueError:
+        raise
+    except (msgpack.UnpackException, OverflowError, TypeError) as error:
+        raise ValueError(f"not msgpack: {error}") from error
+    if unpacker.tell() != len(data):
+        raise ValueError("not msgpack: there is something behind it")
+    return parts
+
+
+def _unpack_levels(unpacker: Any, data: bytes, levels: int) -> Any:
+    if levels and _is_list(data, unpacker.tell()):
+        count = unpacker.read_array_header()
+        if levels == 1:
+            return [unpacker.unpack() for _ in range(count)]
+        return [_unpack_levels(unpacker, data, levels - 1) for _ in range(count)]
+    return unpacker.unpack()
+
+
+def _is_list(data: bytes, at: int) -> bool:
+    return data[at : at + 1] in _LISTS
 
 
 def _offsets(payload: Buffer) -> list[int]:

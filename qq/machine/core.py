@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from qq.machine.effects import Answer, Result
     from qq.machine.errors import Refused
     from qq.machine.queue import Consumer, Queue
+    from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
     from qq.machine.vhost import VhostRef, VirtualHost
 
@@ -179,6 +180,12 @@ class Core:
         `dropped`, no part of the state."""
         self.dropped = 0
         """How many messages reached no queue, and were not mandatory."""
+
+    def take_apart(self, remains: Remains) -> None:
+        """Leave to `remains` what there may be very much of: another state takes this one's place."""
+        for vhost in self.catalog.vhosts.values():
+            vhost.take_apart(remains)
+        remains.add(self.catalog.vhosts, self.catalog.connections, self.sessions, self.consumers)
 
     # Messages
 

@@ -73,7 +73,7 @@ class QueueMachine:
         connecting, operating, moving = Connecting(core), Operating(core), Moving(core, publishing)
         self._publishing = publishing
         self.costs = Costs(core)
-        """What commands will cost, for those who gather them. `load` makes a new one."""
+        """What commands will cost, for those who gather them. `adopt` makes a new one."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.DeadLetter: publishing.dead_letter,
@@ -321,15 +321,19 @@ class QueueMachine:
     def dump(self) -> bytes:
         return self.freeze().dump()
 
-    def load(self, data: bytes) -> None:
-        """Replace the state by a dumped one, and go by the version that this is of. Raises MalformedDump."""
-        dump = read_dump(data)
-        revision = self._core.catalog.revision
+    def read(self, data: bytes) -> Core:
+        """A state that was dumped, to be adopted; on any thread. Raises MalformedDump."""
         core = Core(self._core.content_of)
-        restore(core, dump)
-        self._begin(core)
+        restore(core, read_dump(data))
+        return core
+
+    def adopt(self, state: Core) -> None:
+        """Replace the state by one that was read, and go by the version that this is of."""
+        former = self._core
+        self._begin(state)
         # Whoever remembers something of the former state has to look again.
-        core.catalog.access.revision += revision + 1
+        state.catalog.access.revision += former.catalog.revision + 1
+        former.take_apart(state.remains)
 
     def digest(self) -> str:
         """A hash of the state: equal states have equal digests."""

@@ -5,8 +5,8 @@ sections; `read_dump` and `restore`. Not here: what a row holds, and what it hel
 backlogs are packed (runs.py).
 
 Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
-consumers only what was declared is read. A dump packs little at a time, so that the interpreter can go back to the loop
-between any two rows.
+consumers only what was declared is read. A dump packs little at a time, reads little at a time and lets go of little at
+a time, so that the interpreter can go back to the loop between any two rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import versions
 from qq.machine.access import Permissions, TopicPermissions, User
-from qq.machine.codec import make_packer, unpack
+from qq.machine.codec import make_packer, unpack_list
 from qq.machine.effects import GetOk, Reply
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
@@ -230,13 +230,18 @@ def _pack_levels(packer: Any, value: Any, levels: int) -> None:
         packer.pack(value)
 
 
+_DEEP = {"vhosts": 3, "unacked": 2, "behind": 6}
+"""How many lists are around what there may be very many of, in sections in which these are not the rows."""
+_LEVELS = [_DEEP.get(section, 1) for section in Dump._fields]
+
+
 def read_dump(data: bytes) -> Dump:
     """The sections of a state that was dumped at any version that this program can run. Raises MalformedDump.
 
-    The rows are as the highest one has them.
+    The rows are as the highest one has them. What consumers hold can be gone through once.
     """
     try:
-        state = unpack(data)
+        state = unpack_list(data, _LEVELS)
     except ValueError as error:
         raise MalformedDump(f"not a state: {error}") from error
     if type(state) is not list or not state or type(state[0]) is not int:
@@ -260,7 +265,10 @@ def read_dump(data: bytes) -> Dump:
         connections=[ConnectionRow(*row) for row in upgraded(ConnectionRow, version, read.connections)],
         sessions=[SessionRow(*row) for row in upgraded(SessionRow, version, read.sessions)],
         consumers=[ConsumerRow(*row) for row in upgraded(ConsumerRow, version, read.consumers)],
-        unacked=[list(map(HeldRow.read, upgraded(HeldRow, version, rows))) for rows in read.unacked],
+        unacked=(
+            map(HeldRow.read, upgraded(HeldRow, version, _given_away(rows)))
+            for rows in _given_away(read.unacked)
+        ),
         behind=list(map(BehindRow.read, upgraded(BehindRow, version, read.behind))),
         moves=[MoveRow(*row) for row in upgraded(MoveRow, version, read.moves)],
     )
@@ -291,8 +299,15 @@ def freeze(core: Core) -> FrozenMachine:
     )
 
 
+def _given_away(rows: Any) -> Iterator[Any]:
+    """The items of a list, which does not have them any more afterwards."""
+    rows.reverse()
+    while rows:
+        yield rows.pop()
+
+
 def restore(core: Core, dump: Dump) -> None:
-    """Put a state together again, in a new core."""
+    """Put a state together again, in a new core; the rows are given away."""
     core.version = dump.version
     catalog = core.catalog
     _restore_access(core, dump)
@@ -330,6 +345,10 @@ def restore(core: Core, dump: Dump) -> None:
         queues[row.queue].restore_behind(row.came_back, [leaving.build() for leaving in row.leaving])
     core.restore_waiting()
     core.restore_timers()
+    for section in dump:
+        if isinstance(section, list):
+            for _ in _given_away(section):
+                pass
 
 
 def _restore_access(core: Core, dump: Dump) -> None:

@@ -167,9 +167,13 @@ class VirtualHost:
     def delete(self) -> None:
         """Mark the virtual host as deleted, and empty it. From now on nothing can be done in it."""
         self.is_deleted = True
-        self._remains.add_queues(self.queues.values())
-        self._remains.add(self.queues, self.exchanges, self.bindings)
-        self._remains.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
+        self.take_apart(self._remains)
+
+    def take_apart(self, remains: Remains) -> None:
+        """Leave to `remains` all that is in the virtual host."""
+        remains.add_queues(self.queues.values())
+        remains.add(self.queues, self.exchanges, self.bindings)
+        remains.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
         self.queues, self.exchanges, self.bindings = {}, {}, {}
         self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
         self.consumers = 0

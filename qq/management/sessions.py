@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
     from qq.sessions.ports import SessionConsumer
+    from qq.sessions.throttle import Throttle
 
 T = TypeVar("T")
 
@@ -157,14 +158,16 @@ class _OperatorSession:
     waits_for_answer = False
     """Never true: it is asked after a snapshot, about answers to cancellations, and nothing is cancelled here."""
 
-    def __init__(self, session: int, connection: _OperatorConnection) -> None:
+    def __init__(self, session: int, connection: _OperatorConnection, throttle: Throttle) -> None:
         self.session = session
         self.connection = connection
+        self._throttle = throttle
         self.results: list[Result] = []
         self.failure: Failed | None = None
         self.published = 0
-        self.may_go_on = asyncio.Event()
-        """Whether it is its turn, where limits of publishing hold."""
+        self.to_pass: list[bytes] = []
+        """The message that is to be let through where limits of publishing hold."""
+        self.has_passed = asyncio.Event()
         self.is_returned = False
         """Whether no queue was to get the message."""
         self.is_safe: bool | None = None
@@ -198,7 +201,12 @@ class _OperatorSession:
         """Do nothing: it is not known whether it is safe."""
 
     def go_on(self) -> None:
-        self.may_go_on.set()
+        """Let the message through, now, as far as the limits are concerned: the turn is over with this call."""
+        if self._throttle.passing(self, self.to_pass):
+            self._throttle.charge(self, self.to_pass, 1)
+            self.has_passed.set()
+        else:
+            self._throttle.wait(self)
 
     def unroutable(self, effect: Returned) -> None:  # noqa: ARG002
         self.is_returned = True
@@ -225,7 +233,7 @@ class RequestSession:
         """`scopes` are those of the token that vouches for the user, if one does."""
         self._broker = broker
         self._connection = _OperatorConnection(broker.new_id(), vhost, user, scopes)
-        self._session = _OperatorSession(broker.new_id(), self._connection)
+        self._session = _OperatorSession(broker.new_id(), self._connection, broker.throttle)
 
     async def __aenter__(self) -> Self:
         """Open the session; if that is refused, so is what is asked for first. Raises RequestRefused."""
@@ -290,17 +298,15 @@ class RequestSession:
         return not session.is_returned
 
     async def _wait_for_limits(self, messages: list[bytes]) -> None:
-        """Return when limits of publishing let a message pass, and charge it. Raises Unavailable."""
-        throttle, session = self._broker.throttle, self._session
-        while not throttle.passing(session, messages):
-            session.may_go_on.clear()
-            throttle.wait(session)
-            try:
-                async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                    await session.may_go_on.wait()
-            except TimeoutError:
-                raise Unavailable(f"a limit of publishing is reached; {NOT_CARRIED_OUT}") from None
-        throttle.charge(self._connection, messages, 1)
+        """Return when limits of publishing have let a message pass, which is charged then. Raises Unavailable."""
+        session = self._session
+        session.to_pass = messages
+        session.go_on()
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                await session.has_passed.wait()
+        except TimeoutError:
+            raise Unavailable(f"a limit of publishing is reached; {NOT_CARRIED_OUT}") from None
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
         """Take up to `count` messages and settle them as `ack_mode` says. Raises RequestRefused, Unavailable."""

@@ -47,10 +47,12 @@ LOOK_S = 0.1
 AHEAD_S = 2 * TURN_S
 """By how much of a limit, as time, a connection that has published little comes ahead of those that publish much."""
 ACTIVE_S = 10.0
-"""For how long a node where nothing is published any more keeps its share."""
+"""For how long a node where nothing is published any more keeps its share, at least: it does so, too, until its share
+has room again for what it was used up by."""
 OWED_S = ACTIVE_S / 2
 """For how long, at most, nothing but the share passes because of what others have let through: those of release 0.1 go
-by no limit. As the share uses up half at most, it is paid for when the others' shares end."""
+by no limit. As the share uses up half at most, it is paid for when the others' shares end. A single message that uses
+up a limit for longer than that counts as a whole."""
 SWEEP_S = 1.0
 """How often it is looked, at most, which limits nobody uses any more."""
 
@@ -83,6 +85,18 @@ class _Limit(NamedTuple):
     """What is published at all nodes; None if the limit is of this node alone."""
 
 
+class _Seen(NamedTuple):
+    """What was published at a node."""
+
+    messages: int
+    size: int
+    until_s: float
+    """For how long the node has its share because of that."""
+
+
+_NOTHING = _Seen(0, 0, 0.0)
+
+
 class _Bucket:
     """How far a limit is used up, and who waits because of that."""
 
@@ -105,8 +119,8 @@ class _Bucket:
         """The (monotonic) time at which all that was published, at any node, will be within the limit."""
         self.share_paid_s = 0.0
         """The time at which what was published here of the share, when others left nothing, will be within it."""
-        self.others: dict[str, tuple[int, float]] = {}
-        """How much was published at each other node when it was last looked, and when that was last more."""
+        self.others: dict[str, _Seen] = {}
+        """What was published at each other node when it was last looked."""
         self.waiting: dict[int, dict[int, PatientPublisher]] = {}
         """Who waits, by connection and then by session, both in the order of coming."""
         self.used_s: dict[int, float] = {}
@@ -117,15 +131,21 @@ class _Bucket:
 
     def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Charge what other nodes have published since the last look; what was never used up is forgotten in time."""
-        more_s = 0.0
+        more_s = large_s = 0.0
         for node, messages, size in published:
-            count = messages if self.name == MAX_PUBLISHES else size
-            before, _ = self.others.get(node, (0, 0.0))
-            if count != before:
-                # One that is smaller is of a replica that has begun to count anew.
-                more_s += (count - before if count > before else count) / self.limit
-                self.others[node] = count, now_s
-        owed_s = min(self.paid_s + more_s, now_s + OWED_S)
+            before = self.others.get(node, _NOTHING)
+            if messages != before.messages:
+                if messages < before.messages:
+                    before = _NOTHING  # it is of a replica that has begun to count anew
+                new = messages - before.messages
+                cost_s = (new if self.name == MAX_PUBLISHES else size - before.size) / self.limit
+                more_s += cost_s
+                message_s = cost_s / new
+                if message_s > OWED_S:
+                    large_s += message_s
+                active_s = max(ACTIVE_S, message_s * (len(self.others) + 2))
+                self.others[node] = _Seen(messages, size, now_s + active_s)
+        owed_s = min(self.paid_s + more_s, max(now_s + OWED_S, self.paid_s + large_s))
         self.paid_s = max(self.paid_s, owed_s, now_s - BURST_S)
         self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
 
@@ -135,7 +155,7 @@ class _Bucket:
         self.paid_s = now_s - BURST_S
 
     def _nodes(self, now_s: float) -> int:
-        return 1 + sum(now_s - since_s < ACTIVE_S for _, since_s in self.others.values())
+        return 1 + sum(now_s < seen.until_s for seen in self.others.values())
 
     def is_due(self, now_s: float) -> bool:
         return self.due_s(now_s) <= now_s
@@ -163,8 +183,11 @@ class _Bucket:
     def charge(self, connection: int, messages: Sequence[bytes], now_s: float) -> None:
         """Charge messages that a connection has published at this node."""
         cost_s = (len(messages) if self.name == MAX_PUBLISHES else sum(map(len, messages))) / self.limit
-        if self.paid_s > now_s:  # else others leave as much, and the share is not used up
-            self.share_paid_s += cost_s * self._nodes(now_s)
+        share_s = cost_s * self._nodes(now_s)
+        if self.paid_s > now_s:
+            self.share_paid_s += share_s
+        else:  # others leave as much, and no more of the share is used up than by this alone
+            self.share_paid_s = max(self.share_paid_s, now_s + share_s)
         self.paid_s += cost_s
         most_s = self.most_used_s
         used_s = max(self.used_s.get(connection, most_s), most_s - AHEAD_S) + cost_s
@@ -220,6 +243,9 @@ class Throttle:
         """How many publishers of each connection wait, by its number."""
         self._turn: int | None = None
         """The session of the publisher that goes on now, ahead of those that wait."""
+        self._prepaid: dict[int, set[_Key]] = {}
+        """The limits that the next message of a publisher is charged to already, by session. Its turn had come there,
+        and another limit was used up: were it to wait for both to have room at once, it might wait for ever."""
         self._swept_s = 0.0
 
     def holds(self, connection: int) -> bool:
@@ -242,24 +268,45 @@ class Throttle:
         if not self._may_limit(publisher.connection):
             return count
         now_s = self._runtime.monotonic()
+        is_its_turn = publisher.session == self._turn
+        prepaid = self._prepaid.get(publisher.session, ())
+        with_room: dict[_Key, _Bucket] = {}
         for limit in self._limits_of(publisher.connection):
             bucket = self._bucket(limit, now_s)
-            if bucket.waiting and publisher.session != self._turn:
+            if limit.key in prepaid:
+                count = min(count, 1)
+                continue
+            if bucket.waiting and not is_its_turn:
                 return 0
-            count = min(count, bucket.fitting(messages, now_s))
+            fitting = bucket.fitting(messages, now_s)
+            if fitting:
+                with_room[limit.key] = bucket
+            count = min(count, fitting)
+        if not count and is_its_turn:
+            for bucket in with_room.values():
+                bucket.charge(publisher.connection.id, messages[:1], now_s)
+            self._prepaid.setdefault(publisher.session, set()).update(with_room)
         return count
 
-    def charge(self, connection: Connection, messages: Sequence[bytes], count: int) -> None:
+    def charge(self, publisher: PatientPublisher, messages: Sequence[bytes], count: int) -> None:
         """Note that the first `count` of these messages were published."""
-        if self._may_limit(connection):
+        connection = publisher.connection
+        if count and self._may_limit(connection):
             now_s = self._runtime.monotonic()
+            prepaid = self._prepaid.pop(publisher.session, ())
             for limit in self._limits_of(connection):
-                self._bucket(limit, now_s).charge(connection.id, messages[:count], now_s)
+                first = 1 if limit.key in prepaid else 0
+                self._bucket(limit, now_s).charge(connection.id, messages[first:count], now_s)
 
     def wait(self, publisher: PatientPublisher) -> None:
         """Have a publisher told to `go_on` when it is its turn. It publishes nothing until then."""
         now_s = self._runtime.monotonic()
-        limits = {limit.key: self._bucket(limit, now_s) for limit in self._limits_of(publisher.connection)}
+        prepaid = self._prepaid.get(publisher.session, ())
+        limits = {
+            limit.key: self._bucket(limit, now_s)
+            for limit in self._limits_of(publisher.connection)
+            if limit.key not in prepaid
+        }
         used_up = {key: bucket for key, bucket in limits.items() if not bucket.is_due(now_s)}
         in_turns = {key: bucket for key, bucket in limits.items() if bucket.waiting}
         key, bucket = next(iter((used_up or in_turns or limits).items()))
@@ -278,7 +325,8 @@ class Throttle:
                 bucket.used_s.pop(connection.id, None)
 
     def left(self, publisher: PatientPublisher) -> None:
-        """Forget a publisher, if it waits: it is gone."""
+        """Forget a publisher: it is gone, or the limit that it waits for."""
+        self._prepaid.pop(publisher.session, None)
         bucket = self._waits_for.get(publisher.session)
         if bucket is not None:
             bucket.remove(publisher)

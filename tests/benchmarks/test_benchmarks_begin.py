@@ -13,6 +13,7 @@ OPTIONS = [
     "LATENCY",
     "BUDGET",
     "DEAREST",
+    "HURT",
     "CONNECTIONS",
     "WATCHING",
     "RECOVERY",

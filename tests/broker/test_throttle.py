@@ -16,10 +16,12 @@ from raw_client import RawClient, publish
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
+from qq.http.view import NewMessage
 from qq.machine import commands as c
 from qq.machine.codec import encode_batch
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
+from qq.management.sessions import RequestSession
 from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of
 
@@ -68,7 +70,7 @@ class Flood:
     def publish(self, messages: list[bytes]) -> None:
         me = self.as_publisher
         passing = self.throttle.passing(me, messages)
-        self.throttle.charge(me.connection, messages, passing)
+        self.throttle.charge(me, messages, passing)
         self.passed += passing
         self.world.is_published(self, messages[:passing])
         self.held = messages[passing:]
@@ -266,6 +268,16 @@ def test_what_is_larger_than_a_limit_passes_and_then_waits_its_time() -> None:
     assert flood.passed == 2
 
 
+@pytest.mark.parametrize("size", [10_000, 100_000, 300_000])
+def test_large_messages_at_several_nodes_are_together_held_to_a_limit(size: int) -> None:
+    """Each uses up the limit, of 10 kB a second, for longer than it is remembered that others publish."""
+    world = World()
+    world.operate(of_vhost(MAX_PUBLISH_BYTES, 10_000))
+    floods = [world.connect(size=size, node=node) for node in NODES]
+    world.run(30 * size / 10_000)
+    assert 28 <= sum(each.passed for each in floods) <= 30 + 2 * len(NODES)
+
+
 def test_whoever_comes_again_and_again_leaves_no_debt_to_others() -> None:
     world = World()
     world.operate(of_vhost(MAX_PUBLISHES, 10))
@@ -356,6 +368,35 @@ def test_who_waits_for_one_limit_is_then_held_by_another_one() -> None:
     flood = world.connect()
     world.run(10.0)
     assert flood.passed == pytest.approx(10 * (10 + BURST_S), abs=2)
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_mine", "size"),
+    [
+        ({MAX_PUBLISHES: 7}, {MAX_PUBLISHES: 11}, 10),
+        ({MAX_PUBLISHES: 30}, {MAX_PUBLISHES: 3}, 10),
+        ({MAX_PUBLISH_BYTES: 10_000}, {MAX_PUBLISHES: 10}, 3000),
+        ({MAX_PUBLISH_BYTES: 10_000}, {MAX_PUBLISH_BYTES: 13_000}, 3000),
+    ],
+)
+def test_who_is_under_two_limits_that_others_use_up_has_a_part_of_both(
+    of_all: dict[str, Any], of_mine: dict[str, Any], size: int
+) -> None:
+    """The limits hardly ever have room at the same time."""
+    world = World()
+    world.operate(c.SetVhostLimits("a", of_all), c.SetUserLimits("b", of_mine))
+    in_vhost = [world.connect("a", "a", size) for _ in range(3)]
+    of_user = [world.connect("b", "b", size) for _ in range(3)]
+    world.run(5.13)
+    both = world.connect("a", "b", size)
+    before = [each.passed for each in (*in_vhost, *of_user)]
+    world.run(60.0)
+    passed = [each.passed - then for each, then in zip((*in_vhost, *of_user), before, strict=True)]
+    assert both.passed >= 0.8 * min(passed)
+    for limits, mine in ((of_all, passed[:3]), (of_mine, passed[3:])):
+        [(name, limit)] = limits.items()
+        most = limit * 60 / (size if name == MAX_PUBLISH_BYTES else 1)
+        assert 0.9 * most <= sum(mine) + both.passed <= most + 5
 
 
 def test_what_was_published_while_a_node_stood_still_is_charged_for_that_time() -> None:
@@ -588,6 +629,24 @@ def test_confirms_and_transactions_are_as_without_a_limit(broker: LoneBroker) ->
         transaction.expect(Tx.CommitOk)
         assert confirmed == FLOOD
         assert ready(broker) == 2 * FLOOD
+
+
+def test_what_is_published_over_http_has_its_turns_beside_clients_that_flood(broker: LoneBroker) -> None:
+    """And takes no more of them than it uses."""
+    limit, requests = 200, 20
+    set_limit(broker, limit)
+
+    async def publish_over_http() -> None:
+        for _ in range(requests):
+            async with RequestSession(broker.broker, "/", "guest") as session:
+                assert await session.publish(NewMessage("", "q", Basic.Properties(), b"m"))
+
+    with flooding(broker, count=5 * FLOOD):
+        before, begun_s = ready(broker), time.monotonic()
+        broker.await_on_loop(publish_over_http())
+        seconds, came = time.monotonic() - begun_s, ready(broker) - before
+    assert came >= min(0.5 * limit * seconds, 2 * requests)
+    assert seconds < 5
 
 
 def test_what_is_refused_is_not_charged(broker: LoneBroker) -> None:

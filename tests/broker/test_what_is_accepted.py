@@ -51,7 +51,7 @@ class Chain(LoneGroup):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.other = QueueMachine(content_of)
-        self.other.load(self.machine.dump())
+        self.other.adopt(self.other.read(self.machine.dump()))
         self.forwarded = 0
 
     def _apply(self, sequence: int, payload: Any) -> None:
@@ -81,7 +81,7 @@ class Chain(LoneGroup):
         dump = self.machine.dump()
         assert self.other.dump() == dump
         self.other = QueueMachine(content_of)
-        self.other.load(dump)
+        self.other.adopt(self.other.read(dump))
         assert self.other.dump() == dump
         published = sum(publish.count for publish in decode_batch(payload).publishes)
         if published:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import math
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -30,7 +31,7 @@ from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import SegmentedJournal
-from cluster.log.segment import CorruptJournal
+from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.replication import Progress
 
 STATE = b"the state" * 50_000
@@ -128,6 +129,20 @@ class Engine:
         self.progress = {"taker": Progress(heard_s=0.0, lacks_from=2)}
 
 
+class State:
+    """What the taker reads a state with."""
+
+    def __init__(self) -> None:
+        self.is_known = True
+        self.has_read = False
+
+    def read(self, data: bytes) -> bytes:
+        self.has_read = True
+        if not self.is_known:
+            raise ValueError("not a state of this program")
+        return data
+
+
 class Transfer:
     """A giver with a log of 200 entries and a checkpoint at 150, and a taker with an empty log."""
 
@@ -141,6 +156,7 @@ class Transfer:
         self.engine = Engine()
         self.pins = Pins(CheckpointPosition(150, 1))
         self.sent: list[Message] = []
+        self.state = State()
         self.installed: list[Installable] = []
         self.failures: list[Exception] = []
         self.is_up = True
@@ -159,9 +175,10 @@ class Transfer:
             self.there.disk,
             self.there.directory,
             self.there.journal,
+            cast("Any", self.state),
             cast("Any", self.world),
             self._to_giver,
-            self.installed.append,
+            self._install,
         )
 
     def _to_taker(self, _peer: str, message: Message) -> None:
@@ -208,6 +225,10 @@ class Transfer:
 
     def fetches(self) -> list[Fetch]:
         return [message for message in self.sent if isinstance(message, Fetch)]
+
+    def _install(self, installable: Installable, state: Any) -> None:
+        assert state == installable.checkpoint.body
+        self.installed.append(installable)
 
     def check_installed(self) -> None:
         [installable] = self.installed
@@ -419,6 +440,29 @@ def test_a_full_disk_ends_the_transfer_and_the_next_offer_begins_it_again(transf
     transfer.tick()
     transfer.world.run()
     transfer.check_installed()
+
+
+def test_the_state_is_read_beside_the_loop_however_long_that_takes(transfer: Transfer) -> None:
+    """Meanwhile the transfer is not given up, whoever offers another one."""
+    transfer.begin()
+    transfer.world.run(
+        lambda: transfer.taker._taking is not None and transfer.taker._taking.moved_s == math.inf
+    )
+    assert not transfer.state.has_read
+    transfer.world.now_s += 2 * GIVEN_S
+    transfer.taker.tick()
+    transfer.taker.offered("another", transfer.offer()._replace(snapshot=7))
+    transfer.world.run()
+    assert transfer.state.has_read
+    transfer.check_installed()
+
+
+def test_a_state_that_this_program_cannot_read_stops_the_node(transfer: Transfer) -> None:
+    transfer.state.is_known = False
+    transfer.begin()
+    with pytest.raises(UnknownFormat, match="not a state of this program"):
+        transfer.world.run()
+    assert not transfer.installed
 
 
 def test_who_has_the_entry_takes_no_snapshot(transfer: Transfer) -> None:

@@ -88,8 +88,11 @@ class Alarms:
     def dump(self) -> bytes:
         return self.freeze().dump()
 
-    def load(self, data: bytes) -> None:
-        self.due = msgpack.unpackb(data)
+    def read(self, data: bytes) -> Any:
+        return msgpack.unpackb(data)
+
+    def adopt(self, state: Any) -> None:
+        self.due = state
 
     def digest(self) -> str:
         return str(self.due)

@@ -101,3 +101,13 @@ def test_learners_are_fed_at_a_pace_of_their_own_until_they_vote() -> None:
     configurations.begin(configurations_of("abc").newest)
     tracker.pace_learners(make)
     assert tracker.peers["c"].pace is None
+
+
+def test_what_others_have_is_told_without_the_leader_and_of_voters_only() -> None:
+    tracker = tracker_of("abc", "d")
+    for peer, index in (("b", 7), ("c", 5), ("d", 9)):
+        tracker.peers[peer].acknowledge(index)
+    assert tracker.reached_without_leader() == 5
+    tracker.forget("c")
+    assert tracker.reached_without_leader() == 0
+    assert tracker_of("a").reached_without_leader() == 0

@@ -180,5 +180,5 @@ def check(path: str, method: str, body: dict[str, Any]) -> None:
     assert answered.status in (200, 201, 204, 400, 401, 404)
     assert definitions.status == 200
     machine, other = node.management.machine, QueueMachine()
-    other.load(machine.dump())
+    other.adopt(other.read(machine.dump()))
     assert other.dump() == machine.dump()

@@ -89,7 +89,7 @@ def batch(commands: Sequence[Command], messages: Sequence[bytes] = ()) -> bytes:
 def reloaded(machine: QueueMachine) -> QueueMachine:
     """A machine that knows the other only from its dump."""
     other = QueueMachine(machine._core.content_of)
-    other.load(machine.dump())
+    other.adopt(other.read(machine.dump()))
     assert other.digest() == machine.digest()
     return other
 

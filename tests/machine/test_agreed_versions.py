@@ -140,10 +140,10 @@ def test_a_machine_begins_at_the_lowest_version_and_goes_on_at_that_of_the_state
     assert (machine.version, unpack(machine.dump())[0]) == (BEFORE, BEFORE)
     frozen = machine.freeze()
     machine.raise_to(AFTER)
-    other.load(machine.dump())
+    other.adopt(other.read(machine.dump()))
     assert (other.version, unpack(other.dump())[0]) == (AFTER, AFTER)
     assert unpack(frozen.dump())[0] == BEFORE  # it was frozen at that version
-    other.load(frozen.dump())
+    other.adopt(other.read(frozen.dump()))
     assert other.version == BEFORE
 
 
@@ -152,7 +152,7 @@ def test_a_dump_of_a_version_that_this_program_cannot_run_is_refused(version: in
     machine = QueueMachine()
     sections = unpack(machine.dump())
     with pytest.raises(MalformedDump) as caught:
-        machine.load(pack([version, *sections[1:]]))
+        machine.adopt(machine.read(pack([version, *sections[1:]])))
     assert str(caught.value) == (
         f"a state of version {version}, and this program can run {BEFORE} to {AFTER}"
     )
@@ -183,7 +183,7 @@ def test_rows_are_written_as_the_agreed_version_wants_them_and_read_from_each(
         monkeypatch.delitem(CHANGES, known)
     machine, (_, *sections) = QueueMachine(), unpack((GOLDEN / f"state-{AFTER}.dump").read_bytes())
     now = pack([BEFORE, *sections])
-    machine.load(now)
+    machine.adopt(machine.read(now))
     dropped = Change(lambda row: row[:-1], lambda row: (*row, "dropped"))
     monkeypatch.setitem(CHANGES, kind, {AFTER: dropped})
     then = machine.dump()
@@ -191,9 +191,9 @@ def test_rows_are_written_as_the_agreed_version_wants_them_and_read_from_each(
     with monkeypatch.context() as unchanged:
         unchanged.delitem(CHANGES, kind)
         with pytest.raises((TypeError, ValueError)):
-            QueueMachine().load(then)
+            QueueMachine().read(then)
     other = QueueMachine()
-    other.load(then)
+    other.adopt(other.read(then))
     assert differences(machine, other) == []
     assert other.dump() == then
     other.raise_to(AFTER)
@@ -210,7 +210,7 @@ def test_a_field_that_is_new_has_its_default_before_its_version(monkeypatch: pyt
     then = driver.machine.dump()
     queues = Dump._fields.index("queues")
     assert len(unpack(then)[queues][0]) == len(QueueRow._fields) - 1
-    driver.machine.load(then)
+    driver.machine.adopt(driver.machine.read(then))
     driver.machine.raise_to(AFTER)
     assert unpack(driver.machine.dump())[queues][0][-1] is None
     assert len(list(driver.machine.queues())) == 1

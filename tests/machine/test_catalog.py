@@ -171,7 +171,7 @@ def test_the_revision_goes_up_with_a_state_that_is_loaded() -> None:
     driver = connected()
     before = driver.machine.catalog.revision
     for _ in range(3):
-        driver.machine.load(driver.machine.dump())
+        driver.machine.adopt(driver.machine.read(driver.machine.dump()))
         assert driver.machine.catalog.revision > before
         before = driver.machine.catalog.revision
 

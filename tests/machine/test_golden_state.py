@@ -79,7 +79,7 @@ def test_the_story_ends_in_the_golden_state(
 ) -> None:
     lived = story(monkeypatch, version)
     loaded = QueueMachine()
-    loaded.load(golden)
+    loaded.adopt(loaded.read(golden))
     assert loaded.version == version
     assert differences(lived, loaded) == []
     for node in ("n1", "n2", "n3"):
@@ -93,7 +93,7 @@ def test_the_golden_state_is_dumped_as_it_was_loaded(
     golden: bytes, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = QueueMachine()
-    loaded.load(golden)
+    loaded.adopt(loaded.read(golden))
     assert loaded.dump() == golden
     assert story(monkeypatch, version).dump() == golden
 
@@ -103,7 +103,7 @@ def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, versio
     later = [] if version >= 8 else ["global_parameters", "moves"]
     assert [name for name, section in zip(Dump._fields, dump, strict=True) if not section] == later
     machine = QueueMachine()
-    machine.load(golden)
+    machine.adopt(machine.read(golden))
     vhost = machine.vhosts["/"]
     assert vhost.policies
     assert vhost.exchange_policies

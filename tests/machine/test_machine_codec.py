@@ -26,6 +26,7 @@ from qq.machine.codec import (
     keep,
     pack,
     unpack,
+    unpack_list,
 )
 from qq.machine.commands import (
     OPCODES,
@@ -280,6 +281,28 @@ def test_unpacking_anything_gives_a_value_or_a_value_error(data: bytes) -> None:
     except ValueError:
         return
     pack(value)
+
+
+NESTED = st.recursive(st.integers(-(2**63), 2**63) | st.text(max_size=3) | st.binary(max_size=3), st.lists)
+
+
+@given(st.lists(NESTED), st.lists(st.integers(0, 4)))
+def test_a_list_is_the_same_in_however_many_calls_it_is_read(value: list[Any], levels: list[int]) -> None:
+    data = pack(value)
+    assert unpack_list(data, levels) == value
+    with pytest.raises(ValueError, match=r"behind|extra"):
+        unpack_list(data + b"\0", levels)
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 4), max_size=5))
+def test_reading_any_list_in_many_calls_gives_what_one_call_gives(data: bytes, levels: list[int]) -> None:
+    try:
+        value = unpack(data)
+    except ValueError:
+        with pytest.raises(ValueError):
+            unpack_list(data, levels)
+    else:
+        assert repr(unpack_list(data, levels)) == repr(value)
 
 
 def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> None:

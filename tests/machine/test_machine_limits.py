@@ -157,5 +157,5 @@ def test_what_is_not_a_dump_is_refused(data: bytes) -> None:
     machine = QueueMachine()
     before = machine.digest()
     with pytest.raises(MalformedDump):
-        machine.load(data)
+        machine.adopt(machine.read(data))
     assert machine.digest() == before

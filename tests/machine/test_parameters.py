@@ -94,7 +94,7 @@ def test_a_protected_virtual_host_is_not_deleted(driver: Driver) -> None:
         Refused, match="Refusing to delete virtual host '/' because it is protected from deletion"
     ):
         driver.machine.catalog.check_room(c.DeleteVhost("/"))
-    driver.machine.load(driver.machine.dump())
+    driver.machine.adopt(driver.machine.read(driver.machine.dump()))
     driver.apply(c.DeleteVhost("/"), c.PutVhost("/", "described anew", [], ""))
     assert list(driver.machine.vhosts["/"].queues) == ["q"]
     driver.apply(c.ProtectVhost("/", False), c.DeleteVhost("/"))
@@ -104,8 +104,8 @@ def test_a_protected_virtual_host_is_not_deleted(driver: Driver) -> None:
 def test_a_cluster_that_goes_over_to_this_version_has_no_parameters_and_protects_nothing() -> None:
     machine = QueueMachine()
     assert machine.version < 8
-    machine.load(machine.dump())
+    machine.adopt(machine.read(machine.dump()))
     machine.raise_to(8)
-    machine.load(machine.dump())
+    machine.adopt(machine.read(machine.dump()))
     vhost = machine.vhosts["/"]
     assert (vhost.is_protected, vhost.parameters, machine.catalog.global_parameters) == (False, {}, {})

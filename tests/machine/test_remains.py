@@ -80,6 +80,29 @@ def test_a_virtual_host_with_very_many_queues_goes_at_once_and_its_memory_bit_by
     assert there[-1] == 0
 
 
+def test_a_state_that_another_one_replaces_goes_bit_by_bit_and_nothing_is_left_for_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "REMAINS_MAX", REMAINS_MAX)
+    gc.collect()
+    gc.freeze()
+    driver = tenant(QUEUES)
+    machine = driver.machine
+    state = machine.read(machine.dump())
+    gc.collect()
+    gc.disable()
+    try:
+        machine.adopt(state)
+        there = [2 * QUEUES, in_memory()]
+        while driver.machine.due_ms() == 0:
+            driver.apply()
+            there.append(in_memory())
+    finally:
+        gc.enable()
+    assert max(before - after for before, after in pairwise(there)) <= REMAINS_MAX
+    assert there[-1] == QUEUES, "those of the state that is there"
+
+
 def test_a_new_virtual_host_of_the_name_has_nothing_to_do_with_the_remains() -> None:
     driver = tenant(5)
     effects = driver.apply(

@@ -118,7 +118,7 @@ class PublishingMethods:
         except AccessRefused as refused:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
         finally:
-            core.broker.throttle.charge(connection, first, done)
+            core.broker.throttle.charge(self, first, done)
 
     def _delay_max_ms(self, method: bytes) -> int:
         """The longest delay that the header x-delay may ask for; an exchange of the plugin's type has the plugin's."""
