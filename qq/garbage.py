@@ -54,7 +54,6 @@ class Collector:
         """
         gc.freeze()
 
-
     def look(self, *, is_short: bool, now_s: float) -> bool:
         """Collect garbage if memory `is_short` and that was not done lately; return whether it was done."""
         if not is_short or now_s < self._not_before_s:

@@ -1,20 +1,26 @@
-"""Reading a list of the management API page by page.
+"""Reading a list of the management API.
 
-Lives here: pages, filters, the order, and columns that are not there. Not here: which lists there are (kinds.py), how
-rows are printed (output.py).
+All of it comes in one answer, which the node sorts once. Nodes look at names in pages only, so a list with a filter is
+read page by page.
 
-Law: no more than a page of a list is in memory, at the node as here, however long it is.
+Lives here: these two ways, filters, the order, and columns that are not there. Not here: which lists there are
+(kinds.py), how rows are printed (output.py).
+
+Law: no more of a list than a page is in memory, at the node as here, however long it is.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import tempfile
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from qq.cli.output import print_rows, value_in
 from qq.cli.progress import Count, counted
-from qq.cli.remote import path_of, reason_of
+from qq.cli.remote import JSON, path_of, reason_of
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 500
 """How many things are asked for at a time: as many as a node tells."""
+PART_CHARS = 64 * 1024
+"""How much of a whole list is read at a time."""
+_SEPARATORS = re.compile(r"[\s,]*")
 
 
 class Filter(NamedTuple):
@@ -64,8 +73,52 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
 def things(
     node: Remote, path: str, query: Mapping[str, str], count: Count | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Read the things of a list, a page at a time; raises CommandError."""
+    """Read the things of a list; raises CommandError."""
     count = count or Count("reading", None)
+    return _in_pages(node, path, query, count) if "name" in query else _as_a_whole(node, path, query, count)
+
+
+def _as_a_whole(node: Remote, path: str, query: Mapping[str, str], count: Count) -> Iterator[dict[str, Any]]:
+    """Read all things in one answer. It is kept in a file, so that the node does not wait for whoever looks at it."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
+        with node.download(path, JSON, query) as answer:
+            while part := answer.read(PART_CHARS):
+                kept.buffer.write(part)
+                count.so_far(0, None)
+        kept.seek(0)
+        try:
+            yield from _elements(kept)
+        except ValueError:
+            raise node.is_foreign() from None
+
+
+def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
+    """Read a JSON list of objects, one after the other. Raises ValueError where it is none."""
+    decode = json.JSONDecoder().raw_decode
+    if text.read(1) != "[":
+        raise ValueError
+    unread, at = "", 0
+    while True:
+        between = _SEPARATORS.match(unread, at)
+        at = between.end() if between else at
+        if unread.startswith("]", at):
+            return
+        try:
+            element, at = decode(unread, at)
+        except ValueError:
+            more = text.read(PART_CHARS)
+            if not more:
+                raise
+            unread, at = unread[at:] + more, 0
+            continue
+        if not isinstance(element, dict):
+            break
+        yield element
+    raise ValueError
+
+
+def _in_pages(node: Remote, path: str, query: Mapping[str, str], count: Count) -> Iterator[dict[str, Any]]:
+    """Read the things a page at a time; raises CommandError."""
     first = _first_page(node, path, {**query, **_page(1)}, count.wait("the first page"))
     read, page = 0, first
     for number in range(2, _count(node, first, "page_count") + 2):
@@ -89,7 +142,7 @@ def _page(number: int) -> dict[str, str]:
 
 def _first_page(node: Remote, path: str, query: Mapping[str, str], wait: Wait) -> dict[str, Any]:
     answer = node.send("GET", path, query=query, kind=object, wait=wait).document
-    if isinstance(answer, list):  # as release 0.1 answers, which also leaves nothing out
+    if isinstance(answer, list):  # as release 0.1 answers
         raise CommandError(
             f"{node.url}: this node is of a release that lists nothing page by page; upgrade it first"
         )

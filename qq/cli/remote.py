@@ -22,7 +22,7 @@ from functools import cached_property
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
@@ -223,7 +223,9 @@ class Remote:
         return answer
 
     @contextmanager
-    def download(self, path: str, content_type: str = ARCHIVE) -> Generator[BinaryIO]:
+    def download(
+        self, path: str, content_type: str = ARCHIVE, query: Mapping[str, str] = _NO_QUERY
+    ) -> Generator[BinaryIO]:
         """Open what is at this path, an archive for instance, as a stream, which may be long.
 
         Raises CommandError, also if it ends too early. Where nobody looks at a terminal, on which there should be a bar
@@ -231,7 +233,7 @@ class Remote:
         """
         url = self.url_of(path)
         with Wait("the answer to begin").told():
-            stream = self._begun(url, content_type)
+            stream = self._begun(url, query, content_type)
         wait = Wait(f"more of the answer of {self.url}", has_bar=True)
         with stream, wait.told():
             try:
@@ -244,10 +246,11 @@ class Remote:
             except (http.client.HTTPException, ConnectionError) as error:
                 raise _is_broken_off(url, error) from None
 
-    def _begun(self, url: str, content_type: str) -> http.client.HTTPResponse:
+    def _begun(self, url: str, query: Mapping[str, str], content_type: str) -> http.client.HTTPResponse:
         """Wait until the answer begins. Raises CommandError."""
         login = base64.b64encode(":".join(self._login).encode()).decode()
-        request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})  # noqa: S310
+        asked = f"{url}?{urlencode(query)}" if query else url
+        request = urllib.request.Request(asked, headers={"Authorization": f"Basic {login}"})  # noqa: S310
         try:
             answer = _opener(self._tls).open(request, timeout=_STREAM_TIMEOUT_S)
         except urllib.error.HTTPError as error:

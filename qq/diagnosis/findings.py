@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FINDINGS_MAX = 100
 """How many findings are told at most: the gravest."""
+TIME_MIN_MS = 86_400_000
+"""An earlier time, in milliseconds since 1970, is none that a cluster has."""
 KEPT_MS = 60_000
 """What is found again within this time, in milliseconds, has lasted since it was first found."""
 
@@ -155,7 +157,12 @@ class Since:
         """The first and the last time of each finding, in milliseconds, by code and subject."""
 
     def note(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
-        """The findings, each with the time since when there is such a one; earlier ones are forgotten in time."""
+        """The findings, each with the time since when there is such a one; earlier ones are forgotten in time.
+
+        Before a node has heard of the cluster's time, its own begins at 0, which says nothing.
+        """
+        if now_ms < TIME_MIN_MS:
+            return list(findings)
         noted: list[Finding] = []
         for finding in findings:
             key = finding.code, finding.subject

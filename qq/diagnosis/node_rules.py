@@ -58,7 +58,7 @@ class SlowReader(NamedTuple):
 
 
 class HeldLimit(NamedTuple):
-    """A limit of publishing because of which publishers wait."""
+    """A limit of publishing because of which publishers have had to wait."""
 
     kind: str
     """"vhost", "user" or "connection"."""
@@ -175,7 +175,9 @@ def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
 
 def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
     for each in facts.held[:TOLD_MAX]:
-        text = f"{number(each.publishers, 'channel')} wait at {node}: the limit {each.name} ({each.limit:,}) is reached"
+        text = (
+            f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'channel')} up at {node}"
+        )
         yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
     for each in facts.slow_readers[:TOLD_MAX]:
         text = f"it does not take {size(each.octets)} that wait for it at {node}"

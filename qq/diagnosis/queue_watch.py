@@ -13,10 +13,11 @@ a microsecond or two, and a queue that is empty and still costs nothing.
 from __future__ import annotations
 
 from heapq import heappush, heapreplace
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.diagnosis.findings import Finding, queue_subject
-from qq.diagnosis.words import hours, number
+from qq.diagnosis.words import hours, ms, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,9 @@ STILL_MS = 300_000
 BUSY_SHARE = 0.9
 """Consumers are slow if messages have waited for them in so large a part of the time."""
 TRAVEL_S = 0.01
-"""A consumer that has messages for less than this on average mostly waits for them to travel."""
+TRAVEL_COMMITS = 3
+"""A consumer that has messages for less than this on average, or than so many commits take, mostly waits for them to
+travel: its acknowledgement is committed before the next message leaves."""
 SMALL_PREFETCH = 10
 
 
@@ -164,6 +167,8 @@ class QueueWatch:
         """The queues that the pass under way has come to."""
         self._worst: dict[str, list[tuple[int, int, Finding]]] = {}
         self._counts: dict[str, int] = {}
+        self.commit_s = 0.0
+        """How long a commit takes of late, in seconds; 0 if that is not known."""
         self.findings: list[Finding] = []
         """What the last whole pass has found."""
 
@@ -176,7 +181,7 @@ class QueueWatch:
         seen = self._seen.get(facts.number)
         if seen is None:
             seen = _Seen(facts, now_ms)
-        for code, since_ms, text in _found(seen, facts, now_ms):
+        for code, since_ms, text in _found(seen, facts, now_ms, self.commit_s):
             self._note(facts, Finding(code, queue_subject(facts.vhost, facts.name), text, since_ms))
         if facts.messages or seen.matters:
             self._seen_now[facts.number] = seen
@@ -204,10 +209,10 @@ class QueueWatch:
             heapreplace(worst, row)
 
 
-def _found(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+def _found(seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float) -> Iterator[tuple[str, int, str]]:
     """Note how a queue is now; the codes of what is to be told, each since when, and a text."""
     yield from _growth(seen, facts, now_ms)
-    yield from _consumers(seen, facts, now_ms)
+    yield from _consumers(seen, facts, now_ms, commit_s)
     yield from _losses(seen, facts, now_ms)
     seen.looked_ms = now_ms
     seen.acknowledged = facts.acknowledged
@@ -228,7 +233,9 @@ def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, 
         yield "queue-grows", seen.grows_since, text
 
 
-def _consumers(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
+def _consumers(
+    seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float
+) -> Iterator[tuple[str, int, str]]:
     is_lone = facts.ready > 0 and not facts.consumers
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms):
@@ -243,8 +250,7 @@ def _consumers(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[st
     seen.slow_since = _since(seen.slow_since, now_ms, is_so=is_slow)
     if _lasts(seen.slow_since, now_ms):
         per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000
-        held_s = facts.unacked / per_s if per_s else None
-        yield _slowness(facts, per_s, held_s, seen.slow_since)
+        yield _slowness(facts, per_s, commit_s, seen.slow_since)
 
 
 def _since(since_ms: int, now_ms: int, *, is_so: bool) -> int:
@@ -256,17 +262,16 @@ def _lasts(since_ms: int, now_ms: int) -> bool:
     return since_ms > 0 and now_ms - since_ms >= LASTS_MS
 
 
-def _slowness(facts: QueueFacts, per_s: float, held_s: float | None, since_ms: int) -> tuple[str, int, str]:
-    """Why consumers do not take what waits; `held_s` is how long they have a message, by Little's law."""
-    whose = number(facts.consumers, "consumer")
-    if held_s is not None and held_s < TRAVEL_S and 0 < facts.prefetch <= SMALL_PREFETCH:
-        text = (
-            f"{number(facts.ready, 'message')} wait, while {whose} have each one for {held_s * 1000:.2g} ms, with a "
-            f"prefetch of {facts.prefetch}"
-        )
+def _slowness(facts: QueueFacts, per_s: float, commit_s: float, since_ms: int) -> tuple[str, int, str]:
+    """Why consumers do not take what waits: how long they have a message follows from Little's law."""
+    whose, wait = number(facts.consumers, "consumer"), f"{number(facts.ready, 'message')} wait"
+    held_s = facts.unacked / per_s if per_s else inf
+    if held_s < max(TRAVEL_S, TRAVEL_COMMITS * commit_s) and 0 < facts.prefetch <= SMALL_PREFETCH:
+        commit = f", and a commit takes {ms(commit_s)}" if commit_s else ""
+        text = f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each one for {ms(held_s)}{commit}"
         return "prefetch-small", since_ms, text
     held = f"; {facts.unacked:,} are unacknowledged" if facts.unacked else ""
-    text = f"{number(facts.ready, 'message')} wait, and {whose} acknowledge {per_s:,.1f} a second{held}"
+    text = f"{wait}, and {per_s:,.1f} a second are acknowledged by {whose}{held}"
     return "consumers-slow", since_ms, text
 
 

@@ -57,6 +57,11 @@ class TimesWindow:
         return [new - old for new, old in zip(last.counts, first.counts, strict=True)]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the window is as long as it gets, so that what came before it is forgotten."""
+        return len(self._samples) == self._samples.maxlen
+
+    @property
     def seconds(self) -> float:
         """How long a time the window is of."""
         return self._samples[-1].time_s - self._samples[0].time_s if self._samples else 0.0

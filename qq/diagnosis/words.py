@@ -4,12 +4,16 @@ from __future__ import annotations
 
 MOST_S = 5.0
 """The last bound of histograms: what takes longer is told as that."""
+FEW_MINUTES = 10
+"""Fewer minutes are told with a tenth."""
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def ms(seconds: float) -> str:
-    return f"more than {MOST_S:g} s" if seconds > MOST_S else f"{seconds * 1000:.3g} ms"
+    if seconds > MOST_S:
+        return f"more than {MOST_S:g} s"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def size(octets: float) -> str:
@@ -27,8 +31,11 @@ def number(count: float, thing: str) -> str:
 
 
 def hours(seconds: float) -> str:
+    minutes = round(seconds / MINUTE_S, 1)
+    if minutes < FEW_MINUTES and minutes != round(minutes):
+        return f"{minutes} minutes"
     is_short = seconds < 2 * HOUR_S
-    return number(seconds / MINUTE_S, "minute") if is_short else number(seconds / HOUR_S, "hour")
+    return number(minutes, "minute") if is_short else number(seconds / HOUR_S, "hour")
 
 
 def days(seconds: float) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.documents import by_place, client_document, consumer_document
-from qq.http.errors import bad_request, not_found, unauthorized
+from qq.http.errors import bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own
+from qq.http.login import ADMINISTRATORS, MONITORS, only_own, require_owner
 from qq.http.requests import done, is_asked, vhost_if_named
 from qq.machine.commands import CloseConnection
 
@@ -50,7 +50,6 @@ CONNECTION_BASICS = (
 CHANNEL_BASICS = (
     *("name", "node", "number", "user", "user_who_performed_action", "vhost", "connection_details"),
 )
-_NOT_YOURS = "User not authorised to access object"
 
 
 class ConnectionEndpoints:
@@ -63,7 +62,7 @@ class ConnectionEndpoints:
         return [
             web.get("/api/connections", self.connections),
             web.get("/api/vhosts/{vhost}/connections", self.connections),
-            web.get("/api/connections/username/{user}", self.connections),
+            web.get("/api/connections/username/{user}", self.connections_of),
             web.delete("/api/connections/username/{user}", self.close_all),
             web.get("/api/connections/{name}", self.connection),
             web.delete("/api/connections/{name}", self.close),
@@ -79,6 +78,10 @@ class ConnectionEndpoints:
         found = await self._matching(request, self._management.connections)
         return await write_listing(request, Listing(map(client_document, found), basic=CONNECTION_BASICS))
 
+    async def connections_of(self, request: web.Request) -> web.StreamResponse:
+        require_owner(request, request.match_info["user"], MONITORS)
+        return await self.connections(request)
+
     async def connection(self, request: web.Request) -> web.Response:
         connection = await self._existing(request, self._management.connections)
         return narrowed(request, client_document(connection))
@@ -89,7 +92,7 @@ class ConnectionEndpoints:
         return done()
 
     async def close_all(self, request: web.Request) -> web.Response:
-        _check_owner(request, request.match_info["user"], ADMINISTRATORS)
+        require_owner(request, request.match_info["user"], ADMINISTRATORS)
         await self._management.wait_applied()
         connections = await self._matching(request, self._management.connections)
         await self._management.change(*(_closing(request, connection) for connection in connections))
@@ -156,15 +159,9 @@ class ConnectionEndpoints:
                 await self._management.wait_applied()
             for each in await all_clients():
                 if each["name"] == request.match_info["name"]:
-                    _check_owner(request, each["user"], all_seeing)
+                    require_owner(request, each["user"], all_seeing)
                     return each
         raise not_found()
-
-
-def _check_owner(request: web.Request, user: str, all_seeing: Collection[str]) -> None:
-    login = login_of(request)
-    if not login.has_one_of(all_seeing) and login.user != user:
-        raise unauthorized(_NOT_YOURS)
 
 
 def _closing(request: web.Request, connection: Client) -> CloseConnection:

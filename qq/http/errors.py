@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 NOT_FOUND = "Not Found"
 """The reason given for what is not there, unless there is a better one. Its error is RabbitMQ's `_NO_OBJECT` then."""
 _NO_OBJECT = "Object Not Found"
+_CHALLENGE: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset="UTF-8"'}
+_NOT_AUTHORISED = "not_authorised"
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 _REQUESTED_WITH, _PAGE = "X-Requested-With", "qq-page"
@@ -60,8 +62,13 @@ def forbidden(reason: str) -> Refusal:
 
 
 def unauthorized(reason: str) -> Refusal:
-    challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset="UTF-8"'}
-    return Refusal(HTTPStatus.UNAUTHORIZED, reason, challenge)
+    """Refuse one who has not logged in."""
+    return Refusal(HTTPStatus.UNAUTHORIZED, reason, _CHALLENGE, "not_authorized")
+
+
+def not_authorised(reason: str) -> Refusal:
+    """Refuse one who has logged in, and may not do that: in RabbitMQ, a matter of spelling."""
+    return Refusal(HTTPStatus.UNAUTHORIZED, reason, _CHALLENGE, _NOT_AUTHORISED)
 
 
 def throttled(reason: str, retry_after_s: float) -> Refusal:
@@ -80,7 +87,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Refusal as refusal:
         return _error(refusal.status, refusal.reason, _headers(request, refusal), refusal.error)
     except RequestRefused as refused:
-        return _error(*_refusal_of(refused), {})
+        return _error(*_refusal_of(refused))
     except LoginThrottled as held_back:
         refusal = throttled(str(held_back), held_back.retry_after_s)
         return _error(refusal.status, refusal.reason, refusal.headers)
@@ -133,15 +140,15 @@ def _headers(request: web.Request, refusal: Refusal) -> Mapping[str, str]:
     return {name: value for name, value in refusal.headers.items() if name != hdrs.WWW_AUTHENTICATE}
 
 
-def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:
-    """The HTTP status that RabbitMQ gives where a client would have been refused with an error of AMQP."""
+def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str, Mapping[str, str], str]:
+    """What RabbitMQ answers where a client would have been refused with an error of AMQP."""
     match refused.code:
         case ReplyCode.NOT_FOUND:
-            return HTTPStatus.NOT_FOUND, refused.explanation
+            return HTTPStatus.NOT_FOUND, refused.explanation, {}, ""
         case ReplyCode.ACCESS_REFUSED | ReplyCode.NOT_ALLOWED:
-            return HTTPStatus.UNAUTHORIZED, refused.explanation
+            return HTTPStatus.UNAUTHORIZED, refused.explanation, {}, _NOT_AUTHORISED
         case _:
-            return HTTPStatus.BAD_REQUEST, refused.explanation
+            return HTTPStatus.BAD_REQUEST, refused.explanation, {}, ""
 
 
 def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:

@@ -51,6 +51,10 @@ STATS_DISABLED = "Stats in management UI are disabled on this node"
 _INVALID = "invalid_pagination_parameters"
 
 
+def _as_it_is(_thing: Any, document: Document) -> Document:
+    return document
+
+
 class Listing(NamedTuple, Generic[T]):
     """The things of a list, and what is told of one."""
 
@@ -62,6 +66,8 @@ class Listing(NamedTuple, Generic[T]):
     order: Sequence[str] = BY_NAME
     basic: Collection[str] | None = None
     """What `disable_stats` leaves; None if there are no statistics."""
+    completed: Callable[[T, Document], Document] = _as_it_is
+    """What is told of a thing that is sent, from what its fields tell."""
 
 
 def narrowed(request: web.Request, document: Document) -> web.Response:
@@ -103,7 +109,7 @@ async def _selected(
     ordered = map(itemgetter(-1), merge(*runs, reverse=is_asked(request, "sort_reverse")))
 
     def document(thing: T) -> Document:
-        return _narrowed(_told(listing, thing, columns), columns)
+        return _narrowed(listing.completed(thing, _told(listing, thing, columns)), columns)
 
     if page is None:
         yield None, map(document, ordered)

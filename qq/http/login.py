@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import hdrs, web
 from yarl import URL
 
-from qq.http.errors import forbidden, is_from_page, unauthorized
+from qq.http.errors import forbidden, is_from_page, not_authorised, unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -38,6 +38,15 @@ MONITORS = frozenset({MONITORING, ADMINISTRATOR})
 """Users with one of these tags see all virtual hosts and everybody's connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
 POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
+
+_NOT_YOURS = "User not authorised to access object"
+_NOT_ONE_OF = {
+    READERS: "Not management user",
+    MONITORS: "Not monitor user",
+    ADMINISTRATORS: "Not administrator user",
+    POLICYMAKERS: _NOT_YOURS,
+}
+"""RabbitMQ's reasons for refusing a user who has none of these tags."""
 
 LOGIN_PATH = "/api/login"
 SESSION_PATH = "/api/session"
@@ -145,14 +154,21 @@ def only_own(request: web.Request) -> str | None:
     return None if login.has_one_of(MONITORS) else login.user
 
 
-def require(request: web.Request, tags: Collection[str]) -> None:
+def require(request: web.Request, tags: frozenset[str]) -> None:
     """Refuse a user who has none of these tags."""
     _require(login_of(request).tags, tags)
 
 
-def _require(own: Collection[str], tags: Collection[str]) -> None:
-    if frozenset(own).isdisjoint(tags):
-        raise unauthorized(f"the user needs one of the tags {', '.join(sorted(tags))}")
+def _require(own: Collection[str], tags: frozenset[str]) -> None:
+    if tags.isdisjoint(own):
+        raise not_authorised(_NOT_ONE_OF[tags])
+
+
+def require_owner(request: web.Request, owner: str, tags: Collection[str]) -> None:
+    """Refuse a user who has none of these tags, and whose own it is not either."""
+    login = login_of(request)
+    if not login.has_one_of(tags) and login.user != owner:
+        raise not_authorised(_NOT_YOURS)
 
 
 def check_origin(request: web.Request) -> None:

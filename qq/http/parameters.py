@@ -18,9 +18,9 @@ from aiohttp import web
 
 from qq.http import bodies
 from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
-from qq.http.errors import bad_request, unauthorized
+from qq.http.errors import bad_request
 from qq.http.lists import Listing, write_listing
-from qq.http.login import ADMINISTRATORS, POLICYMAKERS, login_of, require
+from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
     done,
     existing,
@@ -219,7 +219,7 @@ class GlobalParameterEndpoints:
     """The handlers for global parameters and for the cluster's name.
 
     The bounds of deduplication are one of them. Only administrators set those and the cluster's name, as they are every
-    tenant's; policymakers may set the others, as in RabbitMQ.
+    tenant's; policymakers may set the others, and see all, as in RabbitMQ.
     """
 
     def __init__(self, management: ManagementView) -> None:
@@ -239,12 +239,14 @@ class GlobalParameterEndpoints:
         ]
 
     async def parameters(self, request: web.Request) -> web.StreamResponse:
+        require(request, POLICYMAKERS)
         shown = filter(None, [self._find(CLUSTER_ID)])
         return await write_listing(
             request, Listing(chain(global_parameter_documents(self._management), shown))
         )
 
     async def parameter(self, request: web.Request) -> web.Response:
+        require(request, POLICYMAKERS)
         name = request.match_info["name"]
         return web.json_response(await existing(self._management, lambda: self._find(name)))
 
@@ -293,6 +295,5 @@ class GlobalParameterEndpoints:
         """The name of the global parameter in the path, if the one who asks may change it. Raises Refusal."""
         name = request.match_info["name"]
         is_every_tenants = name in (DEDUPLICATION, CLUSTER_NAME)
-        if not login_of(request).has_one_of(ADMINISTRATORS if is_every_tenants else POLICYMAKERS):
-            raise unauthorized("User not authorised to access object")
+        require(request, ADMINISTRATORS if is_every_tenants else POLICYMAKERS)
         return name

@@ -56,6 +56,7 @@ class PolicyEndpoints:
         return await write_listing(request, Listing(seen))
 
     async def policy(self, request: web.Request) -> web.Response:
+        self._require_author(request)
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         policy = await existing(self._management, lambda: self._find(vhost, name))
         return narrowed(request, policy_document(vhost, policy))

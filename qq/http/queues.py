@@ -42,7 +42,7 @@ from qq.http.requests import (
     vhost_if_named,
     write_list,
 )
-from qq.http.samples import with_samples
+from qq.http.samples import adding_samples, with_samples
 from qq.http.topology import binding_listing
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
@@ -84,12 +84,21 @@ class QueueEndpoints:
     async def queues(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         rows = self._management.queue_rows(vhost)
-        vhost_of = rows.fields["vhost"]
+        vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
 
         def is_seen_queue(queue: Any) -> bool:
             return is_seen(vhost_of(queue))
 
-        listing = Listing(rows.things, row_fields(rows), is_seen_queue, basic=_basics(request))
+        def key_of(queue: Any) -> tuple[str, ...]:
+            return "queue", vhost_of(queue), name_of(queue)
+
+        listing = Listing(
+            rows.things,
+            row_fields(rows),
+            is_seen_queue,
+            basic=_basics(request),
+            completed=adding_samples(request, self._management, key_of),
+        )
         return await write_listing(request, listing)
 
     async def queue(self, request: web.Request) -> web.Response:

@@ -141,6 +141,9 @@ async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
     try:
         async with asyncio.timeout(timeout_s):
             return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        text = f"the body is larger than {request.client_max_size} octets"
+        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text) from None
     except TimeoutError:
         text = f"the body takes longer than {timeout_s:g} s (http_body_timeout_s)"
         raise Refusal(HTTPStatus.REQUEST_TIMEOUT, text) from None

@@ -8,18 +8,22 @@ Law: with wrong parameters nothing is told; those that are no numbers are passed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qq.http.errors import bad_request
 from qq.http.view import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
     from qq.http.view import ManagementView
 
+T = TypeVar("T")
+
+LISTED_MAX = 100
+"""Of how many things of a list samples are told: of a page of the usual size."""
 SAMPLES_MAX = 500
 """How many samples there are at most for one number: RabbitMQ's bound."""
 DIGITS_MAX = 9
@@ -29,13 +33,38 @@ def with_samples(
     request: web.Request, management: ManagementView, thing: tuple[str, ...], document: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Add the samples that are asked for to what is told of a thing. Raises Refusal."""
-    told = dict(document)
+    return _adding(request, management)(thing, document)
+
+
+def adding_samples(
+    request: web.Request, management: ManagementView, thing_of: Callable[[T], tuple[str, ...]]
+) -> Callable[[T, Mapping[str, Any]], Mapping[str, Any]]:
+    """Make a function that adds the samples that are asked for to the documents of a list. Raises Refusal.
+
+    Those behind the first `LISTED_MAX` have none.
+    """
+    add, places_left = _adding(request, management), iter(range(LISTED_MAX))
+
+    def add_while_few(thing: T, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        return document if next(places_left, None) is None else add(thing_of(thing), document)
+
+    return add_while_few
+
+
+def _adding(
+    request: web.Request, management: ManagementView
+) -> Callable[[tuple[str, ...], Mapping[str, Any]], dict[str, Any]]:
     lengths, rates = _wanted(request, "lengths"), _wanted(request, "msg_rates")
-    if lengths is not None:
-        told = _joined(told, management.samples(thing, lengths))
-    if rates is not None and "message_stats" in told:
-        told["message_stats"] = _joined(told["message_stats"], management.samples(thing, rates))
-    return told
+
+    def add(thing: tuple[str, ...], document: Mapping[str, Any]) -> dict[str, Any]:
+        told = dict(document)
+        if lengths is not None:
+            told = _joined(told, management.samples(thing, lengths))
+        if rates is not None and "message_stats" in told:
+            told["message_stats"] = _joined(told["message_stats"], management.samples(thing, rates))
+        return told
+
+    return add
 
 
 def _joined(document: Mapping[str, Any], samples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.http.samples import with_samples
+from qq.http.samples import adding_samples, with_samples
 from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.machine.declaring import stripped
@@ -82,7 +82,11 @@ class ExchangeEndpoints:
 
         fields = fields_of(ExchangeStatus)
         listing = Listing(
-            exchanges, {**fields, "message_stats": stats}, is_seen_exchange, basic=tuple(fields)
+            exchanges,
+            {**fields, "message_stats": stats},
+            is_seen_exchange,
+            basic=tuple(fields),
+            completed=adding_samples(request, self._management, _key_of),
         )
         return await write_listing(request, listing)
 
@@ -93,8 +97,7 @@ class ExchangeEndpoints:
         document = exchange_document(exchange)
         if is_asked(request, "disable_stats"):
             return narrowed(request, document)
-        thing = ("exchange", exchange.vhost, exchange.name)
-        return narrowed(request, with_samples(request, self._management, thing, document | stats))
+        return narrowed(request, with_samples(request, self._management, _key_of(exchange), document | stats))
 
     def _stats(self, exchange: ExchangeStatus) -> dict[str, Any]:
         """What was published to an exchange; nothing is told if nothing was, as in RabbitMQ."""
@@ -228,6 +231,10 @@ def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = Non
 _ORDER = ("vhost", "source", "type", "destination", "routing_key")
 """How bindings are sorted: RabbitMQ's order, with a field that there is not. Its last one is `properties_key`, which is
 dear to make: those that differ in nothing else are in the order of their making."""
+
+
+def _key_of(exchange: ExchangeStatus) -> tuple[str, ...]:
+    return "exchange", exchange.vhost, exchange.name
 
 
 def _name(request: web.Request, part: str) -> str:

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from qq.http.bodies import check_limit, field, limits, read_limit, read_user
 from qq.http.documents import user_document, whoami_document
-from qq.http.errors import bad_request, unauthorized
+from qq.http.errors import bad_request
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require, require_owner
 from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
 from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 from qq.machine.limits import USER_LIMITS
@@ -109,9 +109,7 @@ class UserEndpoints:
         return await write_listing(request, Listing(documents, order=("user",)))
 
     async def limits(self, request: web.Request) -> web.StreamResponse:
-        login = login_of(request)
-        if not login.has_one_of(MONITORS) and login.user != request.match_info["user"]:
-            raise unauthorized("User not authorised to access object")
+        require_owner(request, request.match_info["user"], MONITORS)
         user = await self._existing(request)
         value = self._limits_of(user)
         documents = [{"user": user, "value": value}] if value else []

@@ -31,12 +31,14 @@ from qq.http.requests import (
     unless_made,
     vhost_if_named,
 )
-from qq.http.samples import with_samples
+from qq.http.samples import adding_samples, with_samples
 from qq.http.view import NodeState, RequestRefused
 from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qq.http.view import ManagementView, VhostStatus
     from qq.machine.commands import Change
 
@@ -76,7 +78,12 @@ class VhostEndpoints:
             for each in self._management.vhosts()
             if is_seen(each.name)
         )
-        return await write_listing(request, Listing(seen))
+
+        def key_of(document: Mapping[str, Any]) -> tuple[str, ...]:
+            return "vhost", document["name"]
+
+        completed = adding_samples(request, self._management, key_of)
+        return await write_listing(request, Listing(seen, completed=completed))
 
     async def vhost(self, request: web.Request) -> web.Response:
         vhost = await self._existing(request)

@@ -65,6 +65,7 @@ class Diagnoses:
     async def diagnose(self) -> None:
         """Judge what this node knows by itself; to be called with each sample."""
         await self._vitals.sample()
+        self._queues.queue_watch.commit_s = self._vitals.commit_s
         now_ms = self._group.time_ms()
         own = list(findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000))
         members = list(findings_of_members(self._cluster_facts()))

@@ -147,7 +147,7 @@ class KeptSamples:
     def told(
         self, key: tuple[str, ...], numbers: Any, wanted: Samples, now_ms: int
     ) -> dict[str, dict[str, Any]]:
-        """What NAME_details have besides the rate, for each number: the newest sample first."""
+        """What NAME_details have besides the rate, for each number: the newest sample first, and one at least."""
         known = self._samples.pop(key, None)
         if known is None:
             known = deque([(now_ms, numbers)], maxlen=int(SAMPLES_KEPT_S / SAMPLE_INTERVAL_S) + 1)
@@ -164,13 +164,13 @@ class KeptSamples:
             if not samples:
                 break
             chosen.append((time_ms, samples[-1][1]))
+        if not chosen:  # somebody has just begun to look
+            chosen.append((last_ms, numbers))
         return {name: _details(chosen, place) for place, name in enumerate(numbers._fields)}
 
 
 def _details(chosen: list[tuple[int, Any]], place: int) -> dict[str, Any]:
     values = [(time_ms, numbers[place]) for time_ms, numbers in chosen]
-    if not values:
-        return {"samples": [], "avg_rate": 0.0, "avg": 0.0}
     (last_ms, last), (first_ms, first) = values[0], values[-1]
     elapsed_s = (last_ms - first_ms) / 1000
     return {

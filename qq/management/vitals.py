@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from heapq import nlargest
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,8 @@ LONG_SAMPLES = 120
 """Of how many samples the longer windows are: ten minutes, with one each 5 s."""
 CERTIFICATES_EVERY = 60
 """With each so many-th sample certificates are read: every five minutes."""
+HELD_KEPT_S = 60.0
+"""For how long it is told that publishers had to wait because of a limit."""
 HIGH = 0.99
 MEDIAN = 0.5
 
@@ -52,6 +56,8 @@ class NodeVitals:
         self._logins_failed = Trend()
         self._elections = Trend(LONG_SAMPLES)
         self._free_bytes = Trend(LONG_SAMPLES)
+        self._held: dict[tuple[str, str, str], tuple[float, HeldLimit]] = {}
+        """When publishers were last seen to wait, by the limit: those who wait for moments are not seen each time."""
         self._samples = 0
         self._certificates: list[Certificate] = []
 
@@ -64,9 +70,21 @@ class NodeVitals:
         self._logins_failed.sample(self._broker.counters.logins_failed, now_s)
         self._elections.sample(self._broker.elections, now_s)
         self._free_bytes.sample(self._group.alarms.free_bytes, now_s)
+        self._look_at_limits(now_s)
         if self._samples % CERTIFICATES_EVERY == 0 and self._own.certificates:
             self._certificates = await asyncio.to_thread(_read_all, list(self._own.certificates))
         self._samples += 1
+
+    def _look_at_limits(self, now_s: float) -> None:
+        kept = {key: seen for key, seen in self._held.items() if now_s - seen[0] < HELD_KEPT_S}
+        for held in self._broker.throttle.held(TOLD_MAX):
+            kept[held.kind, held.of, held.name] = now_s, HeldLimit(*held)
+        self._held = kept
+
+    @property
+    def commit_s(self) -> float:
+        """How long a commit takes on average, in seconds; 0 if there was none."""
+        return self._commits.mean_s
 
     def facts(self) -> NodeFacts:
         """What this node is judged by."""
@@ -77,7 +95,8 @@ class NodeVitals:
             writes=self._writes.count,
             write_median_s=self._writes.quantile(MEDIAN),
             write_high_s=self._writes.quantile(HIGH),
-            loop_high_s=self._loop.quantile(HIGH),
+            # What a node that starts has to do makes its loop late, and nobody has to look at it.
+            loop_high_s=self._loop.quantile(HIGH) if self._loop.is_whole else 0.0,
             cores=self._cpu.per_second,
             memory_bytes=memory.resident_bytes(),
             memory_limit_bytes=own.memory_limit_bytes,
@@ -91,7 +110,7 @@ class NodeVitals:
             connections_max=own.connections_max,
             logins_failed_per_s=self._logins_failed.per_second,
             blocked=clients.blocked,
-            held=[HeldLimit(*each) for each in broker.throttle.held(TOLD_MAX)],
+            held=nlargest(TOLD_MAX, (held for _, held in self._held.values()), attrgetter("publishers")),
             slow_readers=clients.slow_readers,
             certificates=self._certificates,
             leader_changes=self._elections.amount,
@@ -106,7 +125,7 @@ class NodeVitals:
             write_s=self._writes.mean_s,
             loop_s=self._loop.mean_s,
             commits_per_s=self._commits.per_second,
-            commit_s=self._commits.mean_s,
+            commit_s=self.commit_s,
             apply_share=self._applying.share,
             cores=self._cpu.per_second,
             octets_per_s=self._clients.octets_per_s,

@@ -295,12 +295,12 @@ def test_a_backup_that_is_broken_off_or_damaged_leaves_nothing(
 
 
 def test_who_may_not_make_a_backup_is_told_so(tmp_path: Path, said: Said) -> None:
-    body = b'{"error": "unauthorized", "reason": "the user needs one of the tags administrator"}'
+    body = b'{"error": "not_authorised", "reason": "Not administrator user"}'
     with answering(401, body, len(body), "application/json") as url:
         status, _, [error] = said("backup", tmp_path / "new", "--http", url)
     assert (status, error) == (
         1,
-        f"qq backup: {url}/api/cluster/backup: the user needs one of the tags administrator",
+        f"qq backup: {url}/api/cluster/backup: Not administrator user",
     )
     status, _, [error] = said("backup", tmp_path / "new", "--http", "http://127.0.0.1:1")
     assert (status, error.endswith("Connection refused")) == (1, True)

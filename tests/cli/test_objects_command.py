@@ -192,14 +192,18 @@ def test_a_new_password_comes_from_a_file_or_standard_input_and_the_tags_stay(
     assert qq("delete", "user", "--name", "app").status == 0
 
 
-def test_a_list_is_read_page_by_page(qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_is_read_as_a_whole_and_with_a_filter_page_by_page(
+    qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listing, "PAGE_SIZE", 3)
+    monkeypatch.setattr(listing, "PART_CHARS", 50)
     for number in range(8):
         assert qq("declare", "queue", "--name", f"q{number}", "--vhost", vhost).status == 0
     here = "list", "queues", "--vhost", vhost, "--columns", "name"
     names = [f"q{number}" for number in range(8)]
     assert qq(*here).lines == ["name", *names]
     assert qq(*here, "--sort", "name", "--reverse").lines == ["name", *reversed(names)]
+    assert qq(*here, "--name", "Q").lines == ["name", *names]
     assert qq(*here, "--name", "Q1").lines == ["name", "q1"]
     assert qq(*here, "--regex", "^q[67]$").lines == ["name", "q6", "q7"]
     assert qq(*here, "--name", "none").lines == ["name"]
@@ -227,7 +231,7 @@ def test_a_list_that_gets_shorter_meanwhile_ends_with_a_note(
         return page_at(*arguments)
 
     monkeypatch.setattr(listing, "_page_at", at)
-    said = qq("list", "queues", "--vhost", vhost, "--columns", "name")
+    said = qq("list", "queues", "--vhost", vhost, "--columns", "name", "--name", "q")
     assert (said.status, said.lines) == (0, ["name", "q0", "q1", "q2"])
     assert said.errors == "note: the list has changed while it was read\n"
 
@@ -278,3 +282,18 @@ def test_the_busiest_are_shown_once_where_nobody_looks(qq: Qq, vhost: str) -> No
     assert (list(found), len(found["queues"]) >= 1) == (["queues", "connections"], True)
     assert qq("top", "queues", "-o", "csv").lines[0].startswith("vhost,name,messages_ready,")
     assert qq("top", "-o", "csv").status == 2
+
+
+@pytest.mark.parametrize("answer", ["", "[", "{}", "[1]", '[{"name": "q"}', '[{"name": "q"}, {"na'])
+def test_what_is_no_list_is_not_taken_for_one(answer: str) -> None:
+    with pytest.raises(ValueError):
+        list(listing._elements(io.StringIO(answer)))
+
+
+@pytest.mark.parametrize("chars", [1, 2, 7, 1000])
+def test_a_list_is_read_in_parts_of_any_length(monkeypatch: pytest.MonkeyPatch, chars: int) -> None:
+    monkeypatch.setattr(listing, "PART_CHARS", chars)
+    things = [{"name": "a,]}", "n": 1}, {"name": "é\u2028", "inner": [{"b": []}]}, {}]
+    for text in (json.dumps(things), json.dumps(things, indent=1), '[{"name": "a,]}", "n": 1},{}]'):
+        assert list(listing._elements(io.StringIO(text))) == json.loads(text)
+    assert list(listing._elements(io.StringIO("[]"))) == []

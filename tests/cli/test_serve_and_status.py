@@ -200,7 +200,7 @@ def test_status_says_in_one_line_that_the_answer_is_none(tmp_path: Path, answer:
 def test_a_list_that_has_no_pages_is_not_taken_for_one(tmp_path: Path) -> None:
     """As release 0.1 answers, whatever is asked for."""
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
-    with answering(whole) as url, started(tmp_path, "list", "queues", "--url", url) as qq:
+    with answering(whole) as url, started(tmp_path, "list", "queues", "--name", "q", "--url", url) as qq:
         assert qq.exit_status() == 1
         older = "this node is of a release that lists nothing page by page; upgrade it first"
         assert qq.errors == f"qq list queues: {url}: {older}\n"

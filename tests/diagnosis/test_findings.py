@@ -25,7 +25,9 @@ from qq.diagnosis.findings import (
     lines_of,
 )
 from qq.diagnosis.window import SAMPLES_KEPT, TimesWindow, Trend
+from qq.diagnosis.words import hours, ms
 
+NOW_MS = 1_800_000_000_000
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
 
 
@@ -110,15 +112,52 @@ def test_another_node_reads_what_one_tells(since_ms: int | None) -> None:
 def test_since_when_something_is_found_again_and_again() -> None:
     since = Since()
     one, other = Finding("disk-slow", "node n1", "a"), Finding("loop-busy", "node n1", "a")
-    assert since.note([one], 1000) == [one._replace(since_ms=1000)]
-    later = one._replace(text="b")
-    assert since.note([later, other], 6000) == [later._replace(since_ms=1000), other._replace(since_ms=6000)]
-    assert since.note([], 7000) == []
-    assert since.note([one], 6000 + KEPT_MS) == [one._replace(since_ms=1000)]
-    since.note([], 6000 + 2 * KEPT_MS + 1)
-    assert since.note([one], 200_000) == [one._replace(since_ms=200_000)]
+    assert since.note([one], NOW_MS + 1000) == [one._replace(since_ms=NOW_MS + 1000)]
+    later, first_ms, second_ms = one._replace(text="b"), NOW_MS + 1000, NOW_MS + 6000
+    noted = [later._replace(since_ms=first_ms), other._replace(since_ms=second_ms)]
+    assert since.note([later, other], second_ms) == noted
+    assert since.note([], NOW_MS + 7000) == []
+    assert since.note([one], NOW_MS + 6000 + KEPT_MS) == [one._replace(since_ms=NOW_MS + 1000)]
+    since.note([], NOW_MS + 6000 + 2 * KEPT_MS + 1)
+    assert since.note([one], NOW_MS + 200_000) == [one._replace(since_ms=NOW_MS + 200_000)]
     known = one._replace(since_ms=3)
-    assert since.note([known], 300_000) == [known]
+    assert since.note([known], NOW_MS + 300_000) == [known]
+
+
+def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when() -> None:
+    since, found = Since(), Finding("certificate-ends", "c.pem of node n1", "a")
+    assert since.note([found], 7) == [found]
+    assert since.note([found], NOW_MS) == [found._replace(since_ms=NOW_MS)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0304, "30.4 ms"),
+        (0.9994, "999 ms"),
+        (1.0, "1 s"),
+        (2.5, "2.5 s"),
+        (5.0, "5 s"),
+        (5.1, "more than 5 s"),
+    ],
+)
+def test_lengths_of_time_are_told_in_units_that_one_reads(seconds: float, text: str) -> None:
+    assert ms(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (60, "1 minute"),
+        (150, "2.5 minutes"),
+        (599, "10 minutes"),
+        (630, "10 minutes"),
+        (7199, "120 minutes"),
+        (7200, "2 hours"),
+    ],
+)
+def test_a_few_minutes_are_told_with_a_tenth(seconds: float, text: str) -> None:
+    assert hours(seconds) == text
 
 
 def test_advice_is_sentences() -> None:
@@ -141,7 +180,7 @@ def test_a_window_shows_the_last_minute_only() -> None:
     )
     times.add(9.0)
     window.sample(0)
-    assert (window.count, window.per_second) == (0, 0)
+    assert (window.count, window.per_second, window.is_whole) == (0, 0, False)
     for number in range(1, SAMPLES_KEPT + 1):
         times.add(0.001)
         times.add(0.004)
@@ -151,7 +190,7 @@ def test_a_window_shows_the_last_minute_only() -> None:
     times.add(9.0)
     window.sample(65)
     assert window.quantile(1.0) == inf
-    assert window.seconds == 60
+    assert (window.seconds, window.is_whole) == (60, True)
 
 
 def test_a_change_is_of_its_samples() -> None:

@@ -143,7 +143,7 @@ def test_clients_that_wait_and_that_do_not_read() -> None:
         Finding(
             "publishers-held",
             "vhost 'shop'",
-            "5 channels wait at node n1: the limit max-publishes-per-second (1,000) is reached",
+            "the limit max-publishes-per-second (1,000) holds 5 channels up at node n1",
         ),
         Finding(
             "client-reads-slowly",

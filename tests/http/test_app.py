@@ -115,7 +115,7 @@ def test_nothing_below_api_answers_without_the_right_password(
     answer = node.ask(path, headers={} if authorization is None else {"Authorization": authorization})
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"] == 'Basic realm="qq", charset="UTF-8"'
-    assert answer.json["error"] == "unauthorized"
+    assert answer.json["error"] == "not_authorized"
 
 
 def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement]) -> None:

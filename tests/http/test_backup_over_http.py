@@ -49,7 +49,7 @@ def node() -> Node[Giving]:
 def test_a_backup_is_for_administrators(node: Node[Giving]) -> None:
     node.add_user("watcher", "monitoring")
     refused = node.api(PATH, user="watcher")
-    assert (refused.status, refused.json["error"]) == (401, "unauthorized")
+    assert (refused.status, refused.json["error"]) == (401, "not_authorised")
     assert node.ask(f"/api/{PATH}").status == 401
 
 

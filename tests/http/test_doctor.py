@@ -19,8 +19,10 @@ from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
 from qq.http.view import CertificateFiles
 from qq.machine.commands import DeclareQueue
+from qq.machine.limits import MAX_PUBLISHES
 from qq.management.diagnosis import _in
 from qq.sessions.facts import ConnectionFacts, Traffic
+from qq.sessions.throttle import Held
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text", "payload_encoding": "string"}
 PASS_MS = 5000
@@ -223,6 +225,33 @@ def test_clients_that_do_not_read_and_those_that_wait(node: Any) -> None:
     connections[7].waiting = 0
     sample(node)
     assert codes(node) == {}
+
+
+def test_a_limit_is_told_for_a_minute_because_publishers_wait_for_moments(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [Held("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
+    monkeypatch.setattr(node.management._broker.throttle, "held", lambda _: held)
+    sample(node)
+    held.clear()
+    sample(node, MINUTE - 2)
+    assert codes(node) == {"publishers-held": "vhost '/'"}
+    sample(node)
+    assert codes(node) == {}
+
+
+def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
+    management = node.management
+    management._vitals._own = management._vitals._own._replace(connections_max=1000)
+    loop_times = management._vitals._own.loop_times
+    sample(node)
+    for _ in range(10):
+        loop_times.add(3.0)
+    sample(node, MINUTE)
+    assert codes(node) == {}
+    loop_times.add(3.0)
+    sample(node)
+    assert codes(node) == {"loop-busy": "node n1"}
 
 
 def test_what_a_pass_over_very_many_queues_finds_is_bounded(node: Any) -> None:

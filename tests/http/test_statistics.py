@@ -9,6 +9,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
+from qq.http import samples
 from qq.http.view import Samples
 from qq.machine.commands import PutVhost, SetPermissions
 from qq.management.totals import WATCHED_MAX, KeptSamples, VhostNumbers
@@ -128,6 +129,21 @@ def test_samples_are_kept_of_what_is_looked_at(node: Any) -> None:
     exchange = node.api(f"exchanges/v/amq.fanout?{wanted}").json
     assert exchange["message_stats"]["publish_out_details"]["samples"][0]["sample"] == 10
     assert "samples" not in node.api("queues/v/q?lengths_age=5").json["messages_details"]
+
+
+def test_lists_tell_samples_of_the_first_of_their_things(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "LISTED_MAX", 1)
+    publish(node, "v", "amq.fanout")
+    wanted = "lengths_age=1800&lengths_incr=30&msg_rates_age=1800&msg_rates_incr=30"
+    first, *others = node.api(f"queues/v?{wanted}&columns=name,messages_details").json
+    # Whoever has just begun to look is told what there is now, at the last time that would have had a sample.
+    assert first["messages_details"]["samples"] == [{"sample": 1, "timestamp": 990_000}]
+    assert [list(each["messages_details"]) for each in others] == [["rate"]]
+    [vhost, *_] = node.api(f"vhosts?{wanted}&sort=messages&sort_reverse=true").json
+    assert "samples" in vhost["message_stats"]["publish_details"]
+    [exchange] = node.api(f"exchanges/v?{wanted}&page=1&name=fanout").json["items"]
+    assert [each["sample"] for each in exchange["message_stats"]["publish_in_details"]["samples"]] == [1]
+    assert node.api("queues?lengths_age=0&lengths_incr=5").status == 400
 
 
 @pytest.mark.parametrize("wanted", ["lengths_age=0&lengths_incr=5", "msg_rates_age=5010&msg_rates_incr=10"])

@@ -96,7 +96,10 @@ def test_a_queue_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     answer = node.api(f"queues/%2F/{name}", "PUT", json=body)
-    assert answer.status == (401 if name.startswith("amq.") else 400)
+    is_reserved = name.startswith("amq.")
+    assert (answer.status, answer.json["error"]) == (
+        (401, "not_authorised") if is_reserved else (400, "bad_request")
+    )
     assert reason in answer.json["reason"]
     assert [each["name"] for each in node.api("queues").json] == ["q"]
     assert sessions(node) == 0

@@ -209,6 +209,23 @@ def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer
     assert ask(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
 
 
+def test_a_token_moves_no_messages_because_a_move_goes_on_when_it_has_expired(
+    node: ClusterNode, issuer: Issuer
+) -> None:
+    token, moves = issuer.token(*ALL, "tag:administrator"), "moves/%2F"
+    for queue in ("m1", "m2"):
+        assert ask(node, f"queues/%2F/{queue}", token, "PUT", {"durable": True})[0] == 201
+    refused = ask(node, moves, token, "POST", {"source": "m1", "destination": "m2"})
+    assert refused == (
+        403,
+        {
+            "error": "forbidden",
+            "reason": "messages are moved with a password: a move goes on when a token has expired",
+        },
+    )
+    assert ask(node, moves, token) == (200, [])
+
+
 def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:administrator", "configure:*", sub="guest")
     assert ask(node, "vhosts/by-token", token, "PUT", {})[0] == 201

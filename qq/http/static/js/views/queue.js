@@ -124,7 +124,7 @@ function Consumers({ queue }) {
         <td>${connection ? html`<${ConnectionLink} name=${connection} /> (${number})` : `channel ${number}`}</td><td>${node}</td>
         <td><${State} is=${consumer.activity_status} /></td><td>${consumer.ack_required ? "yes" : "no"}</td>
         <td class="number">${consumer.prefetch_count || "no limit"}</td><td class="number">${short(consumer.messages_unacknowledged)}</td>
-        <td class="number">${consumer.credit === null ? "no limit" : short(consumer.credit)}</td></tr>`;
+        <td class="number">${consumer.credit === undefined ? "no limit" : short(consumer.credit)}</td></tr>`;
     })}</tbody></table>
     ${consumers.length < queue.consumers && html`<p class="muted padded">${whole(consumers.length)} of ${whole(queue.consumers)} are shown.</p>`}
   </div>`;
