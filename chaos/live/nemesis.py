@@ -219,9 +219,9 @@ async def replace(cluster: LiveCluster, chance: Random) -> Harm:
             await cluster.replace(lost)
             await cluster.start(lost)
             await cluster.wait_votes(lost)
-        else:
-            await cluster.join(new)
+        else:  # of four voters, two of three would be no majority: first that one goes
             await cluster.remove(lost)
+            await cluster.join(new)
 
     async def end() -> None:
         await _start(cluster, down)

@@ -40,7 +40,7 @@ from cluster.log.segment import Segment
 from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
-from cluster.state import GroupState
+from cluster.state import GroupState, ReadState
 from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
@@ -175,7 +175,7 @@ LEARNERS = replace(
 )
 SLOW_LEARNERS = replace(LEARNERS, nodes=4, disk_slowness=30.0)
 WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
-LOAD = GroupState.load
+ADOPT = GroupState.adopt
 UPGRADES = Options(
     is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
 )
@@ -695,8 +695,8 @@ def counts_by_its_program(machine: WatchedMachine) -> bool:
     return machine.versions[1] > machine.inner.versions[0]
 
 
-def load_and_go_by_the_lowest_version(state: GroupState, data: bytes) -> None:
-    LOAD(state, data)
+def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> None:
+    ADOPT(state, read)
     state.machine.raise_to(state.machine.versions[0])
 
 
@@ -1059,7 +1059,7 @@ HAZARDS = [
         UPGRADES,
         20,
         "elsewhere and is",
-        ("cluster.state.GroupState.load", load_and_go_by_the_lowest_version),
+        ("cluster.state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
         shown_by=0,
     ),
     Hazard(
