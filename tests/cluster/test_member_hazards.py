@@ -142,7 +142,7 @@ def test_a_snapshot_brings_back_the_older_configuration_that_is_committed(growin
     assert old.group.members.names == new.group.members.names
     growing.pass_ms(2000)
     growing.all_submit()
-    assert len({member.group.dump() for member in growing.members}) == 1
+    growing.until(lambda: len({member.group.dump() for member in growing.members}) == 1)
 
 
 # A removed node with a higher term

@@ -487,7 +487,7 @@ def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_a
         assert len({lost, *down}) == missing + 1 <= (members + 1) // 2
         ways.add(new == lost)
         by_command = (
-            [("replace", lost), ("start", lost)] if new == lost else [("join", new), ("remove", lost)]
+            [("replace", lost), ("start", lost)] if new == lost else [("remove", lost), ("join", new)]
         )
         killed = [("kill", name) for name in (lost, *down)]
         assert stub.deeds == [*killed, *by_command, *(("start", name) for name in down)]
