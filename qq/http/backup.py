@@ -37,12 +37,13 @@ class BackupEndpoint:
                 async for part in backup.stream():
                     await response.write(part)
                 await response.write_eof()
-            except ConnectionError:
-                log.info(
-                    "whoever asked for a backup has left before its end; on this machine it links the files"
-                )
             except OSError as error:
-                log.warning("a backup was broken off: %s", error)
+                if isinstance(error, ConnectionError):
+                    log.info(
+                        "whoever asked for a backup has left before its end; on this machine it links the files"
+                    )
+                else:
+                    log.warning("a backup was broken off: %s", error)
                 if request.transport is not None:
                     request.transport.abort()  # else it would look as if it ended here
         return response
