@@ -186,6 +186,7 @@ class Core:
         for vhost in self.catalog.vhosts.values():
             vhost.take_apart(remains)
         remains.add(self.catalog.vhosts, self.catalog.connections, self.sessions, self.consumers)
+        remains.let_go(REMAINS_MAX)
 
     # Messages
 

@@ -36,6 +36,12 @@ class Remains:
         """Take over containers to empty them: nobody else refers to what is in them, or it is small."""
         self._new += [part for part in parts if part]
 
+    def let_go(self, most: int) -> None:
+        """Let go of `most` objects between two entries: what is little is gone then."""
+        self._parts += self._new
+        self._new.clear()
+        self.shrink(most)
+
     def shrink(self, most: int) -> None:
         """Let go of `most` objects; called once at the end of an entry."""
         while most > 0 and (self._parts or self._queues):
