@@ -244,7 +244,7 @@ def test_an_id_token_that_is_not_good(
 @pytest.mark.parametrize(
     ("scopes", "claims", "said"),
     [
-        (("read:%2F",), {}, "the user needs one of the tags"),
+        (("read:%2F",), {}, "Not management user"),
         (("tag:management",), {"aud": "other"}, "login was refused"),
         (("tag:management",), {"iss": "http://evil"}, "login was refused"),
         (
