@@ -85,7 +85,7 @@ class _Limit(NamedTuple):
     """What is published at all nodes; None if the limit is of this node alone."""
 
 
-class _Seen(NamedTuple):
+class _Elsewhere(NamedTuple):
     """What was published at a node."""
 
     messages: int
@@ -94,7 +94,7 @@ class _Seen(NamedTuple):
     """For how long the node has its share because of that."""
 
 
-_NOTHING = _Seen(0, 0, 0.0)
+_NOTHING = _Elsewhere(0, 0, 0.0)
 
 
 class _Bucket:
@@ -119,7 +119,7 @@ class _Bucket:
         """The (monotonic) time at which all that was published, at any node, will be within the limit."""
         self.share_paid_s = 0.0
         """The time at which what was published here of the share, when others left nothing, will be within it."""
-        self.others: dict[str, _Seen] = {}
+        self.others: dict[str, _Elsewhere] = {}
         """What was published at each other node when it was last looked."""
         self.waiting: dict[int, dict[int, PatientPublisher]] = {}
         """Who waits, by connection and then by session, both in the order of coming."""
@@ -144,7 +144,7 @@ class _Bucket:
                 if message_s > OWED_S:
                     large_s += message_s
                 active_s = max(ACTIVE_S, message_s * (len(self.others) + 2))
-                self.others[node] = _Seen(messages, size, now_s + active_s)
+                self.others[node] = _Elsewhere(messages, size, now_s + active_s)
         owed_s = min(self.paid_s + more_s, max(now_s + OWED_S, self.paid_s + large_s))
         self.paid_s = max(self.paid_s, owed_s, now_s - BURST_S)
         self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
