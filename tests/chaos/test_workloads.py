@@ -227,7 +227,7 @@ def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:
 
 def test_a_lost_connection_leaves_publishes_unknown_and_clients_go_on(killed: Recorded) -> None:
     cut = [row for row in killed.rows if row["op"] == "connect" and row["type"] == "info"]
-    assert {row["node"] for row in cut} == {"n1"}
+    assert [row for row in cut if row["node"] != "n1"] == []
     assert len(cut) >= 5
     unknown = [row for row in killed.rows if row["op"] == "publish" and row["type"] == "unknown"]
     assert unknown
