@@ -61,7 +61,7 @@ def cluster() -> Generator[LocalCluster]:
 
 def _options(cluster: LocalCluster, out: Path) -> Options:
     endpoints = tuple(Endpoint(node.name, "127.0.0.1", node.amqp_port) for node in cluster.nodes)
-    return Options(rate=200, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
+    return Options(rate=100, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
 
 
 def _recorded(directory: Path) -> Recorded:

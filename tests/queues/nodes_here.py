@@ -133,11 +133,13 @@ class ClusterHere:
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], T | None]) -> T:
+        """What a condition says once it says something true."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while not self.call(condition):
+        while not (found := self.call(condition)):
             assert time.monotonic() < deadline_s
             time.sleep(POLL_S)
+        return found
 
     def operate(self, node: NodeHere, *commands: Command) -> None:
         """What an operator does through a node; returns when it has applied that, whatever the others have."""
@@ -189,9 +191,12 @@ class ClusterHere:
 
     def leader(self) -> NodeHere:
         """The node that leads, and that all others know as their leader."""
-        self.wait_until(lambda: len({self._leader_of(node) for node in self.running} - {None}) == 1)
-        name = self.call(self._leader_of, self.running[0])
+        name = self.wait_until(self._leader_of_all)
         return next(node for node in self.nodes if node.name == name)
+
+    def _leader_of_all(self) -> str | None:
+        first, *others = {self._leader_of(node) for node in self.running}
+        return None if others else first
 
     def _leader_of(self, node: NodeHere) -> str | None:
         return node.node.group.leader if node.node else None
