@@ -159,11 +159,12 @@ class Engine(Stock):
     @property
     def wants_turn(self) -> bool:
         """Whether the next turn has something to do at once, as far as that follows from entries and answers."""
-        if self.applied_index < self.commit_index or self._append_due or self._is_candidate:
+        commit_index = self.commit_index
+        if self.applied_index < commit_index or self._append_due:
             return True
         if not self.is_leader:
-            return False
-        commit_index, stored_index = self.commit_index, self._stored_index()
+            return self._is_candidate
+        stored_index = self._stored_index()
         # Nothing counts that this leader has not stored: only then is it worth asking what the others have.
         return commit_index < stored_index and commit_index < self._tracker.reached_index(stored_index)
 
@@ -363,12 +364,8 @@ class Engine(Stock):
             self._rested_s = self._notice_s = math.inf
             self._impatient.clear()
             self._hold_pre_vote()
-        was_candidate_in = self.term if self._is_candidate else -1
         if is_due or self._tick_is_due():
-            self._onTick(0.0)
-        if self._is_candidate and self.term != was_candidate_in:
-            self._elections.campaign()
-            self._expect_result_soon()
+            self._tick()
         if self.is_leader:
             compose()
             now_s = self._runtime.monotonic()
@@ -376,6 +373,13 @@ class Engine(Stock):
                 self._send_appends()
             elif self._impatient:
                 self._send_notices()
+
+    def _tick(self) -> None:
+        was_candidate_in = self.term if self._is_candidate else -1
+        self._onTick(0.0)
+        if self._is_candidate and self.term != was_candidate_in:
+            self._elections.campaign()
+            self._expect_result_soon()
 
     def receive(self, peer: str, message: Message) -> None:
         """Take in one message of the peer's current epoch."""

@@ -416,6 +416,9 @@ def encode(message: Message) -> list[Buffer]:
         head = _APPEND.pack(_KIND_APPEND, *message[:4], len(entries))
         table = [_ENTRY.pack(entry[2], len(entry[0])) for entry in entries]
         return [b"".join([head, *table]), *(entry[0] for entry in entries)]
+    small_kind = _SMALL_KINDS.get(type(message))
+    if small_kind is not None:
+        return [small_kind, pack(message)]
     if isinstance(message, Forward):
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
     if isinstance(message, SnapshotChunk):
@@ -432,7 +435,7 @@ def encode(message: Message) -> list[Buffer]:
         return [bytes([_KIND_CHANGE_REQUEST]), pack([message.number, *message.change])]
     if isinstance(message, ChangeRefused):
         return [bytes([_KIND_CHANGE_REFUSED]), pack(message)]
-    return [_SMALL_KINDS[type(message)], pack(message)]
+    raise RuntimeError(f"no frame is known for {type(message).__name__}")
 
 
 def decode(frame: bytes) -> Message:
@@ -499,12 +502,14 @@ def _decode_append(frame: bytes) -> Append:
     position = _APPEND.size + _ENTRY.size * count
     if position > len(frame):
         raise MalformedFrame(f"append with a table of {count} entries that it has no room for")
-    index = prev_index
+    index, highest = prev_index, max(term, commit_index, prev_index, prev_term)
     entries: list[LogEntry] = []
     for entry_term, length in _ENTRY.iter_unpack(frame[_APPEND.size : position]):
         index += 1
-        entries.append(LogEntry(frame[position : position + length], index, _count(entry_term)))
+        entries.append(LogEntry(frame[position : position + length], index, entry_term))
         position += length
+        highest = max(highest, entry_term)
     if position != len(frame):
         raise MalformedFrame("append whose payloads do not fill the frame")
-    return Append._make([*map(_count, (term, commit_index, prev_index, prev_term)), entries])
+    _count(highest)
+    return Append(term, commit_index, prev_index, prev_term, entries)

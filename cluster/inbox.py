@@ -107,7 +107,8 @@ class Inbox:
         if not self._turns.is_on:
             return
         self._members.follow()
-        if self._presence.is_member(peer):
+        is_member = self._presence.is_member(peer)
+        if is_member:
             self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
@@ -117,7 +118,8 @@ class Inbox:
                 self._malformed.add(peer)
             return
         try:
-            self._receive(peer, message)
+            if is_member or self._members.hears_guest(message):
+                self._receive(peer, message)
         except ForeignLog as error:
             self._stopping.foreign_log(error)
         if not isinstance(message, Append | Appended) or self._engine.wants_turn:
@@ -126,8 +128,6 @@ class Inbox:
     # Messages
 
     def _receive(self, peer: str, message: Message) -> None:
-        if not (self._presence.is_member(peer) or self._members.hears_guest(message)):
-            return
         take = self._takers.get(type(message))
         if take is not None:
             take(peer, message)

@@ -106,8 +106,9 @@ class Recovery:
             self._remember(engine)
         elif standing is Standing.LEARNER and self._has_caught_up(engine, journal):
             self._rise(HardState(engine.term, engine.voted_for, Standing.VOTER))
-        engine.may_vote = self.standing is Standing.VOTER
-        return self.standing is not standing
+        now = self.standing
+        engine.may_vote = now is Standing.VOTER
+        return now is not standing
 
     def describe(self) -> str | None:
         """Say why this node cannot vote, lead or serve clients; None if it can."""

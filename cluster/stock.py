@@ -195,10 +195,11 @@ class Stock(SyncObj):
 
     def _tick_is_due(self) -> bool:
         """Whether a tick could do anything: most turns come of what is no business of pysyncobj's."""
-        if self.applied_index < self.commit_index or self._is_candidate:
+        if self.applied_index < self.commit_index:
             return True
-        due_s = self._SyncObj__newAppendEntriesTime if self.is_leader else self._SyncObj__raftElectionDeadline
-        return due_s < self._runtime.monotonic()
+        if self.is_leader:
+            return self._SyncObj__newAppendEntriesTime < self._runtime.monotonic()
+        return self._is_candidate or self._SyncObj__raftElectionDeadline < self._runtime.monotonic()
 
     def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
         """Return what pysyncobj finds by reading the last entry."""
