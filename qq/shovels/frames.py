@@ -18,7 +18,7 @@ from pamqp import frame as pamqp_frame
 from pamqp.exceptions import PAMQPException
 
 from qq.stored.fields import FieldError, check_properties
-from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
+from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD, body_size
 
 FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -32,7 +32,6 @@ MESSAGE_BYTES_MAX = 512 * 1024 * 1024
 
 _FRAME = Struct(">BHI")
 _METHOD = Struct(">BHIHH")
-_HEADER = Struct(">HHQ")
 _TAG = Struct(">Q")
 _DELIVER, _ACK, _NACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 
@@ -128,7 +127,7 @@ class ClientReader:
 
     def _content(self, frame: bytes, events: list[Event]) -> None:
         if frame[0] == FRAME_HEADER:
-            _, _, self._missing = _HEADER.unpack_from(frame, 7)
+            self._missing = body_size(frame)
             if self._missing > MESSAGE_BYTES_MAX:
                 raise ProtocolError(f"a message of {self._missing} octets is larger than {MESSAGE_BYTES_MAX}")
             check_properties(frame[FLAGS_AT:-1])
