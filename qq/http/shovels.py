@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
-from qq.http.errors import Refusal, bad_request
+from qq.http.errors import Refusal, bad_request, not_found
 from qq.http.lists import Listing, write_listing
 from qq.http.login import POLICYMAKERS, login_of, require
 from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
@@ -148,4 +148,7 @@ class ShovelEndpoints:
     async def _existing(self, request: web.Request) -> ShovelStatus:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         await existing(self._management, lambda: self._management.parameter(vhost, SHOVEL, name))
-        return next(each for each in await self._management.shovels(vhost) if each.name == name)
+        for each in await self._management.shovels(vhost):
+            if each.name == name:
+                return each
+        raise not_found()  # it was deleted while the leader was asked
