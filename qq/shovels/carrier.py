@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change
     from qq.machine.machine import QueueMachine
     from qq.machine.vhost import VirtualHost
-    from qq.shovels.connecting import Streams
+    from qq.shovels.connecting import OpenOwn
     from qq.shovels.definition import Definition
 
     ChangeLog = Callable[[Change], Awaitable[None]]
@@ -59,7 +59,7 @@ class ShovelCarrier:
         machine: QueueMachine,
         leads: Callable[[], bool],
         cluster: Callable[[], str],
-        open_own: Callable[[str], Awaitable[Streams]],
+        open_own: OpenOwn,
         wall_ms: Callable[[], int],
         random: Random,
     ) -> None:
@@ -221,10 +221,10 @@ class _Runner:
             if self._carrier.parameter(SHOVEL, self._key) == self.text:
                 await self._change(DeleteParameter(self._key[0], SHOVEL, self._key[1]))
 
-    async def store(self, ledger: str) -> None:
+    async def store(self, numbers: str) -> None:
         if self._carrier.parameter(SHOVEL, self._key) != self.text:
             raise Closed("there is another shovel of this name")
-        await self._change(PutParameter(self._key[0], LEDGER, self._key[1], ledger))
+        await self._change(PutParameter(self._key[0], LEDGER, self._key[1], numbers))
 
     async def _change(self, change: Change) -> None:
         try:
