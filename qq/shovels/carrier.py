@@ -71,6 +71,8 @@ class ShovelCarrier:
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._runs: dict[Key, _Runner] = {}
+        self._left_out: list[Key] = []
+        """The shovels that are more than CARRIED_MAX."""
         self._ending: set[asyncio.Task[None]] = set()
         """What is about to end: runners that were stopped, and the removal of numbers that nobody needs."""
 
@@ -78,8 +80,13 @@ class ShovelCarrier:
         return self._wall_ms() // 1000
 
     def reports(self) -> dict[Key, Report]:
-        """What is told of each shovel that is carried out here."""
-        return {key: runner.report() for key, runner in self._runs.items()}
+        """What is told of each shovel that is carried out here, or would be if there were fewer."""
+        left_out = Report(
+            TERMINATED, f"{CARRIED_MAX} shovels are carried out at most, and so many come before it", {}
+        )
+        return dict.fromkeys(self._left_out, left_out) | {
+            key: runner.report() for key, runner in self._runs.items()
+        }
 
     def restart(self, vhost: str, name: str) -> bool:
         """Stop a shovel and begin it again; return whether there is one here."""
@@ -103,7 +110,9 @@ class ShovelCarrier:
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _look(self, change: ChangeLog, *, is_carrying: bool) -> None:
-        wanted = dict(sorted(self._wanted())[:CARRIED_MAX]) if is_carrying else {}
+        found = sorted(self._wanted()) if is_carrying else []
+        wanted = dict(found[:CARRIED_MAX])
+        self._left_out = [key for key, _ in found[CARRIED_MAX:]]
         for key, runner in list(self._runs.items()):
             if wanted.get(key) != runner.text:
                 self._stop(key)

@@ -202,7 +202,8 @@ def test_a_shovel_that_was_to_end_is_deleted(
     carried.put(src_delete_after=after, ack_mode=ack_mode)
     assert bodies(arrived(channel, 3)) == [b"1", b"2", b"3"]
     wait_until(lambda: is_gone(carried), "the end of the shovel")
-    assert bodies(arrived(channel, 1, "q")) == [b"4"] if after == 3 else True
+    if after == 3:
+        assert bodies(arrived(channel, 1, "q")) == [b"4"]
 
 
 def test_a_shovel_may_take_without_acknowledging(carried: Carried, channel: Any) -> None:
@@ -269,6 +270,17 @@ def test_why_a_shovel_does_not_run_is_told(
     report = carried.wait_for("terminated")
     assert reason in (report.reason or "")
     assert "hidden" not in (report.reason or "") + caplog.text
+
+
+def test_a_shovel_that_is_one_too_many_says_so(
+    carried: Carried, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "CARRIED_MAX", 0)
+    publish(channel, b"a")
+    carried.put()
+    assert "0 shovels are carried out at most" in (carried.wait_for("terminated").reason or "")
+    monkeypatch.setattr(carrier, "CARRIED_MAX", 1)
+    assert bodies(arrived(channel, 1)) == [b"a"]
 
 
 def test_a_shovel_begins_again_when_its_queue_is_there(carried: Carried, channel: Any) -> None:
