@@ -140,6 +140,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
 	$(BIN)/python tests/benchmarks/latency.py $(LATENCY) || missed=1; \
 	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
+	$(BIN)/python tests/benchmarks/calls.py $(CALLS) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/hurt.py $(HURT) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \

@@ -19,6 +19,7 @@ from cluster.handshake import VERSIONS as PROTOCOLS
 if TYPE_CHECKING:
     from cluster.envelope import Message
     from cluster.link_ports import Links
+    from cluster.ports import Buffer
     from cluster.presence import Presence
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
@@ -46,6 +47,8 @@ class Departures:
         self._congested = congested
         self._waiting: deque[Departure] = deque()
         """The messages that wait for a sync, in the order in which they were handed over."""
+        self._encoded: tuple[Message | None, list[Buffer]] = (None, [])
+        """The last message, and its frame: most appends are for more than one peer."""
 
     def is_new(self, peer: str) -> bool:
         """Whether there is a link with the peer, over which it understands what release 0.1 did not know."""
@@ -55,11 +58,16 @@ class Departures:
         """Send a message that waits for nothing; dropped if there is no link, or the peer does not know such."""
         if not self._links.connected(peer):
             return
-        buffers = encode(message) if self.is_new(peer) else encode_for_release_0_1(message)
+        buffers = self._frame(message) if self.is_new(peer) else encode_for_release_0_1(message)
         if buffers:
             self._links.send(peer, self._group_id, buffers)
         if self._links.congested(peer):
             self._congested(peer)
+
+    def _frame(self, message: Message) -> list[Buffer]:
+        if message is not self._encoded[0]:
+            self._encoded = message, encode(message)
+        return self._encoded[1]
 
     def transmit_to_all(self, message: Message) -> None:
         """Send a message that waits for nothing to everybody at the other end of a link."""

@@ -82,13 +82,18 @@ class Elections:
         """The silence after which a leader is suspected."""
         return self._detector.patience_s
 
-    def hear_leader(self, term: int, now_s: float) -> None:
-        """Note that the leader of `term` was heard; a round that was won while it was silent is void."""
-        if term != self._heard_term:
+    def hear_leader(self, term: int, now_s: float) -> bool:
+        """Note that the leader of `term` was heard; True if it is another one than before.
+
+        A round that was won while it was silent is void.
+        """
+        is_another = term != self._heard_term
+        if is_another:
             self._detector.forget()
         self._heard_term = term
         self._detector.hear(now_s)
         self.is_won = False
+        return is_another
 
     def leader_is_lost(self) -> None:
         """Note that the link to the leader is broken: it counts as dead at once."""

@@ -10,7 +10,7 @@ H3  the commit index never goes beyond what the message vouches for (`log_matchi
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
 H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/views.py`), and what one append
-        carries is bounded, with one entry at least (`Stock._SyncObj__getEntries`).
+        carries is bounded, with one entry at least (`_append_from`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
 H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`seams.py`).
@@ -52,7 +52,7 @@ from cluster.failure_detector import AwakeClock, FailureDetector
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
 from cluster.pace import Pace
-from cluster.replication import Answers
+from cluster.replication import Answers, Progress
 from cluster.seams import StableNode
 from cluster.stock import Stock
 from cluster.timing import Timing
@@ -124,6 +124,8 @@ class Engine(Stock):
         """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
         """Read in each turn, which come twice a heartbeat at least."""
+        self._luck = 0.0
+        """Thrown once for each leader, and for each request for a vote: it spreads what nodes do that wait alike."""
         self._answers = Answers(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
@@ -159,9 +161,11 @@ class Engine(Stock):
         """Whether the next turn has something to do at once, as far as that follows from entries and answers."""
         if self.applied_index < self.commit_index or self._append_due or self._is_candidate:
             return True
-        return self.is_leader and self.commit_index < min(
-            self._tracker.reached_index(self._stored_index()), self.journal.last_index
-        )
+        if not self.is_leader:
+            return False
+        commit_index, stored_index = self.commit_index, self._stored_index()
+        # Nothing counts that this leader has not stored: only then is it worth asking what the others have.
+        return commit_index < stored_index and commit_index < self._tracker.reached_index(stored_index)
 
     def acknowledged_index(self, peer: str) -> int:
         """The last entry that `peer` has told this leader to hold, 0 if none."""
@@ -214,8 +218,7 @@ class Engine(Stock):
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
         node = self._nodes.setdefault(peer, StableNode(peer))
-        if self._tracker.know(peer, directory, self._awake_s):
-            self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
+        if self._tracker.know(peer, directory, self._awake_s, self.journal.last_index + 1):
             self._SyncObj__raftMatchIndex[node] = 0
             self._SyncObj__lastResponseTime[node] = self._heard_told_s
 
@@ -241,7 +244,7 @@ class Engine(Stock):
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
             known_index = progress.acknowledged or self.journal.last_index
-            self._SyncObj__raftNextIndex[node] = known_index + 1
+            progress.next_index = known_index + 1
             self._append_due = True
 
     def peer_has_lost(self, peer: str, last_index: int) -> None:
@@ -275,11 +278,19 @@ class Engine(Stock):
 
     def _hear_leader(self) -> None:
         """Put an election off until the leader would be suspected."""
-        self._elections.hear_leader(self.term, self._awake_s())
+        if self._elections.hear_leader(self.term, self._awake_s()):
+            self._throw()
         if not self._SyncObj__transferInProgress:
-            jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
+            jitter_s = self._timing.campaign_jitter_s * self._luck
             deadline_s = self._runtime.monotonic() + self._elections.patience_s + jitter_s
             self._SyncObj__raftElectionDeadline = deadline_s
+
+    def _throw(self) -> None:
+        self._luck = self._runtime.random.random()
+
+    def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
+        timing = self._timing
+        return timing.election_min_s + (timing.election_max_s - timing.election_min_s) * self._luck
 
     def _campaign_soon(self) -> None:
         jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
@@ -385,6 +396,7 @@ class Engine(Stock):
             case HigherTerm():
                 self._adopt_term(message.term)
             case VoteRequest() if self.may_vote:
+                self._throw()
                 self._receive_stock_vote_request(node, message)
             case Vote():
                 self._receive_vote(peer, message)
@@ -402,34 +414,63 @@ class Engine(Stock):
 
         That bounds the time for which reading old entries stalls the loop to a millisecond or two, whether they are
         large or small: the number of entries counts as well as their size. Nor is more sent on a congested link, or to
-        a learner that was sent much (pace.py).
+        a learner that was sent much (pace.py). This replaces pysyncobj's way, which reads the log several times for
+        each append.
         """
         self._append_due = False
-        self._notice_s = math.inf
+        self._notice_s = self._rested_s = math.inf
         self._impatient.clear()
-        connected, now_s = self._SyncObj__connectedNodes, self._runtime.monotonic()
+        now_s = self._runtime.monotonic()
+        self._SyncObj__newAppendEntriesTime = now_s + self._timing.heartbeat_s
         grown_bytes, self._grown_bytes = self._grown_bytes, 0
+        made: dict[int, tuple[Append, int]] = {}
         for peer, progress in self.progress.items():
-            progress.begin_turn()
             if progress.pace is not None:
                 progress.pace.log_grew(grown_bytes)
-                node = self._nodes[peer]
-                if node in connected and progress.rest_s(now_s):
-                    progress.is_paused = True
-                    connected.discard(node)
-        try:
-            SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
-        finally:  # also if an entry that a peer lacks is found damaged on the disk
-            self._rested_s = math.inf
-            now_s = self._runtime.monotonic()
-            for peer, progress in self.progress.items():
-                if progress.is_paused:
-                    connected.add(self._nodes[peer])
-                    rest_s = progress.rest_s(now_s)
-                    if rest_s:
-                        self._rested_s = min(self._rested_s, now_s + rest_s)
-                    elif progress.probed is None:
-                        self._append_due = self.behind = True
+            if self._nodes[peer] in self._SyncObj__connectedNodes and not self._rests(progress, now_s):
+                self._feed(peer, progress, made, now_s)
+
+    def _rests(self, progress: Progress, now_s: float) -> bool:
+        """Whether a peer is sent nothing now, because it is a learner that was sent much."""
+        rest_s = progress.rest_s(now_s)
+        if rest_s:
+            self._rested_s = min(self._rested_s, now_s + rest_s)
+        return rest_s > 0
+
+    def _feed(self, peer: str, progress: Progress, made: dict[int, tuple[Append, int]], now_s: float) -> None:
+        """Send a peer one append, and more of them up to about a slice, unless it is being probed.
+
+        `made` has what was made for others in this turn, by the first entry: most of them lack the same.
+        """
+        journal, sent_bytes = self.journal, 0
+        end = journal.last_index + 1
+        while True:
+            start = progress.next_index
+            if start <= journal.first_index or progress.lacks_from is not None:
+                # It will refuse that, and its refusal tells where its own log ends; or it is only to be kept quiet.
+                start = end
+            if start not in made:
+                made[start] = self._append_from(start, end)
+            append, cost_bytes = made[start]
+            self._emit(peer, append)
+            progress.next_index = start + len(append.entries)
+            progress.spend(cost_bytes, now_s)
+            sent_bytes += cost_bytes
+            if progress.next_index == end:
+                return
+            if progress.probed is not None or sent_bytes > journal.slice_bytes:
+                if not self._rests(progress, now_s) and progress.probed is None:
+                    self._append_due = self.behind = True
+                return
+
+    def _append_from(self, start: int, end: int) -> tuple[Append, int]:
+        """An append of the entries from `start` to `end`, as far as a slice goes, and what it costs, in bytes."""
+        journal = self.journal
+        stop = journal.slice_end(start, end) if start < end else end
+        entries = list(map(LogEntry._make, journal.entries(start, stop)))
+        sent_bytes = sum(len(entry.payload) for entry in entries)
+        append = Append(self.term, self.commit_index, start - 1, journal.term_at(start - 1), entries)
+        return append, sent_bytes + journal.slice_bytes * len(entries) // SLICE_ENTRIES
 
     def tell_soon(self, names: Iterable[str]) -> None:
         """Let these nodes know at once what is committed: somebody waits there for what was just applied."""
@@ -439,28 +480,10 @@ class Engine(Stock):
         """Tell those at whom somebody waits what is committed, with appends of no entries."""
         last_index = self.journal.last_index
         for peer in filter(self._impatient.__contains__, self.progress):
-            node = self._nodes[peer]
-            has_been_sent_all = self._SyncObj__raftNextIndex[node] == last_index + 1
-            if has_been_sent_all and node in self._SyncObj__connectedNodes:
+            has_been_sent_all = self.progress[peer].next_index == last_index + 1
+            if has_been_sent_all and self._nodes[peer] in self._SyncObj__connectedNodes:
                 self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
         self._impatient.clear()
-
-    def _send_append(self, node: Node, message: dict[str, Any]) -> None:
-        progress, slice_bytes = self.progress[node.id], self.journal.slice_bytes
-        if "prevLogIdx" not in message:
-            self._ask_for_end(node)
-            return
-        if progress.lacks_from is not None:
-            self._emit_append(node.id, message, [])  # it keeps the node from campaigning
-            return
-        entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
-        self._emit_append(node.id, message, entries)
-        sent_bytes = sum(len(entry.payload) for entry in entries)
-        cost_bytes = sent_bytes + slice_bytes * len(entries) // SLICE_ENTRIES
-        progress.send(cost_bytes, slice_bytes, self._runtime.monotonic())
-        if progress.is_paused:
-            # pysyncobj goes on sending as long as there are entries and the node counts as connected.
-            self._SyncObj__connectedNodes.discard(node)
 
     def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
         return Appended(
@@ -548,15 +571,14 @@ class Engine(Stock):
         if not self._is_current_acknowledgement(message):
             return
         progress = self.progress[node.id]
-        next_indexes: dict[Node, int] = self._SyncObj__raftNextIndex
         if message.success and progress.matched():
             self._append_due = True
         if message.success and progress.acknowledge(message.next_index - 1):
-            next_indexes[node] = max(next_indexes[node], message.next_index)
+            progress.next_index = max(progress.next_index, message.next_index)
             self._stored_is_told = False
         elif message.reset and progress.refuse(message, self.journal.first_index):
             end = self.journal.last_index + 1
-            next_indexes[node] = end if progress.lacks_from is not None else min(message.next_index, end)
+            progress.next_index = end if progress.lacks_from is not None else min(message.next_index, end)
             self._append_due = True
         self._hear_follower(node.id)
 
@@ -596,7 +618,7 @@ class Engine(Stock):
         return self._awake.read(self._runtime.monotonic())
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        self._tracker.begin_reign(self._awake_s())
+        self._tracker.begin_reign(self._awake_s(), self.journal.last_index + 1)
         self._pace_learners()
         self._stored_is_told = True
         self._heard_told_s = self._runtime.monotonic()

@@ -471,6 +471,8 @@ def decode(frame: bytes) -> Message:
 def _checked(message: Checked) -> Checked:
     """The message, if its fields are of their types and in their ranges. Raises MalformedFrame."""
     for value, (name, kind, highest) in zip(message, _RULES[type(message)], strict=True):
+        if type(value) is int is kind and 0 <= value <= highest:
+            continue  # most are, and there is one of these for each message of a client
         parts_are_right = kind is not tuple or all(isinstance(part, str) for part in value)
         is_number = isinstance(value, int)
         if not (isinstance(value, kind) and parts_are_right) or (is_number and not 0 <= value <= highest):

@@ -38,6 +38,9 @@ from cluster.submission import Reign
 
 log = logging.getLogger(__name__)
 
+CHORES_S = 0.01
+"""How often it is looked, in turns, whether anything is due that no client waits for."""
+
 IN_FLIGHT_MAX = 2
 """At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
 
@@ -110,6 +113,8 @@ class Group:
         self.inquiries = parts.inquiries
         self.inbox = parts.inbox
         """What hears the links."""
+        self._chores_s = 0.0
+        """When it was last looked for chores, on the monotonic clock."""
         self._version = own.version
         """The version of the state that the log was last known to be at."""
 
@@ -238,7 +243,6 @@ class Group:
         alone_and_unsynced = self.journal.synced < self.journal.written and self._is_majority_alone()
         if not alone_and_unsynced:
             self._note_leader()
-            self._check_incarnation()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
                 self._introductions.introduce()
@@ -248,8 +252,8 @@ class Group:
             self._note_leader()
             if self.journal.last_index > last_index:
                 self._syncing.send()  # new entries: every peer's disk is waiting for them
-        self._giver.turn(self.engine)
-        self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
+        if self._runtime.monotonic() - self._chores_s >= CHORES_S:
+            self._do_chores()
         self._syncing.begin()
         if self.engine.outbox:
             # These are mere notices of the commit index: clients hear first what was just applied.
@@ -261,10 +265,17 @@ class Group:
         elif self.engine.resume_s < math.inf:
             self._turns.ask_in(self.engine.resume_s - self._runtime.monotonic())
 
+    def _do_chores(self) -> None:
+        self._chores_s = self._runtime.monotonic()
+        self._check_incarnation()
+        self._giver.turn(self.engine)
+        self.housekeeping.turn(*self.engine.last_applied(), self.apply_times.total_s)
+
     def _note_leader(self) -> None:
-        if (self.engine.leader, self.engine.term) == self.leadership.reign:
+        engine, known = self.engine, self.leadership.reign
+        if engine.term == known.term and engine.leader == known.leader:
             return
-        reign = Reign(self.engine.leader, self.engine.term)
+        reign = Reign(engine.leader, engine.term)
         if self.leadership.begins(reign):
             self._proposals.clear()
         # Else they would know for up to a second that this node hears no leader.

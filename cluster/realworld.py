@@ -22,6 +22,7 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from cluster.histogram import Histogram
+from cluster.inline_writes import InlineWrites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,11 +35,6 @@ _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
 """The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
-SHORT_S = 0.001
-"""A short job that takes longer than this, in seconds, is slow: the next ones are done on the thread."""
-SLOW_REST = 16
-"""After a slow job, so many have to be quick in a row on their thread before one may leave it, for each `SHORT_S` that
-it took."""
 
 
 class DirectoryInUse(Exception):
@@ -110,7 +106,7 @@ class RealDisk:
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
         self._background = _Worker("disk-background")
-        self._pace = _Pace()
+        self._inline_writes = InlineWrites()
         self.write_times = Histogram()
         """How long each write to the log took, with its sync."""
 
@@ -178,13 +174,14 @@ class RealDisk:
         *,
         is_short: bool = False,
     ) -> None:
-        timed = partial(self._timed, job, is_short=is_short)
-        if is_short and self._writer.is_idle and self._pace.is_quick:
+        is_inline = is_short and self._writer.is_idle and self._inline_writes.are_wise
+        timed = partial(self._timed, job, is_short=is_short, is_inline=is_inline)
+        if is_inline:
             done(*_outcome(timed))
         else:
             self._writer.submit(timed, done)
 
-    def _timed(self, job: Callable[[], T], *, is_short: bool) -> T:
+    def _timed(self, job: Callable[[], T], *, is_short: bool, is_inline: bool) -> T:
         began_s = time.monotonic()
         try:
             return job()
@@ -192,7 +189,7 @@ class RealDisk:
             took_s = time.monotonic() - began_s
             self.write_times.add(took_s)
             if is_short:
-                self._pace.took(took_s)
+                self._inline_writes.took(took_s, is_inline=is_inline)
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reader.submit(job, done)
@@ -285,23 +282,6 @@ def _lock(root: Path, descriptor: int, kind: int) -> None:
     except BlockingIOError:
         holder = os.pread(descriptor, _LOCK_BYTES, 0).decode(errors="replace").strip()
         raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
-
-
-class _Pace:
-    """How long short jobs take: while the disk is quick, a thread for them costs more time than they do."""
-
-    def __init__(self) -> None:
-        self._rest = 0
-        """How many short jobs still go to the thread because one was slow."""
-
-    @property
-    def is_quick(self) -> bool:
-        return self._rest == 0
-
-    def took(self, seconds: float) -> None:
-        """Note how long a short job has taken."""
-        slowness = int(seconds / SHORT_S)
-        self._rest = max(self._rest - 1, 0, SLOW_REST * slowness)
 
 
 class _Worker:

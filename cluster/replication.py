@@ -31,6 +31,8 @@ class Progress:
 
     heard_s: float
     """When the peer was last heard, by the time for which this node was awake; at first, when the reign began."""
+    next_index: int
+    """The entry that the peer is sent next."""
     acknowledged: int = 0
     """The last entry that the peer has told this leader to hold; 0 if none."""
     probed: int | None = None
@@ -39,10 +41,6 @@ class Progress:
     """The entry that the peer needs next, if it is not in the log any more; else None."""
     useless_end: tuple[int, int] = (0, 0)
     """Index and term of the end of the peer's log when it was last found to need entries from before this log."""
-    sent_bytes: int = 0
-    """Bytes that the peer was sent in this turn; each entry counts for a share of a full slice on top of its size."""
-    is_paused: bool = False
-    """Whether the peer gets no more appends in this turn."""
     pace: Pace | None = None
     """How fast the peer is sent the log, if it is a learner; the others are sent what they lack at once."""
 
@@ -91,14 +89,8 @@ class Progress:
         if self.lacks_from is not None:
             self.probed = self.lacks_from = None
 
-    def begin_turn(self) -> None:
-        self.sent_bytes = 0
-        self.is_paused = False
-
-    def send(self, sent_bytes: int, bytes_max: int, now_s: float) -> None:
-        """Count an append that is sent: no more follow in this turn while probing, or beyond `bytes_max`."""
-        self.sent_bytes += sent_bytes
-        self.is_paused = self.probed is not None or self.sent_bytes > bytes_max
+    def spend(self, sent_bytes: int, now_s: float) -> None:
+        """Count what the peer is sent."""
         if self.pace is not None:
             self.pace.spend(sent_bytes, now_s)
 

@@ -75,8 +75,12 @@ class NoPoller:
 class StableNode(Node):
     """A node with the same hash in every process: pysyncobj iterates over sets of nodes, and a seed must replay."""
 
+    id: str = ""  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
+    """The name, in place of a property: it is asked for several times for each message."""
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        vars(self)["id"] = name  # pysyncobj forbids to set it
         self._hash = crc32(name.encode())
 
     def __hash__(self) -> int:

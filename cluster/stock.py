@@ -15,16 +15,15 @@ from pysyncobj import SyncObj, SyncObjConf
 
 from cluster.departures import Departure
 from cluster.elections import LogEnd, Role
-from cluster.envelope import Append, LogEntry, Message, Vote, VoteRequest
+from cluster.envelope import Append, Message, Vote, VoteRequest
 from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pysyncobj.node import Node
 
     from cluster.log.journal import SegmentedJournal
-    from cluster.log.views import Entry
     from cluster.ports import Runtime
     from cluster.timing import Timing
 
@@ -41,7 +40,6 @@ class Stock(SyncObj):
     _SyncObj__newAppendEntriesTime: float
     _SyncObj__raftCommitIndex: int
     _SyncObj__raftLastApplied: int
-    _SyncObj__raftNextIndex: dict[Node, int]
     _SyncObj__raftMatchIndex: dict[Node, int]
     _SyncObj__lastResponseTime: dict[Node, float]
     _SyncObj__connectedNodes: set[Node]
@@ -135,12 +133,8 @@ class Stock(SyncObj):
 
     def _forget_node(self, node: Node) -> None:
         """Send nothing more to a node, and count it nowhere."""
-        for known in (
-            self._SyncObj__raftNextIndex,
-            self._SyncObj__raftMatchIndex,
-            self._SyncObj__lastResponseTime,
-        ):
-            known.pop(node, None)
+        self._SyncObj__raftMatchIndex.pop(node, None)
+        self._SyncObj__lastResponseTime.pop(node, None)
         self._SyncObj__connectedNodes.discard(node)
         if self._SyncObj__raftLeader == node:
             self._SyncObj__raftLeader = None
@@ -179,9 +173,7 @@ class Stock(SyncObj):
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
         """Translate what pysyncobj wants to send."""
         kind = message["type"]
-        if kind == "append_entries":
-            self._send_append(node, message)
-        elif kind == "next_node_idx":
+        if kind == "next_node_idx":
             self._acknowledge(node, message)
         elif kind == "request_vote":
             self._emit(
@@ -192,24 +184,9 @@ class Stock(SyncObj):
         else:
             raise RuntimeError(f"pysyncobj wants to send {kind!r}")
 
-    def _send_append(self, node: Node, message: dict[str, Any]) -> None:
-        """Send the entries that pysyncobj has chosen; the engine's to do."""
-        raise NotImplementedError
-
     def _acknowledge(self, node: Node, message: dict[str, Any]) -> None:
         """Answer the append that pysyncobj has taken in; the engine's to do."""
         raise NotImplementedError
-
-    def _emit_append(self, peer: str, message: dict[str, Any], entries: Sequence[LogEntry]) -> None:
-        previous = (message["prevLogIdx"], message["prevLogTerm"])
-        self._emit(peer, Append(message["term"], message["commit_index"], *previous, entries))
-
-    def _ask_for_end(self, node: Node) -> None:
-        """Go on at the end of the log for a node whose next entry is not in the log any more.
-
-        The node will refuse that append, and its refusal tells where its own log ends.
-        """
-        self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
 
     def _emit(self, peer: str, message: Message, sync_point: int = 0) -> None:
         self.outbox.append(Departure(sync_point, peer, message))
@@ -223,21 +200,9 @@ class Stock(SyncObj):
         due_s = self._SyncObj__newAppendEntriesTime if self.is_leader else self._SyncObj__raftElectionDeadline
         return due_s < self._runtime.monotonic()
 
-    def _SyncObj__getEntries(  # noqa: N802
-        self,
-        fromIDx: int,  # noqa: N803
-        count: int | None = None,
-        maxSizeBytes: int | None = None,  # noqa: N803
-    ) -> Sequence[Entry]:
-        """Return the entries from `fromIDx` on; given `maxSizeBytes`, only as many as one append carries (H7).
-
-        pysyncobj gives that bound only when it sends. When it looks whether anything follows an entry it must not be
-        told less than there is: it takes a slice of one entry to mean that no conflicting tail needs to be deleted.
-        """
-        if maxSizeBytes is None:
-            return super()._SyncObj__getEntries(fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
-        journal = self.journal
-        return journal.entries(fromIDx, journal.slice_end(fromIDx, journal.last_index + 1))
+    def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
+        """Return what pysyncobj finds by reading the last entry."""
+        return self.journal.last_index
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
         """Do nothing: commands come through `Engine.propose` and not through pysyncobj's queue."""

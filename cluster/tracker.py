@@ -33,27 +33,27 @@ class ProgressTracker:
 
     # Peers
 
-    def know(self, peer: str, directory: bytes | None, awake_s: Callable[[], float]) -> bool:
+    def know(self, peer: str, directory: bytes | None, awake_s: Callable[[], float], next_index: int) -> bool:
         """Keep what is known of a peer, unless another directory has its name now. True if nothing is known of it.
 
         Whether that one is there is not decided here: a link may have led to it all the time. `awake_s` tells the time
-        for which this node was awake.
+        for which this node was awake; one of which nothing is known is sent `next_index` first.
         """
         before = self._directories.get(peer)
         self._directories[peer] = directory
         is_another = before is not None and directory != before
         if peer in self.peers and not is_another:
             return False
-        self.peers[peer] = Progress(awake_s())
+        self.peers[peer] = Progress(awake_s(), next_index)
         return True
 
     def forget(self, peer: str) -> None:
         del self.peers[peer], self._directories[peer]
 
-    def begin_reign(self, awake_s: float) -> None:
-        """Nothing is known of anybody: acknowledgements are of one reign."""
+    def begin_reign(self, awake_s: float, next_index: int) -> None:
+        """Nothing is known of anybody: acknowledgements are of one reign. Everybody is sent `next_index` first."""
         for peer in self.peers:
-            self.peers[peer] = Progress(awake_s)
+            self.peers[peer] = Progress(awake_s, next_index)
 
     def pace_learners(self, make: Callable[[], Pace]) -> None:
         """Learners are fed slowly, and voters are not; `make` makes the pace of one that is new."""
@@ -68,8 +68,9 @@ class ProgressTracker:
 
     def reached_index(self, own_index: int) -> int:
         """The last entry that a majority has stored, this leader among them, whose disk holds `own_index` (H1)."""
-        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.peers.items()}
-        stored[self._name] = own_index
+        stored = {self._name: own_index}
+        for peer, known in self.peers.items():
+            stored[peer] = min(known.acknowledged, own_index)
         return self._configurations.membership.reached(stored)
 
     def reached_without_leader(self) -> int:

@@ -8,6 +8,7 @@ Law: whoever asks gets a turn, in the next pass of the event loop; several who a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ class TurnTimer:
         self.is_on = False
         """Whether turns may be asked for."""
         self._is_asked = False
+        self._due_s = math.inf
+        """When the next turn is due, as far as the last one knows, on the monotonic clock."""
         self._timer: Timer | None = None
-        self._timer_s = 0.0
+        self._timer_s = math.inf
         """When `_timer` goes off, on the monotonic clock."""
 
     def ask(self) -> None:
@@ -36,20 +39,33 @@ class TurnTimer:
             self._runtime.call_soon(self._begin)
 
     def ask_in(self, delay_s: float) -> None:
-        """Have a turn in `delay_s` seconds, unless the next beat or a timer that is set brings one before that."""
-        goes_off_s = self._runtime.monotonic() + delay_s
-        if delay_s > self.beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
+        """Have a turn in `delay_s` seconds, unless the next beat brings one before that.
+
+        Any turn that comes sooner makes that void: it asks again for what is still to come.
+        """
+        if delay_s > self.beat_s:
             return
+        self._due_s = min(self._due_s, self._runtime.monotonic() + delay_s)
+        if self._due_s < self._timer_s:
+            self._set_timer(delay_s)
+
+    def _set_timer(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._runtime.call_later(delay_s, self._go_off)
-        self._timer_s = goes_off_s
+        self._timer_s = self._due_s
 
     def _begin(self) -> None:
         self._is_asked = False
+        self._due_s = math.inf
         if self.is_on:
             self._take()
 
     def _go_off(self) -> None:
-        self._timer = None
-        self.ask()
+        """Ask for a turn, or set the timer anew: under load, most of what it was set for is done by then."""
+        due_s, now_s = self._due_s, self._timer_s
+        self._timer, self._timer_s = None, math.inf
+        if due_s <= now_s:
+            self.ask()
+        elif due_s < math.inf:
+            self._set_timer(due_s - now_s)

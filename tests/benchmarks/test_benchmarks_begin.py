@@ -12,6 +12,7 @@ OPTIONS = [
     "ARGS",
     "LATENCY",
     "BUDGET",
+    "CALLS",
     "DEAREST",
     "HURT",
     "CONNECTIONS",

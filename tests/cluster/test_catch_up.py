@@ -126,7 +126,7 @@ class Engine:
     is_leader = True
 
     def __init__(self) -> None:
-        self.progress = {"taker": Progress(heard_s=0.0, lacks_from=2)}
+        self.progress = {"taker": Progress(heard_s=0.0, next_index=2, lacks_from=2)}
 
 
 class State:

@@ -512,7 +512,7 @@ def test_h6_large_entries_go_one_by_one_and_one_in_a_turn() -> None:
         node.engine.outbox.clear()
         node.turn()
         sizes.append([[len(entry.payload) for entry in append.entries] for append in node.appends_to("b")])
-    assert sizes == [[[2_000_000]]] * 3 + [[[]]]
+    assert sizes == [[[2_000_000]]] * 3 + [[]]
 
 
 def test_h6_a_conflicting_tail_of_large_entries_is_deleted() -> None:

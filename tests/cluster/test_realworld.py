@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster import realworld
+from cluster import inline_writes
+from cluster.inline_writes import STALL_REST
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
-from cluster.realworld import SLOW_REST, AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -352,8 +353,10 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
 def test_a_short_job_is_done_at_once_while_the_disk_is_quick(
     disk: RealDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is slow has the next ones go to the thread, the more of them the slower it was."""
-    monkeypatch.setattr(realworld, "SHORT_S", 0.1)  # a busy machine may take a while to do nothing
+    """After a stall the next ones go to the thread, the more of them the longer it was."""
+    # A busy machine may take a while to do nothing.
+    monkeypatch.setattr(inline_writes, "QUICK_S", 0.1)
+    monkeypatch.setattr(inline_writes, "STALL_S", 0.5)
     here = threading.get_ident()
     threads: list[int] = []
 
@@ -372,7 +375,7 @@ def test_a_short_job_is_done_at_once_while_the_disk_is_quick(
     async def run() -> None:
         assert await submit() == here
         assert await submit(1.0) == here
-        rest = [await submit() for _ in range(10 * SLOW_REST)]
+        rest = [await submit() for _ in range(10 * STALL_REST - 1)]
         assert here not in rest
         while await submit() != here:
             pass  # a job that the system has kept waiting counts as slow, too

@@ -16,7 +16,7 @@ def refusal(next_index: int, last_index: int = 60, last_term: int = 1) -> Append
 
 @pytest.fixture
 def progress() -> Progress:
-    return Progress(heard_s=0.0)
+    return Progress(heard_s=0.0, next_index=1)
 
 
 def test_acknowledgements_only_grow(progress: Progress) -> None:
@@ -39,19 +39,6 @@ def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress)
     assert progress.probed is None
     assert not progress.matched()
     assert progress.refuse(refusal(90), FIRST_INDEX)
-
-
-def test_one_append_in_a_turn_while_probing(progress: Progress) -> None:
-    progress.refuse(refusal(90), FIRST_INDEX)
-    progress.begin_turn()
-    progress.send(1, bytes_max=100, now_s=0.0)
-    assert progress.is_paused
-    progress.matched()
-    progress.begin_turn()
-    progress.send(60, bytes_max=100, now_s=0.0)
-    assert not progress.is_paused
-    progress.send(60, bytes_max=100, now_s=0.0)
-    assert progress.is_paused
 
 
 def test_what_the_log_does_not_reach_back_to_is_lacking_until_an_append_matches(progress: Progress) -> None:

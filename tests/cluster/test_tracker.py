@@ -16,24 +16,24 @@ def tracker_of(voters: str, learners: str = "", awake_s: float = 10.0) -> Progre
     """That of a, for which each of the others is the member of its name."""
     tracker = ProgressTracker("a", configurations_of(voters, learners))
     for peer in (voters + learners).replace("a", ""):
-        assert tracker.know(peer, directory_of(peer), lambda: awake_s)
+        assert tracker.know(peer, directory_of(peer), lambda: awake_s, 1)
     return tracker
 
 
 def test_what_a_peer_has_acknowledged_stays_known_until_another_directory_has_its_name() -> None:
     tracker = tracker_of("abc")
     tracker.peers["b"].acknowledge(7)
-    assert not tracker.know("b", directory_of("b"), now)
+    assert not tracker.know("b", directory_of("b"), now, 1)
     assert tracker.peers["b"].acknowledged == 7
-    assert tracker.know("b", directory_of("x"), now)
+    assert tracker.know("b", directory_of("x"), now, 1)
     assert tracker.peers["b"].acknowledged == 0
 
 
 def test_one_whose_directory_becomes_known_is_no_other_one() -> None:
     tracker = ProgressTracker("a", configurations_of("ab"))
-    tracker.know("b", None, now)
+    tracker.know("b", None, now, 1)
     tracker.peers["b"].acknowledge(7)
-    assert not tracker.know("b", directory_of("b"), now)
+    assert not tracker.know("b", directory_of("b"), now, 1)
     assert tracker.peers["b"].acknowledged == 7
 
 
@@ -42,14 +42,14 @@ def test_nothing_is_known_of_one_that_was_forgotten() -> None:
     tracker.peers["b"].acknowledge(7)
     tracker.forget("b")
     assert "b" not in tracker.peers
-    assert tracker.know("b", directory_of("b"), now)
+    assert tracker.know("b", directory_of("b"), now, 1)
 
 
 def test_acknowledgements_to_an_earlier_leader_do_not_count() -> None:
     tracker = tracker_of("abc")
     peers = tracker.peers
     tracker.peers["b"].acknowledge(7)
-    tracker.begin_reign(20.0)
+    tracker.begin_reign(20.0, 1)
     assert peers is tracker.peers
     assert tracker.peers["b"].acknowledged == 0
     assert [known.heard_s for known in peers.values()] == [20.0, 20.0]
@@ -87,7 +87,7 @@ def test_learners_are_fed_at_a_pace_of_their_own_until_they_vote() -> None:
     configurations = configurations_of("ab", "c")
     tracker = ProgressTracker("a", configurations)
     for peer in "bc":
-        tracker.know(peer, directory_of(peer), now)
+        tracker.know(peer, directory_of(peer), now, 1)
 
     def make() -> Pace:
         return Pace(bytes_per_s=1.0, rest_max_s=1.0, burst_bytes=1, now_s=10.0)

@@ -225,7 +225,7 @@ class SendsEverythingAgain(Engine):
     def peer_connected(self, peer: str) -> None:
         super().peer_connected(peer)
         if self.is_leader:
-            self._SyncObj__raftNextIndex[self._nodes[peer]] = max(self.acknowledged_index(peer), 1) + 1
+            self.progress[peer].next_index = max(self.acknowledged_index(peer), 1) + 1
 
 
 def believe_the_commit_index(message: Append) -> Append:
