@@ -171,7 +171,9 @@ def _place(file: str) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=200)
     parser.add_argument("--follower", action="store_true", help="the client is connected to a follower")
     parser.add_argument("--consume", action="store_true", help="the client consumes what it publishes, too")
