@@ -11,7 +11,7 @@
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" DEAREST="--repeat 1" HURT="--only disk"
+#   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
 #              FAILOVER="--repeat 1 --busy 0" SEVERAL_LOGS="--repeat 1 --queues 500" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
@@ -23,6 +23,7 @@ SECONDS ?= 60
 ARGS ?=
 LATENCY ?=
 BUDGET ?=
+CALLS ?=
 DEAREST ?=
 HURT ?=
 CONNECTIONS ?=

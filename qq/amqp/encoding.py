@@ -1,6 +1,6 @@
-"""What the server sends: methods, confirms, deliveries.
+"""What is sent: methods, confirms, deliveries, of the server and of shovels, which are clients.
 
-Lives here: frames as bytes. Not here: when they are sent (qq/amqp_server), connection and channel closing
+Lives here: frames as bytes. Not here: when they are sent (qq/amqp_server, qq/shovels), connection and channel closing
 (connection.py), the messages' own frames (qq/stored).
 
 Law: a stored message is sent as it is; what is packed is the method frame before it. Names that clients gave are
@@ -39,7 +39,7 @@ def encode(channel: int, frame: base.Frame) -> bytes:
 
 
 def confirm_frame(channel: int, tag: int, multiple: bool, nack: bool = False) -> bytes:
-    """Encode basic.ack or basic.nack to a publisher."""
+    """Encode basic.ack or basic.nack, of a server to a publisher or of a client to a server."""
     return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120 if nack else 80, tag, multiple, FRAME_END)
 
 
@@ -79,21 +79,22 @@ def get_ok(
     """Encode basic.get-ok and the message."""
     names = _shortstr(exchange) + _shortstr(routing_key)
     arguments = _TAG.pack(delivery_tag) + bytes([redelivered]) + names + _U32.pack(message_count)
-    return _method(channel, 60, 71, arguments) + message
+    return method_frame(channel, 60, 71, arguments) + message
 
 
 def returned(channel: int, code: int, text: str, exchange: str, routing_key: str, message: bytes) -> bytes:
     """Encode basic.return and the message."""
     arguments = _U16.pack(code) + _shortstr(text) + _shortstr(exchange) + _shortstr(routing_key)
-    return _method(channel, 60, 50, arguments) + message
+    return method_frame(channel, 60, 50, arguments) + message
 
 
 def declare_ok(channel: int, queue: str, messages: int, consumers: int) -> bytes:
     """Encode queue.declare-ok."""
-    return _method(channel, 50, 11, _shortstr(queue) + _U32.pack(messages) + _U32.pack(consumers))
+    return method_frame(channel, 50, 11, _shortstr(queue) + _U32.pack(messages) + _U32.pack(consumers))
 
 
-def _method(channel: int, class_id: int, method_id: int, arguments: bytes) -> bytes:
+def method_frame(channel: int, class_id: int, method_id: int, arguments: bytes) -> bytes:
+    """Encode the method of these numbers, whose arguments are encoded already."""
     return _METHOD.pack(FRAME_METHOD, channel, 4 + len(arguments), class_id, method_id) + arguments + _END
 
 

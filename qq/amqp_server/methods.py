@@ -1,7 +1,7 @@
 """Which method of AMQP a command of the log was, for the error that closes its channel or connection.
 
-Lives here: that, and which error of AMQP a refusal of the log becomes. Not here: why commands are refused
-(qq/machine/errors.py), what is said of it (qq/errors.py).
+Lives here: that, the numbers of methods that several parts of a channel name, and which error of AMQP a refusal of the
+log becomes. Not here: why commands are refused (qq/machine/errors.py), what is said of it (qq/errors.py).
 
 Law: every command that a client waits for, or that may fail its channel, has a method.
 """
@@ -43,16 +43,19 @@ if TYPE_CHECKING:
     from qq.machine.effects import Failed
 
 NO_METHOD = (0, 0)
+PUBLISH, CONSUME = (60, 40), (60, 20)
+ACK, NACK, REJECT = (60, 80), (60, 120), (60, 90)
+RECOVER, RECOVER_ASYNC = (60, 110), (60, 100)
 METHODS: dict[type[Method], tuple[int, int]] = {
-    Enqueue: (60, 40),
-    Publish: (60, 40),
+    Enqueue: PUBLISH,
+    Publish: PUBLISH,
     Commit: (90, 20),
     Limit: (60, 10),
-    Checkout: (60, 20),
-    ReplyTo: (60, 20),
+    Checkout: CONSUME,
+    ReplyTo: CONSUME,
     Cancel: (60, 30),
     Get: (60, 70),
-    Recover: (60, 110),
+    Recover: RECOVER,
     DeclareQueue: (50, 10),
     BindQueue: (50, 20),
     PurgeQueue: (50, 30),

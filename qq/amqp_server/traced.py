@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.amqp_server.channel.channel import Channel, ChannelParts
 from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.publishing import PublishingMethods
+from qq.amqp_server.methods import ACK, NACK, REJECT
 from qq.amqp_server.outgoing import Outgoing
 from qq.sessions.headers import published_to
 from qq.sessions.tracing import Address
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 DELIVERED_MAX = 10_000
 """Traced messages that a client of a channel holds, of which it is remembered that they are traced; the settlements of
 others are not."""
-ACK, NACK, REJECT = (60, 80), (60, 120), (60, 90)
 _OPERATIONS = {ACK: "ack", NACK: "nack", REJECT: "reject"}
 COMMITTED = "commit"
 """The event of a span when what was asked for is on a majority's disks, and applied here."""

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.fitness import FULL_BYTES
+from cluster.quorum import is_majority
 from qq.cli.escaping import escaped
 from qq.cli.output import cell, print_answer, print_cells
 
@@ -74,13 +75,13 @@ def judge(answer: dict[str, Any]) -> Health:
     heard = [
         each["name"] for each in voters if each["state"] != _DOWN and each["standing"] in ("voter", None)
     ]
-    if 2 * len(heard) <= len(voters):
+    if not is_majority(len(heard), len(voters)):
         return Health(False, f"no majority: {'; '.join(_troubles(nodes, silent))}")
     if leader is None:
         return Health(False, f"nobody leads: {_names(heard)} elect a leader, which takes a moment; ask again")
     troubles = _troubles(nodes, silent)
     full = [each["name"] for each in voters if each["alarm"] and each["disk_free_bytes"] < FULL_BYTES]
-    if 2 * len(set(heard).difference(full)) <= len(voters):
+    if not is_majority(len(set(heard).difference(full)), len(voters)):
         return Health(
             False, f"nothing is confirmed: the disks of {_names(full)} are full; {'; '.join(troubles)}"
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from pamqp.commands import Basic
 
 from qq.http.documents import HASHING
-from qq.http.errors import bad_request
+from qq.http.errors import bad_request, invalid
 from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.access import HASH_BYTES, SHA256
 from qq.machine.arguments import MODULES
@@ -202,9 +202,9 @@ def read_limit(body: Body, name: str, key: str = "value") -> int:
     """Read the limit of this name. A negative number means no limit."""
     limit = field(body, key, int)
     if limit not in INTEGERS:
-        raise _invalid(f"{key} is out of range")
+        raise invalid(f"{key} is out of range")
     if limit == 0 and name in RATES:
-        raise _invalid(
+        raise invalid(
             f"{name} is 1 at least, or negative for no limit: what is above it waits, and would for ever"
         )
     return limit
@@ -212,7 +212,7 @@ def read_limit(body: Body, name: str, key: str = "value") -> int:
 
 def check_limit(name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise _invalid(f"Unrecognised terms [{erlang_term(name)}]; there are {', '.join(known)}")
+        raise invalid(f"Unrecognised terms [{erlang_term(name)}]; there are {', '.join(known)}")
 
 
 # --- virtual hosts, users, permissions
@@ -375,26 +375,22 @@ def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
         raise bad_request(str(error)) from None
     _check_size("definition", definition)
     if not isinstance(pattern, str):
-        raise _invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
+        raise invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
     # The log has no negative numbers in this place.
     if type(priority) is not int or priority < 0 or priority not in INTEGERS:
-        raise _invalid(f"priority should be a number, actually was {erlang_term(priority)}")
+        raise invalid(f"priority should be a number, actually was {erlang_term(priority)}")
     name = _required_name(name, "a policy")
     policy = Policy(name, pattern, definition, priority, str(apply_to), operator)
     try:
         check_policy(policy)
     except InvalidPolicy as error:
-        raise _invalid(str(error)) from None
+        raise invalid(str(error)) from None
     return policy
 
 
 def put_policy(vhost: str, policy: Policy) -> PutPolicy:
     name, pattern, definition, priority, apply_to, operator = policy
     return PutPolicy(vhost, name, operator, pattern, apply_to, priority, definition)
-
-
-def _invalid(text: str) -> Exception:
-    return bad_request(f"Validation failed\n\n{text}\n")
 
 
 def read_deduplication(body: Body, current: Deduplication) -> Deduplication:

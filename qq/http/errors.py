@@ -53,6 +53,11 @@ def bad_request(reason: str, error: str = "") -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, reason, error=error)
 
 
+def invalid(text: str) -> Refusal:
+    """Refuse a value, in the form in which RabbitMQ tells what is wrong with one."""
+    return bad_request(f"Validation failed\n\n{text}\n")
+
+
 def not_found(reason: str = NOT_FOUND) -> Refusal:
     return Refusal(HTTPStatus.NOT_FOUND, reason)
 

@@ -192,7 +192,7 @@ def host(request: web.Request) -> str:
     return request.headers.get(hdrs.HOST, "")
 
 
-# --- web sessions
+# --- cookies, and web sessions
 
 
 def cookie_name(request: web.Request, use: str = "session") -> str:
@@ -205,6 +205,27 @@ def cookie_name(request: web.Request, use: str = "session") -> str:
     is_port = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
     name = f"qq-{use}-{port}" if is_port else f"qq-{use}"
     return f"__Host-{name}" if is_encrypted(request) else name
+
+
+def set_cookie(
+    request: web.Request,
+    response: web.Response,
+    value: str,
+    lifetime_s: int,
+    *,
+    use: str = "session",
+    same_site: str = "Strict",
+) -> None:
+    """Have the browser keep a cookie that no script can read; without a lifetime, have it forget the one it has."""
+    response.set_cookie(
+        cookie_name(request, use),
+        value,
+        max_age=lifetime_s,
+        path="/",
+        httponly=True,
+        samesite=same_site,
+        secure=is_encrypted(request),
+    )
 
 
 def is_encrypted(request: web.Request) -> bool:

@@ -31,6 +31,7 @@ from qq.http.login import (
     cookie_name,
     host,
     is_encrypted,
+    set_cookie,
 )
 from qq.http.sessions import set_session_cookie
 from qq.http.view import LoginRefused, LoginRound, LoginThrottled, Unavailable
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 600
 """How long somebody may take at the issuer's page."""
+_ROUND = "login"
+"""What the cookie of a round is for, in its name."""
 _SEED_BYTES = 32
 _SEED_LENGTH = 43
 """Characters of a seed, in base64."""
@@ -109,7 +112,7 @@ class OAuth2Endpoints:
         return response
 
     async def _logged_in(self, request: web.Request, provider: LoginProvider) -> web.Response:
-        query, seed = request.query, request.cookies.get(_round_cookie_name(request), "")
+        query, seed = request.query, request.cookies.get(cookie_name(request, _ROUND), "")
         if len(seed) != _SEED_LENGTH or not seed.isascii():
             raise LoginRefused(_NOT_BEGUN)
         login = _round(request, seed)
@@ -156,17 +159,6 @@ def _to_page(failure: str) -> web.Response:
     return web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
 
 
-def _round_cookie_name(request: web.Request) -> str:
-    return cookie_name(request, "login")
-
-
 def _set_round_cookie(request: web.Request, response: web.Response, seed: str, lifetime_s: int) -> None:
-    response.set_cookie(
-        _round_cookie_name(request),
-        seed,
-        max_age=lifetime_s,
-        path="/",
-        httponly=True,
-        samesite="Lax",  # the browser comes back from another site
-        secure=is_encrypted(request),
-    )
+    # The browser comes back from another site, with which a strict one would stay behind.
+    set_cookie(request, response, seed, lifetime_s, use=_ROUND, same_site="Lax")

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from qq.http import bodies
 from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
-from qq.http.errors import bad_request
+from qq.http.errors import bad_request, invalid
 from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
@@ -102,14 +102,14 @@ def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
         raise bad_request("policies may not be set using this method")
     if component == LIMITS:
         if name != LIMITS_NAME:
-            raise bad_request(f"Validation failed\n\nthe parameter of {LIMITS} is '{LIMITS_NAME}'\n")
+            raise invalid(f"the parameter of {LIMITS} is '{LIMITS_NAME}'")
         return SetVhostLimits(vhost, bodies.limits(value, VHOST_LIMITS))
     if component == OPERATOR_POLICIES:
         if not isinstance(value, dict):
             raise bad_request("value should be a map")
         return bodies.put_policy(vhost, bodies.read_policy(name, value, operator=True))
     if not has_meaning(component):
-        raise bad_request(f"Validation failed\n\ncomponent {component} not found\n")
+        raise invalid(f"component {component} not found")
     COMPONENTS[component](vhost, bodies.name_of(name), value)
     return PutParameter(vhost, component, name, _json(value))
 

@@ -21,10 +21,9 @@ from qq.http.login import (
     SESSION_PATH,
     check_csrf,
     check_origin,
-    cookie_name,
-    is_encrypted,
     log_in,
     session_of,
+    set_cookie,
 )
 from qq.http.requests import done, read_raw
 
@@ -76,7 +75,7 @@ class LoginEndpoints:
             check_csrf(request, session)
             await self._management.end_session(session.token)
         response = done()
-        _set_cookie(request, response, "", 0)
+        set_cookie(request, response, "", 0)
         return response
 
 
@@ -105,16 +104,4 @@ def _document(session: WebLogin) -> dict[str, Any]:
 
 def set_session_cookie(request: web.Request, response: web.Response, session: WebLogin) -> None:
     """Have the browser keep a session that has just begun."""
-    _set_cookie(request, response, session.token, session.expires_s - int(time()))
-
-
-def _set_cookie(request: web.Request, response: web.Response, token: str, lifetime_s: int) -> None:
-    response.set_cookie(
-        cookie_name(request),
-        token,
-        max_age=lifetime_s,
-        path="/",
-        httponly=True,
-        samesite="Strict",
-        secure=is_encrypted(request),
-    )
+    set_cookie(request, response, session.token, session.expires_s - int(time()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
-from qq.http.errors import Refusal, bad_request
+from qq.http.errors import Refusal, invalid, not_found
 from qq.http.lists import Listing, write_listing
 from qq.http.login import POLICYMAKERS, login_of, require
 from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from qq.shovels.definition import Definition
 
 _ONE = "/api/shovels/vhost/{vhost}/{name}"
+_SHOWN = [f"{end}-{what}" for end in ("src", "dest") for what in ("queue", "exchange", "exchange-key")]
+"""What is shown of a shovel's value, as it is."""
 
 
 class NotCarriedOut(Refusal):
@@ -44,10 +46,10 @@ def check_shovel(vhost: str, _name: str, value: Any) -> None:
     """Check the value of a shovel. Raises Refusal."""
     try:
         definition_of(vhost, value)
-    except InvalidShovel as invalid:
-        refused = bad_request(f"Validation failed\n\n{invalid}\n")
-        if isinstance(invalid, OtherProtocol):
-            raise NotCarriedOut(refused.status, refused.reason, error=refused.error) from None
+    except InvalidShovel as error:
+        refused = invalid(str(error))
+        if isinstance(error, OtherProtocol):
+            raise NotCarriedOut(refused.status, refused.reason) from None
         raise refused from None
 
 
@@ -56,8 +58,7 @@ async def check_may_set(request: web.Request, management: ManagementView, vhost:
     sees_vhost = sees(request, management)
     for where, command in _needed(definition_of(vhost, value)):
         if not (management.has_vhost(where) and sees_vhost(where)):
-            text = f'user "{login_of(request).user}" may not connect to vhost "{where}"'
-            raise bad_request(f"Validation failed\n\n{text}\n")
+            raise invalid(f'user "{login_of(request).user}" may not connect to vhost "{where}"')
         await check_permitted(request, management, where, command)
 
 
@@ -92,12 +93,7 @@ def shovel_document(shovel: ShovelStatus) -> dict[str, Any]:
         "reason": shovel.reason,
         "src_protocol": value.get("src-protocol", "amqp091"),
         "dest_protocol": value.get("dest-protocol", "amqp091"),
-        **{
-            f"{side}_{what}": value.get(f"{side}-{what.replace('_', '-')}")
-            for side in ("src", "dest")
-            for what in ("queue", "exchange", "exchange_key")
-            if f"{side}-{what.replace('_', '-')}" in value
-        },
+        **{key.replace("-", "_"): value[key] for key in _SHOWN if key in value},
         "src_uri": redacted(value.get("src-uri", "amqp://")),
         "dest_uri": redacted(value.get("dest-uri", "amqp://")),
         **shovel.figures,
@@ -148,4 +144,7 @@ class ShovelEndpoints:
     async def _existing(self, request: web.Request) -> ShovelStatus:
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         await existing(self._management, lambda: self._management.parameter(vhost, SHOVEL, name))
-        return next(each for each in await self._management.shovels(vhost) if each.name == name)
+        for each in await self._management.shovels(vhost):
+            if each.name == name:
+                return each
+        raise not_found()  # it was deleted while the leader was asked

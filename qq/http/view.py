@@ -491,7 +491,7 @@ class ShovelStatus(NamedTuple):
     node: str | None
     """The node that sees to it: the one that leads."""
     state: str
-    """What it is, in RabbitMQ's words: starting, running, flow, blocked or terminated."""
+    """What it is, in RabbitMQ's words: starting, running, blocked or terminated."""
     reason: str | None
     """Why it does not run; None if it does, or will in a moment."""
     figures: Mapping[str, Any]

@@ -84,7 +84,8 @@ class CodeFlow:
             "client_id": self.client_id,
             "code_verifier": login.verifier,
         }
-        answer = await self._provider.post(url, form | self._proof_in_form(), self._proof_in_header())
+        proof, headers = self._proof()
+        answer = await self._provider.post(url, form | proof, headers)
         access_token, id_token = answer.get("access_token"), answer.get("id_token")
         if not isinstance(access_token, str) or not isinstance(id_token, str):
             raise ProviderError(f"{url}: the answer has no access_token or no id_token")
@@ -94,22 +95,18 @@ class CodeFlow:
             raise InvalidToken("its nonce is not that of this login")
         return access_token
 
-    def _proof_in_form(self) -> dict[str, str]:
-        secret = self._config.client_secret
-        return {} if secret is None or self._proves_in_header else {"client_secret": secret}
+    def _proof(self) -> tuple[dict[str, str], dict[str, str]]:
+        """What proves to the issuer who its client is: what the form has more, and headers (RFC 6749, 2.3.1).
 
-    def _proof_in_header(self) -> dict[str, str]:
-        secret = self._config.client_secret
-        if secret is None or not self._proves_in_header:
-            return {}
-        pair = f"{quote_plus(self.client_id)}:{quote_plus(secret)}"  # RFC 6749, 2.3.1
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-
-    @property
-    def _proves_in_header(self) -> bool:
-        """Whether the issuer takes the client's secret in a header, which is the default of the standard."""
-        methods = self._provider.methods
-        return not isinstance(methods, list) or "client_secret_basic" in methods
+        The secret is in a header, which is the standard's default, unless the issuer says that it takes none there.
+        """
+        secret, methods = self._config.client_secret, self._provider.methods
+        if secret is None:
+            return {}, {}
+        if isinstance(methods, list) and "client_secret_basic" not in methods:
+            return {"client_secret": secret}, {}
+        pair = f"{quote_plus(self.client_id)}:{quote_plus(secret)}"
+        return {}, {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
     async def _claims(self, id_token: str) -> dict[str, Any]:
         """What the ID token says, if it is this client's. Raises InvalidToken."""

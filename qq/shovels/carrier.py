@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change
     from qq.machine.machine import QueueMachine
     from qq.machine.vhost import VirtualHost
-    from qq.shovels.connecting import Streams
+    from qq.shovels.connecting import OpenOwn
     from qq.shovels.definition import Definition
 
     ChangeLog = Callable[[Change], Awaitable[None]]
@@ -59,7 +59,7 @@ class ShovelCarrier:
         machine: QueueMachine,
         leads: Callable[[], bool],
         cluster: Callable[[], str],
-        open_own: Callable[[str], Awaitable[Streams]],
+        open_own: OpenOwn,
         wall_ms: Callable[[], int],
         random: Random,
     ) -> None:
@@ -71,6 +71,8 @@ class ShovelCarrier:
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._runs: dict[Key, _Runner] = {}
+        self._left_out: list[Key] = []
+        """The shovels that are more than CARRIED_MAX."""
         self._ending: set[asyncio.Task[None]] = set()
         """What is about to end: runners that were stopped, and the removal of numbers that nobody needs."""
 
@@ -78,8 +80,13 @@ class ShovelCarrier:
         return self._wall_ms() // 1000
 
     def reports(self) -> dict[Key, Report]:
-        """What is told of each shovel that is carried out here."""
-        return {key: runner.report() for key, runner in self._runs.items()}
+        """What is told of each shovel that is carried out here, or would be if there were fewer."""
+        left_out = Report(
+            TERMINATED, f"{CARRIED_MAX} shovels are carried out at most, and so many come before it", {}
+        )
+        return dict.fromkeys(self._left_out, left_out) | {
+            key: runner.report() for key, runner in self._runs.items()
+        }
 
     def restart(self, vhost: str, name: str) -> bool:
         """Stop a shovel and begin it again; return whether there is one here."""
@@ -103,7 +110,9 @@ class ShovelCarrier:
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _look(self, change: ChangeLog, *, is_carrying: bool) -> None:
-        wanted = dict(sorted(self._wanted())[:CARRIED_MAX]) if is_carrying else {}
+        found = sorted(self._wanted()) if is_carrying else []
+        wanted = dict(found[:CARRIED_MAX])
+        self._left_out = [key for key, _ in found[CARRIED_MAX:]]
         for key, runner in list(self._runs.items()):
             if wanted.get(key) != runner.text:
                 self._stop(key)
@@ -221,10 +230,10 @@ class _Runner:
             if self._carrier.parameter(SHOVEL, self._key) == self.text:
                 await self._change(DeleteParameter(self._key[0], SHOVEL, self._key[1]))
 
-    async def store(self, ledger: str) -> None:
+    async def store(self, numbers: str) -> None:
         if self._carrier.parameter(SHOVEL, self._key) != self.text:
             raise Closed("there is another shovel of this name")
-        await self._change(PutParameter(self._key[0], LEDGER, self._key[1], ledger))
+        await self._change(PutParameter(self._key[0], LEDGER, self._key[1], numbers))
 
     async def _change(self, change: Change) -> None:
         try:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pamqp import commands
 
+from qq.amqp.connection import PROTOCOL_HEADER
+from qq.amqp.encoding import HEARTBEAT, encode
 from qq.shovels import frames
-from qq.shovels.frames import CHANNEL, HEARTBEAT, PROTOCOL_HEADER, ClientReader, ProtocolError
+from qq.shovels.frames import CHANNEL, ClientReader, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,6 @@ READ_BYTES = 64 * 1024
 """How much is taken in in one pass of the event loop: others have their turns in between."""
 GOODBYE_S = 2.0
 """How long to wait for the answer to connection.close."""
-NOT_FOUND = 404
 
 
 class Closed(Exception):
@@ -209,7 +210,7 @@ class Client:
         return await answer
 
     def _send(self, channel: int, method: base.Frame) -> None:
-        self._write(frames.encode(channel, method))
+        self._write(encode(channel, method))
 
     def send(self, octets: list[bytes]) -> None:
         """Send frames. Whoever sends much waits with `drain`. Raises Closed."""

@@ -17,12 +17,11 @@ from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 from pamqp.exceptions import PAMQPException
 
+from qq.amqp.encoding import confirm_frame, method_frame
+from qq.amqp.framing import FRAME_HEARTBEAT, FRAME_METHOD
 from qq.stored.fields import FieldError, check_properties
-from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
+from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD, body_size
 
-FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 CHANNEL = 1
 """The only channel of a client."""
 METHOD_BYTES_MAX = 8192
@@ -31,8 +30,6 @@ MESSAGE_BYTES_MAX = 512 * 1024 * 1024
 """The largest body that is taken: that of RabbitMQ's."""
 
 _FRAME = Struct(">BHI")
-_METHOD = Struct(">BHIHH")
-_HEADER = Struct(">HHQ")
 _TAG = Struct(">Q")
 _DELIVER, _ACK, _NACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 
@@ -128,7 +125,7 @@ class ClientReader:
 
     def _content(self, frame: bytes, events: list[Event]) -> None:
         if frame[0] == FRAME_HEADER:
-            _, _, self._missing = _HEADER.unpack_from(frame, 7)
+            self._missing = body_size(frame)
             if self._missing > MESSAGE_BYTES_MAX:
                 raise ProtocolError(f"a message of {self._missing} octets is larger than {MESSAGE_BYTES_MAX}")
             check_properties(frame[FLAGS_AT:-1])
@@ -153,25 +150,15 @@ def _short_string(frame: bytes, at: int) -> tuple[bytes, int]:
 # --- what is sent
 
 
-def encode(channel: int, method: base.Frame) -> bytes:
-    """Encode a method. Raises ValueError or TypeError."""
-    return pamqp_frame.marshal(method, channel)
-
-
 def publish(exchange: bytes, routing_key: bytes) -> bytes:
     """Encode basic.publish, which the message follows."""
     names = bytes([len(exchange)]) + exchange + bytes([len(routing_key)]) + routing_key
-    return _method(60, 40, b"\x00\x00" + names + b"\x00")
+    return method_frame(CHANNEL, 60, 40, b"\x00\x00" + names + b"\x00")
 
 
 def ack(tag: int, *, is_multiple: bool) -> bytes:
     """Encode basic.ack."""
-    return _method(60, 80, _TAG.pack(tag) + bytes([is_multiple]))
-
-
-def _method(class_id: int, method_id: int, arguments: bytes) -> bytes:
-    size = 4 + len(arguments)
-    return _METHOD.pack(FRAME_METHOD, CHANNEL, size, class_id, method_id) + arguments + bytes([FRAME_END])
+    return confirm_frame(CHANNEL, tag, is_multiple)
 
 
 # pamqp refuses names that RabbitMQ allows. What a broker thinks of a name it says itself.

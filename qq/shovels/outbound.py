@@ -13,8 +13,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.shovels.frames import CHANNEL
+from qq.shovels.ledger import KEY_BYTES
 from qq.stored import layout
 from qq.stored.editing import content, reframe, with_headers, with_properties
+from qq.stored.properties import PUBLISH_SEQ, PUBLISHER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,14 +25,12 @@ if TYPE_CHECKING:
     from qq.shovels.frames import Delivery
     from qq.stored.editing import HeaderValue
 
-PUBLISHER, NUMBER = "x-publisher-id", "x-publish-seq"
+PUBLISHER, NUMBER = PUBLISHER_ID.decode(), PUBLISH_SEQ.decode()
 """The headers by which a target knows a message again (docs/how-to/publish-exactly-once.md)."""
 COUNTS = ("x-delivery-count", "x-acquired-count")
 """What the source has added because it has delivered the message before."""
 WAY, WHEN = "x-shovelled", "x-shovelled-timestamp"
 _COUNTS = frozenset(name.encode() for name in COUNTS)
-KEY_BYTES = 8
-"""Octets by which one message is told from the others that are on their way."""
 
 
 class Way(NamedTuple):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from pamqp import commands
 
+from qq.errors import ReplyCode
 from qq.shovels import frames
-from qq.shovels.client import NOT_FOUND, ChannelClosed, Client, Closed
+from qq.shovels.client import ChannelClosed, Client, Closed
 from qq.shovels.connecting import connect
 from qq.shovels.definition import NEVER, NO_ACK, ON_CONFIRM, WHEN_EMPTY
 from qq.shovels.frames import Confirmation, Delivery
@@ -67,8 +68,8 @@ class Surroundings(Protocol):
         """Connect to this node."""
         ...
 
-    async def store(self, ledger: str, /) -> None:
-        """Write numbers down, for the next run. Raises Closed."""
+    async def store(self, numbers: str, /) -> None:
+        """Write numbers of messages down (`written`), for the next run. Raises Closed."""
         ...
 
 
@@ -366,7 +367,7 @@ async def _declare(client: Client, end: End) -> int:
     try:
         found = await client.ask(frames.QueueDeclare(queue=end.queue, passive=True))
     except ChannelClosed as closed:
-        if closed.code != NOT_FOUND or end.is_predeclared:
+        if closed.code != ReplyCode.NOT_FOUND or end.is_predeclared:
             raise
         await client.open_channel()
         found = await client.ask(frames.QueueDeclare(queue=end.queue, durable=True, arguments=end.queue_args))

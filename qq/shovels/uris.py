@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-DEFAULT_VHOST = "/"
+from qq.machine.commands import DEFAULT_VHOST
+
 DEFAULT_USER = "guest"
 """The user that logs in if a URI names none; the password is the same word."""
 PORTS = {"amqp": 5672, "amqps": 5671}
@@ -76,7 +77,7 @@ def parse_uri(text: str) -> BrokerUri:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
+        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100)
     except ValueError:
         raise InvalidUri("not a valid URI") from None
     if parts.scheme not in PORTS:
@@ -88,7 +89,7 @@ def parse_uri(text: str) -> BrokerUri:
         raise InvalidUri("a slash in the name of a virtual host is written %2F")
     if "@" in path:  # most likely it is behind a password with a slash in it
         raise InvalidUri("an @ in the name of a virtual host is written %40, and a slash in a password %2F")
-    mechanisms = {value for key, value in parse_qsl(parts.query) if key == "auth_mechanism"}
+    query, mechanisms = dict(pairs), {value for key, value in pairs if key == "auth_mechanism" and value}
     if not mechanisms.issubset(MECHANISMS):
         raise InvalidUri(f"auth_mechanism should be one of {', '.join(MECHANISMS)}")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")

@@ -22,6 +22,8 @@ FRAME_HEADER, FRAME_BODY = 2, 3
 FRAME_END = 0xCE
 FRAME_OVERHEAD = 8
 """Octets of a frame around its payload: type, channel, size, end octet."""
+_BODY_SIZE_AT = 11
+"""Where a message says how long its body is: behind the frame header, class and weight."""
 FLAGS_AT = 19
 """Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
 PROPERTIES_AT = FLAGS_AT + 2
@@ -42,6 +44,7 @@ USER_ID = 0x0010
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
+_U64 = Struct(">Q")
 
 _ORDER = (
     CONTENT_TYPE,
@@ -75,6 +78,11 @@ Pair = tuple[bytes, int, int, int]
 def frame_stop(message: bytes, at: int) -> int:
     """Find where the frame that begins at `at` ends."""
     return at + FRAME_OVERHEAD + _U32.unpack_from(message, at + 3)[0]
+
+
+def body_size(message: bytes) -> int:
+    """How many octets the body of a message has, as its header says."""
+    return _U64.unpack_from(message, _BODY_SIZE_AT)[0]
 
 
 def flags(message: bytes) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
-from struct import Struct
 from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -49,16 +48,12 @@ if TYPE_CHECKING:
 STOP_S = 2.0
 """How long a node that stops waits until the collector has the last spans."""
 LOOK_S = 0.02
-TRACEPARENT = "traceparent"
 DESTINATION = "messaging.destination.name"
 DEFAULT_EXCHANGE = "amq.default"
 """How the default exchange is called in the conventions if there is nothing else to name."""
 _TYPES = {"publish": "send", "deliver": "receive", "get": "receive"}
 _KINDS = {"deliver": SpanKind.PRODUCER}
 """The kinds of spans; all others are what a client asks for and waits for."""
-_BODY_SIZE = Struct(">Q")
-_BODY_SIZE_AT = 11
-"""Where a stored message says how long its body is: behind the frame header, class and weight."""
 _NAMES = (
     (layout.MESSAGE_ID, "messaging.message.id"),
     (layout.CORRELATION_ID, "messaging.message.conversation_id"),
@@ -224,9 +219,7 @@ def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue
 
 
 def _message_facts(message: bytes) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {
-        "messaging.message.body.size": _BODY_SIZE.unpack_from(message, _BODY_SIZE_AT)[0]
-    }
+    found: dict[str, AttributeValue] = {"messaging.message.body.size": layout.body_size(message)}
     for flag, name in _NAMES:
         if layout.flags(message) & flag:
             text = layout.short_string(message, layout.place(message, flag))

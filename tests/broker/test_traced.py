@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from functools import partial
-from threading import Timer
+from threading import Thread
 from typing import Any
 
 import pika
 import pytest
-from lone_broker import LoneBroker
+from lone_broker import LoneBroker, wait_until
 
 from qq.amqp_server import traced
 from qq.amqp_server.traced import TracedChannel
@@ -160,7 +161,7 @@ def test_a_transaction_ends_its_steps(channel: Any, tracer: WritingTracer) -> No
     channel.tx_select()
     channel.basic_publish("", "elsewhere", b"x", TRACED)
     channel.basic_ack(tag)
-    channel.connection.process_data_events(0.05)
+    channel.queue_declare("q", passive=True)  # what was asked before has been read
     assert [step.text for step in tracer.steps] == ["publish", "ack"]
     channel.basic_publish("", "q", b"x", TRACED)
     channel.tx_rollback()
@@ -194,17 +195,21 @@ def test_nobody_knows_what_becomes_of_what_a_refused_channel_has_asked_for(
 def test_nobody_knows_what_a_node_has_asked_for_that_was_given_up(
     broker: LoneBroker, channel: Any, tracer: WritingTracer
 ) -> None:
-    broker.skip()
-    channel.basic_publish("", "q", b"x", TRACED)
-    channel.connection.process_data_events(0.05)
-    broker.resume()
-    assert tracer.taken(1) == ["publish outcome_unknown"]
-    channel.confirm_delivery()
-    broker.skip()
-    Timer(0.05, broker.resume).start()
-    with pytest.raises(pika.exceptions.NackError):
-        channel.basic_publish("", "q", b"x", TRACED)
-    assert tracer.taken(1) == ["publish outcome_unknown"]
+    def resume_once_published() -> None:
+        wait_until(lambda: bool(tracer.steps) and broker.group.last_index > before, "the batch")
+        broker.resume()
+
+    for confirms in (False, True):
+        if confirms:
+            channel.confirm_delivery()
+        before = broker.group.last_index
+        broker.skip()
+        resuming = Thread(target=resume_once_published)
+        resuming.start()
+        with pytest.raises(pika.exceptions.NackError) if confirms else nullcontext():
+            channel.basic_publish("", "q", b"x", TRACED)
+        resuming.join()
+        assert tracer.taken(1) == ["publish outcome_unknown"]
 
 
 def test_what_is_remembered_has_a_bound(

@@ -8,7 +8,14 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
-from qq.machine.commands import BeginMove, DeclareQueue, PutParameter, PutVhost, SetPermissions
+from qq.machine.commands import (
+    BeginMove,
+    DeclareQueue,
+    DeleteParameter,
+    PutParameter,
+    PutVhost,
+    SetPermissions,
+)
 from qq.shovels.report import Report
 
 Machine = Node[MachineManagement]
@@ -145,6 +152,20 @@ def test_a_shovel_to_another_broker_is_shown_as_its_node_tells_without_passwords
     assert node.api(SHOWN).json["reason"] == "it went away"
     assert node.api(f"{SHOWN}/restart", "DELETE").status == 204
     assert node.management.carrier.restarted == [("/", "s")]
+
+
+def test_a_shovel_that_is_deleted_while_its_node_is_asked_is_not_there(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(node, OUTSIDE)
+    shovels = node.management.shovels
+
+    async def asked(vhost: str | None) -> Any:
+        node.management.make(DeleteParameter("/", "shovel", "s"))
+        return await shovels(vhost)
+
+    monkeypatch.setattr(node.management, "shovels", asked)
+    assert node.api(SHOWN).status == 404
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from http.cookies import SimpleCookie
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -16,12 +16,13 @@ from cluster.envelope import Inquiry, InquiryAnswer
 from cluster.inquiries import Inquiries
 from qq.http import tokens
 from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
-from qq.http.view import Unavailable
+from qq.http.view import LoggedIn, Unavailable, WebLogin
 from qq.machine.access import SHA256, User
 from qq.machine.commands import DeleteUser, PutUser
 from qq.management import web_sessions
 from qq.management.others import OtherNodes
 from qq.management.web_sessions import ENDED_PER_USER_MAX, EndedSessions
+from qq.scopes import Scopes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -478,3 +479,29 @@ def test_what_a_token_vouches_for_is_sealed(node: Machine) -> None:
     signature = sealed.split(".")[1]
     assert mine.open(f"{mine.seal(SESSION, USER).split('.')[0]}.{signature}") is None
     assert mine.seal_vouched(SESSION, Vouched(["x" * TOKEN_LENGTH_MAX], 1)) is None
+
+
+def test_a_session_that_a_token_vouches_for_ends_with_it_and_when_the_node_takes_no_more_of_them(
+    node: Machine,
+) -> None:
+    management, now_s = node.management, 1_900_000_000
+    runtime, logins = management._broker.runtime, management._broker.logins
+    logins.verifier = cast("Any", "there is one")
+    found = LoggedIn("ann", ["management"], Scopes(["tag:management"]), now_s + 600.9)
+
+    def begun(at_s: int) -> WebLogin | None:
+        with patch.object(runtime, "wall_ms", lambda: at_s * 1000):
+            return management.begin_vouched_session(found)
+
+    def is_good(token: str, at_s: int) -> bool:
+        with patch.object(runtime, "wall_ms", lambda: at_s * 1000):
+            return asyncio.run(management.session(token, "127.0.0.1")) is not None
+
+    session = begun(now_s)
+    assert session is not None
+    assert (session.user, session.tags, session.expires_s) == ("ann", {"management"}, now_s + 600)
+    assert is_good(session.token, now_s + 599)
+    assert not is_good(session.token, now_s + 600)
+    assert begun(now_s + 600) is None
+    logins.verifier = None
+    assert not is_good(session.token, now_s)

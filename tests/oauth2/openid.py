@@ -9,13 +9,13 @@ from email.message import Message
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from issuer import Issuer
+from issuer import SERVICE, Issuer
 
 CLIENT, SECRET = "qq-page", "a secret: 1&2"
 
 
 class OpenIdProvider(Issuer):
-    """Logs everybody in as ann, with these `scopes`; `wrong` is what the tests have it do otherwise."""
+    """Logs everybody in as ann, with these `scopes`, and says and does what else a test wants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +28,15 @@ class OpenIdProvider(Issuer):
         self.wanted: list[dict[str, str]] = []
         """What browsers were sent with."""
         self._codes: dict[str, dict[str, str]] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """What the configuration of a node that is logged in to with this provider says of it."""
+        return {
+            "resource_server_id": SERVICE,
+            "issuer": self.url,
+            "client_id": CLIENT,
+            "client_secret": SECRET,
+        }
 
     def _answer(self, path: str) -> tuple[int, bytes]:
         parts = urlsplit(path)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from issuer import SERVICE, new_key
-from openid import CLIENT, SECRET, OpenIdProvider
+from issuer import new_key
+from openid import CLIENT, OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -34,14 +34,8 @@ def provider(shared: OpenIdProvider) -> OpenIdProvider:
 
 @pytest.fixture(scope="module")
 def cluster(shared: OpenIdProvider) -> Generator[LocalCluster]:
-    oauth2 = {
-        "resource_server_id": SERVICE,
-        "issuer": shared.url,
-        "client_id": CLIENT,
-        "client_secret": SECRET,
-        "scopes": ["openid", "profile", "rabbitmq.tag:management"],
-    }
-    with LocalCluster(nodes=3, settings={"oauth2": oauth2}) as cluster:
+    scopes = ["openid", "profile", "rabbitmq.tag:management"]
+    with LocalCluster(nodes=3, settings={"oauth2": shared.settings() | {"scopes": scopes}}) as cluster:
         yield cluster
 
 
@@ -260,19 +254,6 @@ def test_an_access_token_that_opens_no_session(
     provider.scopes, provider.claims = scopes, claims
     browser = Browser(node)
     assert said in refusal(node, browser, browser.come_back())
-
-
-def test_a_session_ends_with_the_token(node: ClusterNode, provider: OpenIdProvider) -> None:
-    provider.claims = {"exp": int(time.time()) + 2}
-    browser = Browser(node)
-    assert browser.log_in() == "/"
-    assert browser.ask("/api/session").status == 200
-    kept, deadline_s = dict(browser.cookies), time.monotonic() + 10
-    while browser.ask("/api/session").status == 200:
-        assert time.monotonic() < deadline_s
-        browser.cookies = dict(kept)
-        time.sleep(0.1)
-    assert time.time() > provider.claims["exp"]
 
 
 def test_a_user_of_the_same_name_with_a_password_is_somebody_else(

@@ -14,8 +14,7 @@ import pytest
 from browsing import Page
 from chromium import opened
 from demo import QUORUM, api
-from issuer import SERVICE
-from openid import CLIENT, SECRET, OpenIdProvider
+from openid import OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -36,13 +35,7 @@ def provider() -> Generator[OpenIdProvider]:
 
 @pytest.fixture(scope="module")
 def cluster(provider: OpenIdProvider) -> Generator[LocalCluster]:
-    oauth2 = {
-        "resource_server_id": SERVICE,
-        "issuer": provider.url,
-        "client_id": CLIENT,
-        "client_secret": SECRET,
-    }
-    with LocalCluster(nodes=3, settings={"oauth2": oauth2}) as started:
+    with LocalCluster(nodes=3, settings={"oauth2": provider.settings()}) as started:
         yield started
 
 

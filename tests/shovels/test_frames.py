@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pamqp import body, commands, header
 from pamqp import frame as pamqp_frame
 
+from qq.amqp.encoding import HEARTBEAT
 from qq.shovels import frames
 from qq.shovels.definition import definition_of
 from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError
@@ -36,7 +37,7 @@ STREAM = b"".join(
         marshal(commands.Channel.OpenOk()),
         delivery(message_id="m", headers={"h": [1, {"x": "y"}], "x-delivery-count": 3}),
         marshal(commands.Basic.Ack(5, True)),
-        frames.HEARTBEAT,
+        HEARTBEAT,
         delivery(8, b""),
         marshal(commands.Basic.Nack(6, False)),
     ]
@@ -85,7 +86,7 @@ def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
         pack(">BHI", 1, 1, 2**20) + b"x",
         marshal(commands.Connection.Start(server_properties={"x" * 9: "y" * 9000})),
         marshal(body.ContentBody(b"x")),
-        STREAM[: len(marshal(commands.Channel.OpenOk())) + 40] + frames.HEARTBEAT,
+        STREAM[: len(marshal(commands.Channel.OpenOk())) + 40] + HEARTBEAT,
         marshal(commands.Basic.Deliver("c", 1, True, "e", "k")) * 2,
         marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
         + marshal(header.ContentHeader(body_size=2**40, properties=commands.Basic.Properties())),

@@ -20,8 +20,8 @@ from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp_server.channel import consuming, declaring, publishing, transacting
 from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.core import ChannelCore
-from qq.amqp_server.channel.publishing import PUBLISH, PublishingMethods, Unpublished
-from qq.amqp_server.methods import error_of
+from qq.amqp_server.channel.publishing import PublishingMethods, Unpublished
+from qq.amqp_server.methods import PUBLISH, error_of
 from qq.amqp_server.outgoing import Outgoing
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 from qq.machine.errors import Refused

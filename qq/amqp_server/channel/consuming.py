@@ -15,6 +15,7 @@ import pamqp.commands as amqp
 
 from qq.amqp_server.channel import transacting
 from qq.amqp_server.channel.transaction import Transaction
+from qq.amqp_server.methods import ACK, CONSUME, NACK, RECOVER, RECOVER_ASYNC, REJECT
 from qq.amqp_server.outgoing import OutgoingConsumer
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine import commands, effects
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from qq.amqp_server.channel.core import ChannelCore
 
 log = logging.getLogger(__name__)
-
-CONSUME, GET = (60, 20), (60, 70)
 
 PACED_WINDOW = 2000
 """How many messages may be on their way to a consumer without a prefetch limit; it gets more as they are written."""
@@ -63,18 +62,18 @@ class ConsumingMethods:
 
     def acknowledge(self, event: Acks) -> None:
         for tag, multiple in event.acks:
-            self._settle(commands.Settle, tag, multiple, (60, 80))
+            self._settle(commands.Settle, tag, multiple, ACK)
 
     def ack(self, frame: amqp.Basic.Ack) -> None:
-        self._settle(commands.Settle, frame.delivery_tag or 0, frame.multiple, (60, 80))
+        self._settle(commands.Settle, frame.delivery_tag or 0, frame.multiple, ACK)
 
     def nack(self, frame: amqp.Basic.Nack) -> None:
         kind = commands.Return if frame.requeue else commands.Discard
-        self._settle(kind, frame.delivery_tag or 0, frame.multiple, (60, 120))
+        self._settle(kind, frame.delivery_tag or 0, frame.multiple, NACK)
 
     def reject(self, frame: amqp.Basic.Reject) -> None:
         kind = commands.Reject if frame.requeue else commands.Discard
-        self._settle(kind, frame.delivery_tag or 0, False, (60, 90))
+        self._settle(kind, frame.delivery_tag or 0, False, REJECT)
 
     def _settle(
         self, kind: type[commands.Settlement], tag: int, multiple: bool, method: tuple[int, int]
@@ -95,10 +94,10 @@ class ConsumingMethods:
                 core.counts.acknowledged += piece.count
 
     def recover(self, frame: amqp.Basic.Recover) -> None:
-        self._recover(frame.requeue, (60, 110), amqp.Basic.RecoverOk())
+        self._recover(frame.requeue, RECOVER, amqp.Basic.RecoverOk())
 
     def recover_async(self, frame: amqp.Basic.RecoverAsync) -> None:
-        self._recover(frame.requeue, (60, 100), None)
+        self._recover(frame.requeue, RECOVER_ASYNC, None)
 
     def _recover(self, requeue: bool, method: tuple[int, int], ok: Frame | None) -> None:
         if not requeue:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pamqp.commands as amqp
 
+from qq.amqp_server.methods import PUBLISH
 from qq.errors import ChannelError, ReplyCode
 from qq.routing.exchanges import DELAYED
 from qq.sessions.access import AccessRefused
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from qq.amqp_server.ports import Carrier
     from qq.stored.properties import Attributes
 
-PUBLISH = (60, 40)
 CONFIRM_SELECT = (85, 10)
 
 

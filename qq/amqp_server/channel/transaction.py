@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.amqp_server.methods import PUBLISH
 from qq.errors import ChannelError, ReplyCode
 from qq.machine.limits import TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.sessions.parts import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from qq.amqp_server.outgoing import Tagged
     from qq.machine.commands import Settlement
     from qq.ranges import Piece
-
-PUBLISH = (60, 40)
 
 
 class Transaction:
