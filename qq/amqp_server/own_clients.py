@@ -20,18 +20,34 @@ from qq.scopes import PERMISSIONS, Scopes, TokenUser
 if TYPE_CHECKING:
     from qq.amqp_server.server import AmqpServer
 
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 HOST = "127.0.0.1"
 USER = "rmq-shovel"
 """What RabbitMQ calls the user of its shovels. It need not be among the cluster's users."""
 
 
-async def connect(
-    server: AmqpServer, vhost: str, limit: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
     """Connect to this node, reading ahead `limit` octets; the client may do everything in this virtual host.
 
-    Raises OSError.
+    Raises OSError. Whoever gives up waiting for it leaves no connection behind.
     """
+    # uvloop, if it is broken off in here, closes a socket without a word to the protocol that it has told of it.
+    connecting = asyncio.ensure_future(_connect(server, vhost, limit))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(_drop)
+        raise
+
+
+def _drop(connecting: asyncio.Task[Streams]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        _, writer = connecting.result()
+        writer.transport.abort()
+
+
+async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
     place = server.places.take(HOST)
     if place is None:
         raise OSError("this node has too many connections")
