@@ -246,6 +246,11 @@ class ServerConnection:
         return self._reader.held_bytes
 
     @property
+    def is_publishing(self) -> bool:
+        """Whether a message has begun to come and is not complete."""
+        return self._reader.unfinished_bytes > 0
+
+    @property
     def broken(self) -> bool:
         """Whether the client's close-ok cannot be read: then close the socket soon after the last byte was sent."""
         return self._reader.broken

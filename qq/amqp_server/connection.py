@@ -285,6 +285,8 @@ class ClientConnection(asyncio.Protocol):
                 self.pause_for(_HELD)
                 self._look_for_end_later()
         self._go_on(self._amqp.receive, data)
+        if not self._publishes and self._amqp.is_publishing:
+            self.publishes()  # else a first message that never ends would be taken in whatever memory there is
 
     def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
         """Carry out the events that `take` makes of what the client has sent, and write what is to be written."""

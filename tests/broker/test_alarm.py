@@ -88,6 +88,23 @@ def test_who_connects_during_an_alarm_is_blocked_by_its_first_publish(broker: Lo
         assert client.expect(Queue.DeclareOk).message_count == 1
 
 
+def test_who_connects_during_an_alarm_is_blocked_by_a_first_message_that_is_not_complete(
+    broker: LoneBroker,
+) -> None:
+    """Many clients that each sent most of a large message once filled the memory that the alarm was about."""
+    broker.alarm(LOW)
+    with Client(broker) as client:
+        declared(client)
+        message = publish(1, "q", bytes(200_000))
+        client.write(message[:-1])
+        client.expect(Connection.Blocked, 0)
+        client.write(message[-1:] + marshal(1, Queue.Declare(queue="q")))
+        client.expect_nothing()
+        broker.alarm(None)
+        client.expect(Connection.Unblocked, 0)
+        assert client.expect(Queue.DeclareOk).message_count == 1
+
+
 def test_who_has_not_said_that_it_understands_is_not_told_and_not_read(broker: LoneBroker) -> None:
     with Client(broker, more_capabilities=[]) as client:
         declared(client)
