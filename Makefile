@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Where tests draw what they try at random, and need nothing large.
 DRAWING := $(addprefix tests/,amqp broker cluster http machine routing shovels)
 
-.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint collect docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick interop deploy-test lint style types collect docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -95,7 +95,10 @@ test: $(VENV)/chaos-stamp $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	-@$(MAKE) --no-print-directory chromium
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint collect
+	@$(MAKE) --no-print-directory --jobs=2 lint tests
+
+# Not `lint` first: types take a minute of one core, and meanwhile nobody would use the others.
+tests: collect
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 quick: venv
@@ -121,11 +124,15 @@ screenshots: chromium
 deploy-test: venv
 	$(BIN)/python -m pytest -m deployed -v --capture=no tests/deploy $(ARGS)
 
-# The types of what `chaos` is built on are looked at, too.
-lint: $(VENV)/chaos-stamp
+lint: style types
+
+style: $(VENV)/stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# The types of what `chaos` is built on are looked at, too.
+types: $(VENV)/chaos-stamp
 	$(BIN)/basedpyright
 
 # Byte code of the tests, and the numbers in them that Hypothesis looks for: else each worker makes all of it, for half a
