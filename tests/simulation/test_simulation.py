@@ -383,7 +383,7 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
     options = Options(duration_s=6.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)
     simulation.run()
-    assert simulation.nemesis.done[fault] > 3
+    assert simulation.nemesis.done[fault] > 1
     assert simulation.checks.confirms > 10
 
 
