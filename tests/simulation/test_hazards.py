@@ -882,7 +882,7 @@ HAZARDS = [
         40,
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
-        shown_by=12,
+        shown_by=46,
     ),
     Hazard(
         Parts(),
@@ -898,7 +898,7 @@ HAZARDS = [
         20,
         "another state",
         ("qq.machine.publishers.Publishers.freeze", forget_publishers),
-        shown_by=33,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
