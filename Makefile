@@ -9,7 +9,8 @@
 #   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
 #   make sim SEEDS=100000                the simulation, for the night
-#   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
+#   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones against a cluster, and
+#                                        what tests draw at random, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
@@ -20,6 +21,7 @@ PYTHON ?= python3
 TESTS ?= tests
 SEEDS ?= 1000
 SECONDS ?= 60
+EXAMPLES ?= 100
 ARGS ?=
 LATENCY ?=
 BUDGET ?=
@@ -43,7 +45,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # of a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test quick interop deploy-test lint collect docs bench sim fuzz chaos clean
+# Where tests draw what they try at random, and need nothing large.
+DRAWING := $(addprefix tests/,amqp broker cluster http machine routing shovels)
+
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick interop deploy-test lint style types collect docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -91,7 +96,10 @@ test: $(VENV)/chaos-stamp $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	-@$(MAKE) --no-print-directory chromium
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint collect
+	@$(MAKE) --no-print-directory --jobs=2 lint tests
+
+# Not `lint` first: types take a minute of one core, and meanwhile nobody would use the others.
+tests: collect
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 quick: venv
@@ -117,11 +125,15 @@ screenshots: chromium
 deploy-test: venv
 	$(BIN)/python -m pytest -m deployed -v --capture=no tests/deploy $(ARGS)
 
-# The types of what `chaos` is built on are looked at, too.
-lint: $(VENV)/chaos-stamp
+lint: style types
+
+style: $(VENV)/stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# The types of what `chaos` is built on are looked at, too.
+types: $(VENV)/chaos-stamp
 	$(BIN)/basedpyright
 
 # Byte code of the tests, and the numbers in them that Hypothesis looks for: else each worker makes all of it, for half a
@@ -160,6 +172,7 @@ sim: venv
 fuzz: venv
 	$(BIN)/python -m chaos.fuzz --seconds $(SECONDS) $(ARGS)
 	$(BIN)/python -m chaos.fuzz --legal --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout=0 -m "hypothesis or seeds" --examples $(EXAMPLES) $(DRAWING)
 
 chaos: java toxiproxy
 	$(BIN)/python -m chaos run $(ARGS)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _PACKAGES = str(Path(__file__).parents[1])
-_ENTRY = "qq.__main__"
+PROGRAM = "qq.__main__"
+"""The module that is the command `qq`."""
 _PRELOADED = ("qq.cli.serve",)
 # Variables that are looked at before a program runs: they cannot be changed for a process that is forked.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
@@ -63,7 +64,7 @@ class ForkedProcess:
         """Wait for the end and return the exit status; raises subprocess.TimeoutExpired after `timeout` seconds."""
         status = self._ask(timeout)
         if status is None:
-            raise subprocess.TimeoutExpired([_ENTRY], timeout or 0.0)
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -111,13 +112,21 @@ class ForkServer:
         return self._process.poll() is None
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], *, stdout: int, stderr: int
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: int,
+        stderr: int,
+        program: str = PROGRAM,
     ) -> ForkedProcess:
         """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors.
 
-        Raises OSError if the server is gone.
+        `program` is the module whose function `run` the process calls. Raises OSError if the server is gone.
         """
-        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+        request = json.dumps(
+            {"program": program, "arguments": list(arguments), "environment": dict(environment)}
+        ).encode()
         ours, theirs = socket.socketpair()
         with self._asking, theirs:
             socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr])
@@ -178,8 +187,8 @@ class _Server:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _wake_up)
 
-    def run(self) -> bool:
-        """Serve until nobody can ask any more; return True in a process that was forked, as soon as it is."""
+    def run(self) -> str | None:
+        """Serve until nobody can ask any more; in a process that was forked, return at once which program it is."""
         while True:
             ready, _, _ = select.select([self._requests, self._wakeup], [], [])
             if self._wakeup in ready:
@@ -188,25 +197,25 @@ class _Server:
             if self._requests in ready:
                 mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 3)
                 if not mark:
-                    return False
-                if self._fork(*descriptors):
-                    return True
+                    return None
+                if (program := self._fork(*descriptors)) is not None:
+                    return program
 
-    def _fork(self, told: int, stdout: int, stderr: int) -> bool:
+    def _fork(self, told: int, stdout: int, stderr: int) -> str | None:
         answer = socket.socket(fileno=told)
         request = json.loads(b"".join(iter(lambda: answer.recv(65536), b"")))
         pid = os.fork()
         if pid == 0:
             self._become(request, stdout, stderr)
             answer.close()
-            return True
+            return request["program"]
         os.close(stdout)
         os.close(stderr)
         handle = os.pidfd_open(pid)  # nobody has waited for it yet, so it is this one
         socket.send_fds(answer, [str(pid).encode()], [handle])
         os.close(handle)
         self._children[pid] = answer
-        return False
+        return None
 
     def _become(self, request: dict[str, Any], stdout: int, stderr: int) -> None:
         signal.set_wakeup_fd(-1)
@@ -244,15 +253,14 @@ def main() -> int:
     if _PACKAGES not in sys.path:  # as in __main__.py
         sys.path.insert(0, _PACKAGES)
     # What is this program's own is imported only now that it can be found.
-    entry = importlib.import_module(_ENTRY)
+    importlib.import_module(PROGRAM)
     importlib.import_module("qq.packages").find_cluster()
     for name in _PRELOADED:
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
-        if not _Server(requests).run():
-            return 0
-    return entry.run()
+        program = _Server(requests).run()
+    return 0 if program is None else importlib.import_module(program).run()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,16 @@ def test_what_is_forked_has_its_own_arguments_environment_output_and_status(serv
     assert (output, "nonsense" in errors) == ("", True)
 
 
+def test_another_program_than_the_command_may_be_forked(server: ForkServer, tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w+") as output:
+        process = server.start(
+            ["--help"], {}, stdout=output.fileno(), stderr=output.fileno(), program="chaos.live.faulty_node"
+        )
+        assert process.wait(PATIENCE_S) == 0
+        output.seek(0)
+        assert "usage: faulty_node" in output.read()
+
+
 def test_names_and_environments_may_be_long(server: ForkServer) -> None:
     process, _, errors = forked(
         server, "inspect", "/nowhere/" + "x" * 300_000, environment={"LONG": "x" * 100_000}

@@ -34,13 +34,12 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from itertools import permutations
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, STDOUT, Popen
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
@@ -49,13 +48,13 @@ from chaos.live import releases
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
-from qq.cli.launch import node_environment
+from qq.cli.launch import PARENT_VARIABLE, node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
+from qq.fork_server import ForkedProcess, fork_server
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 HOST = "127.0.0.1"
@@ -133,7 +132,7 @@ class LiveCluster:
         """The addresses of the nodes themselves, without proxies."""
         self.http = {name: f"http://{HOST}:{address.http_port}" for name, address in self._addresses.items()}
         self.toxiproxy = Toxiproxy(next(ports), self._logs / "toxiproxy.log")
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, Popen[bytes] | ForkedProcess] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._frozen: set[str] = set()
         self._told_to_end: set[str] = set()
@@ -173,7 +172,7 @@ class LiveCluster:
     def running(self, name: str) -> bool:
         """Whether there is a process; a frozen one counts."""
         process = self._processes.get(name)
-        return process is not None and process.returncode is None
+        return process is not None and process.poll() is None
 
     def frozen(self, name: str) -> bool:
         return name in self._frozen
@@ -189,26 +188,31 @@ class LiveCluster:
         if name in self._watchers:
             await self._watchers.pop(name)
         self._told_to_end.discard(name)
-        command, environment = self._program(name)
-        with self.log(name).open("ab") as log:
-            # From the loop's thread: the system kills a child when the thread that started it ends.
-            self._processes[name] = await asyncio.create_subprocess_exec(
-                *command,
-                *("--config", str(self._config(name))),
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=STDOUT,
-                env=node_environment() | environment,
-                start_new_session=True,  # Ctrl-C is for the harness
-            )
+        self._processes[name] = self._spawn(name)
         self._watchers[name] = asyncio.create_task(self._watch(name))
         await self._on_routes_to(name, self.toxiproxy.enable)
 
-    def _program(self, name: str) -> tuple[Sequence[str], dict[str, str]]:
-        """The command that starts a node, and what it needs of the environment."""
-        if self._release is not None and name in self._on_release:
-            return releases.serve_command(self._release), releases.environment(self._release)
-        return (sys.executable, "-m", "chaos.live.faulty_node", "--side", str(self._side(name))), {}
+    def _spawn(self, name: str) -> Popen[bytes] | ForkedProcess:
+        """Start a process from the loop's thread: the system kills a child when the thread that started it ends."""
+        config = ("--config", str(self._config(name)))
+        with self.log(name).open("ab") as log:
+            if self._release is not None and name in self._on_release:
+                return Popen(
+                    [*releases.serve_command(self._release), *config],
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=STDOUT,
+                    env=node_environment() | releases.environment(self._release),
+                    start_new_session=True,  # Ctrl-C is for the harness
+                )
+            server = fork_server(name)
+            return server.start(
+                ["--side", str(self._side(name)), *config],
+                node_environment() | {PARENT_VARIABLE: str(server.pid)},
+                stdout=log.fileno(),
+                stderr=log.fileno(),
+                program="chaos.live.faulty_node",
+            )
 
     async def kill(self, name: str) -> None:
         """End the process without warning, as SIGKILL does, and wait until it is gone."""
@@ -226,7 +230,7 @@ class LiveCluster:
         except TimeoutError:
             await self._kill_stuck(name)
             raise self._error(name, f"did not stop in {_STOP_TIMEOUT_S:g} s") from None
-        status = self._processes[name].returncode
+        status = self._processes[name].poll()
         # A process that is still being loaded does not handle the signal yet.
         if status not in (0, -signal.SIGTERM):
             raise self._error(name, f"stopped with status {status}")
@@ -253,7 +257,7 @@ class LiveCluster:
 
     async def _watch(self, name: str) -> None:
         """Let the node's addresses refuse connections when its process is gone."""
-        status = await self._processes[name].wait()
+        status = await _status_of(self._processes[name])
         self._frozen.discard(name)
         if name not in self._told_to_end:
             self.crashes.append(f"{name} ended by itself with status {status}{self._log_tail(name)}")
@@ -300,7 +304,7 @@ class LiveCluster:
                 await self._gone(name)
         except TimeoutError:
             await self._kill_stuck(name)
-        return self._processes[name].returncode == os.EX_CONFIG
+        return self._processes[name].poll() == os.EX_CONFIG
 
     async def _kill_stuck(self, name: str) -> None:
         """End a process that should have ended by itself, when it has written into its log what it is doing."""
@@ -681,6 +685,20 @@ class LiveCluster:
     def _add_proxies(self) -> None:
         for route in (*self._peer_routes.values(), *self._client_routes.values()):
             self.toxiproxy.add(route, enabled=False)  # until there is a process behind it
+
+
+async def _status_of(process: Popen[bytes] | ForkedProcess) -> int:
+    """Wait until a process has ended, and tell its exit status."""
+    with suppress(ProcessLookupError):  # it is gone, and its status known
+        handle = os.pidfd_open(process.pid)
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(handle, gone.set)  # readable when the process has ended
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+    return process.wait()
 
 
 async def _until(

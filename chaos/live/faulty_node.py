@@ -1,6 +1,7 @@
 """`qq serve` with a disk and a clock that can be hurt while it runs.
 
-    python -m chaos.live.faulty_node --config node.toml --side DIRECTORY
+Its arguments are `--config node.toml --side DIRECTORY`, and it is forked from a process that has imported the node
+(qq/fork_server.py).
 
     DIRECTORY/faults.json    what is to be wrong now; read again whenever it changes, and at the start
     DIRECTORY/disk/          what is needed to take back what was never synced (faulty_disk.py)
@@ -122,8 +123,8 @@ def _tell_what_it_does(*_: object) -> None:
         task.print_stack()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m chaos.live.faulty_node", description=__doc__)
+def run() -> int:
+    parser = argparse.ArgumentParser(prog="faulty_node", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the node's configuration")
     parser.add_argument("--side", type=Path, required=True, help="a directory beside the data directory")
     options = parser.parse_args()
@@ -137,7 +138,3 @@ def main() -> int:
     except OperatingError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -270,7 +270,7 @@ def declaring(name: bytes, table: bytes) -> bytes:
     return frame_bytes(1, 1, b"\0\x32\0\x0a\0\0" + short(name) + b"\2" + table)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(data=st.lists(methods, min_size=1, max_size=4).map(b"".join))
 @example(declaring(b"e", nested(LIMIT)))
 @example(declaring(b"e", nested(LIMIT, b"A" + sized(b""))))

@@ -544,7 +544,11 @@ def test_a_program_that_cannot_run_the_state_restores_nothing(
     assert not (node.parent / "data").exists()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_no_damage_of_an_archive_restores_anything_else(
     original: Path, node: Path, said: Said, data: st.DataObject

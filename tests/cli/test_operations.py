@@ -1,4 +1,4 @@
-"""Commands that change a cluster that runs, or ask whether it may be changed: real processes that ask a stub node."""
+"""Commands that change a cluster that runs, or ask whether it may be changed: they ask a stub node, a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_processes import Qq, started
 
-from qq.cli import main
+from qq.cli import main, progress
 from qq.cli.layout import local_nodes, prepare
 
 if TYPE_CHECKING:
@@ -29,18 +29,25 @@ def node(tmp_path: Path, base_port: int) -> Generator[Qq]:
 
 
 @pytest.fixture
-def said(tmp_path: Path, base_port: int, node: Qq) -> Said:
+def url(base_port: int) -> str:
+    return f"http://127.0.0.1:{base_port + 10000}"
+
+
+@pytest.fixture
+def said(node: Qq, url: str, called: Callable[..., tuple[int, str, str]]) -> Said:
     """Call a command of a node that runs; it returns the exit status, the output and the errors."""
-    url = f"http://127.0.0.1:{base_port + 10000}"
 
     def said(*arguments: str) -> tuple[int, str, str]:
-        with started(tmp_path, *arguments, "--http", url) as qq:
-            return qq.exit_status(), qq.output, without_address(qq)
-
-    def without_address(qq: Qq) -> str:
-        return qq.errors.replace(url, "URL")
+        status, output, errors = called(*arguments, "--http", url)
+        return status, output, errors.replace(url, "URL")
 
     return said
+
+
+@pytest.fixture
+def after_a_second(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is told what for."""
+    monkeypatch.setattr(progress, "NOTICE_S", 1.0)
 
 
 def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None:
@@ -51,6 +58,7 @@ def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None
     assert said("check", "safe-to-stop", "--node", "n/3") == (1, "n/3 it is\n", "")
 
 
+@pytest.mark.usefixtures("after_a_second")
 def test_a_yes_is_waited_for(said: Said) -> None:
     status, output, errors = said("check", "safe-to-stop", "--node", "n5", "--timeout", "60")
     assert (status, output) == (0, "n5 it is\n")
@@ -66,12 +74,13 @@ def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> 
     assert errors.startswith("qq check safe-to-stop: URL")
 
 
-def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, base_port: int, node: Qq) -> None:
-    assert "n1 serves" in node.output
-    with started(tmp_path, "leader", "show", "--http", f"127.0.0.1:{base_port + 10000}") as qq:
+@pytest.mark.usefixtures("node")
+def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, url: str) -> None:
+    with started(tmp_path, "leader", "show", "--http", url.removeprefix("http://")) as qq:
         assert (qq.exit_status(), qq.output) == (0, "n2\n")
 
 
+@pytest.mark.usefixtures("after_a_second")
 def test_who_waits_for_longer_than_a_second_is_told_what_for(said: Said) -> None:
     assert said("leader", "transfer", "--to", "n3") == (
         0,
@@ -101,15 +110,16 @@ def test_a_refusal_is_one_line_with_the_reason(said: Said) -> None:
     assert said("leader", "shwo") == (2, "", meant)
 
 
-def test_that_nobody_leads_is_an_error(tmp_path: Path, base_port: int) -> None:
+def test_that_nobody_leads_is_an_error(
+    tmp_path: Path, base_port: int, url: str, called: Callable[..., tuple[int, str, str]]
+) -> None:
     nodes = local_nodes(tmp_path, 1, base_port)
     prepare(tmp_path, nodes, fresh=False)
-    url = f"http://127.0.0.1:{base_port + 10000}"
     with started(tmp_path, "serve", "--config", str(nodes[0].config)) as node:
         node.until_line("n1 serves")
-        with started(tmp_path, "leader", "show", "--http", url) as qq:
-            assert qq.exit_status() == 1
-            assert qq.errors.startswith(f"qq leader show: {url}: no leader is known")
+        status, _, errors = called("leader", "show", "--http", url)
+        assert status == 1
+        assert errors.startswith(f"qq leader show: {url}: no leader is known")
 
 
 def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:

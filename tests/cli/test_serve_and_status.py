@@ -1,4 +1,4 @@
-"""`qq serve` and `qq status`, as real processes around a stub node."""
+"""`qq serve`, a real process around a stub node, and `qq status`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+
+    Called = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -96,41 +98,41 @@ def test_serve_does_not_start_for_a_parent_that_is_gone(tmp_path: Path, config: 
         assert qq.errors == "qq serve: the `qq up` that started this node is gone\n"
 
 
-def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, base_port: int) -> None:
+def test_status_is_a_table_or_the_answer_itself(
+    tmp_path: Path, config: Path, base_port: int, called: Called
+) -> None:
     url = f"http://127.0.0.1:{base_port + 10000}/"
     with started(tmp_path, "serve", "--config", str(config)) as node:
         node.until_line("n1 serves")
-        with started(tmp_path, "status", "--http", url) as qq:
-            assert qq.exit_status() == 1
-            assert qq.output.splitlines() == [
-                (
-                    "not well: publishers wait, for want of disk or memory of n1; has not come yet: n2, n3; "
-                    "n1 leads"
-                ),
-                "cluster qq, version 8 of the state, as n1 sees it",
-                (
-                    "name  state   role     standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
-                    "  clock offset  versions  drained"
-                ),
-                (
-                    "n1    leader  voter    voter     3     7      120   119     118      100         5,120 MiB  yes"
-                    "    -0.8 s        7 to 8    no"
-                ),
-                (
-                    "n2    down    awaited  -         -     -      -     -       -        -           -          -"
-                    "      -             -         yes"
-                ),
-                (
-                    "n3    down    awaited  -         -     -      -     -       -        -           -          -"
-                    "      -             -         yes"
-                ),
-            ]
-        with started(tmp_path, "status", "--http", url, "--json") as qq:
-            assert qq.exit_status() == 1
-            assert json.loads(qq.output)["nodes"][0]["commit_index"] == 119
-        with started(tmp_path, "status", "--http", url, "--password", "wrong") as qq:
-            assert qq.exit_status() == 1
-            assert qq.errors == f"qq status: {url}api/cluster: login of 'guest' was refused\n"
+        status, output, _ = called("status", "--http", url)
+        assert status == 1
+        assert output.splitlines() == [
+            (
+                "not well: publishers wait, for want of disk or memory of n1; has not come yet: n2, n3; "
+                "n1 leads"
+            ),
+            "cluster qq, version 8 of the state, as n1 sees it",
+            (
+                "name  state   role     standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
+                "  clock offset  versions  drained"
+            ),
+            (
+                "n1    leader  voter    voter     3     7      120   119     118      100         5,120 MiB  yes"
+                "    -0.8 s        7 to 8    no"
+            ),
+            (
+                "n2    down    awaited  -         -     -      -     -       -        -           -          -"
+                "      -             -         yes"
+            ),
+            (
+                "n3    down    awaited  -         -     -      -     -       -        -           -          -"
+                "      -             -         yes"
+            ),
+        ]
+        status, output, _ = called("status", "--http", url, "--json")
+        assert (status, json.loads(output)["nodes"][0]["commit_index"]) == (1, 119)
+        refused = f"qq status: {url}api/cluster: login of 'guest' was refused\n"
+        assert called("status", "--http", url, "--password", "wrong") == (1, "", refused)
 
 
 def test_a_node_is_given_none_of_the_authorities_that_the_system_trusts() -> None:
@@ -139,7 +141,7 @@ def test_a_node_is_given_none_of_the_authorities_that_the_system_trusts() -> Non
 
 
 def test_a_command_takes_the_password_from_an_option_or_the_environment(
-    tmp_path: Path, config: Path, base_port: int
+    tmp_path: Path, config: Path, base_port: int, called: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://127.0.0.1:{base_port + 10000}"
     good, wrong, empty = (tmp_path / name for name in ("good", "wrong", "empty"))
@@ -149,10 +151,12 @@ def test_a_command_takes_the_password_from_an_option_or_the_environment(
     default = {"QQ_USERS_DEFAULT_USER": "admin", "QQ_USERS_DEFAULT_PASSWORD": "p4ss"}
 
     def said(*options: str, **environ: str) -> str:
-        with started(tmp_path, "member", "list", "--http", url, *options, **environ) as qq:
-            status = qq.exit_status()
-            assert status == (2 if "--help" in qq.errors else 1 if qq.errors else 0)
-            return qq.errors.removeprefix("qq member list: ").removesuffix("\n")
+        with monkeypatch.context() as patch:
+            for variable, value in environ.items():
+                patch.setenv(variable, value)
+            status, _, errors = called("member", "list", "--http", url, *options)
+        assert status == (2 if "--help" in errors else 1 if errors else 0)
+        return errors.removeprefix("qq member list: ").removesuffix("\n")
 
     with started(tmp_path, "serve", "--config", str(config), **default) as node:
         node.until_line("n1 serves")
@@ -191,19 +195,20 @@ FOREIGN = "the answer is not that of a qq node"
         (b"", "Server disconnected"),
     ],
 )
-def test_status_says_in_one_line_that_the_answer_is_none(tmp_path: Path, answer: bytes, said: str) -> None:
-    with answering(answer) as url, started(tmp_path, "status", "--http", url) as qq:
-        assert qq.exit_status() == 1
-        assert qq.errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
+def test_status_says_in_one_line_that_the_answer_is_none(called: Called, answer: bytes, said: str) -> None:
+    with answering(answer) as url:
+        status, _, errors = called("status", "--http", url)
+        assert status == 1
+        assert errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
 
 
-def test_a_list_that_has_no_pages_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_list_that_has_no_pages_is_not_taken_for_one(called: Called) -> None:
     """As release 0.1 answers, whatever is asked for."""
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
-    with answering(whole) as url, started(tmp_path, "list", "queues", "--name", "q", "--url", url) as qq:
-        assert qq.exit_status() == 1
+    with answering(whole) as url:
+        status, _, errors = called("list", "queues", "--name", "q", "--url", url)
         older = "this node is of a release that lists nothing page by page; upgrade it first"
-        assert qq.errors == f"qq list queues: {url}: {older}\n"
+        assert (status, errors) == (1, f"qq list queues: {url}: {older}\n")
 
 
 def test_status_says_in_one_line_that_nothing_listens(tmp_path: Path, base_port: int) -> None:

@@ -241,7 +241,7 @@ PLACES = st.frozensets(st.tuples(st.integers(1, 12), st.integers(0, 1), st.integ
 
 
 @given(st.lists(PLACES, min_size=1, max_size=4))
-@settings(deadline=None, max_examples=min(60, settings.default.max_examples))
+@settings(deadline=None)
 def test_whatever_is_settled_between_what_stays_live_can_be_read(states: list[frozenset[Place]]) -> None:
     """Each rewriting sees fewer live messages than the one before it, and joins two segments in the first."""
     disk = make_disk()

@@ -999,7 +999,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_write_costs_no_synced_entry(filler:
         assert len(node.disk.read_file(path)) == durable + (kept - 4) * (RECORD_HEADER_BYTES + 20)
 
 
-@settings(max_examples=min(60, settings.default.max_examples), deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6), st.booleans(), st.data())
 def test_any_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
     batches: list[int], writes_lost: bool, data: st.DataObject

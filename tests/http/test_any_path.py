@@ -66,7 +66,7 @@ names = (
 """Of "/" there is a virtual host already."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
 @given(name=names)
 @example(name="{}")
 @example(name="detailed")

@@ -351,7 +351,7 @@ def small_parts() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(steps, st.booleans())
 def test_a_backlog_behaves_like_lists_of_messages(steps: list[tuple[Any, ...]], exact_sizes: bool) -> None:
     tried = Tried(exact_sizes=exact_sizes)

@@ -425,7 +425,7 @@ def check_counts(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(entries)
 def test_any_commands_leave_two_machines_equal(
     entries: Sequence[tuple[str, list[Command] | bool, int]],
@@ -751,13 +751,15 @@ class Chance(Random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(settings.default.max_examples // 10))
 def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
     absurd_life(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 115))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(100, 100 + settings.default.max_examples // 10))
 def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
     least = {

@@ -357,7 +357,8 @@ def test_every_message_is_where_the_oracle_has_it_after_every_entry(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(1, 1 + settings.default.max_examples // 12))
 def test_so_it_is_in_a_long_life(seed: int) -> None:
     """Hypothesis finds short stories; these are long enough for ranges to be split, returned and split again."""
     live(seed, 80)

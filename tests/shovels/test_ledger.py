@@ -105,7 +105,7 @@ class World:
 QUIET = ["deliver", "arrive", "take_unconfirmed", "break_off", "break_off_unnoticed", "take_late"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from([*QUIET, "steal", "give_back"]), max_size=60))
 def test_nothing_is_lost_whoever_else_takes_from_the_source(steps: list[str]) -> None:
     world = World()
@@ -116,7 +116,7 @@ def test_nothing_is_lost_whoever_else_takes_from_the_source(steps: list[str]) ->
     assert set(world.taken) == set(range(MESSAGES))
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from(QUIET), max_size=60))
 def test_nothing_is_there_twice_if_nobody_else_takes_from_the_source(steps: list[str]) -> None:
     world = World()

@@ -796,7 +796,7 @@ HAZARDS = [
         20,
         "has not converged",
         ("cluster.assembly.PendingSubmissions", ForgetfulSubmissions),
-        shown_by=22,
+        shown_by=7,
     ),
     Hazard(
         Parts(),
@@ -804,7 +804,7 @@ HAZARDS = [
         20,
         "are live",
         ("cluster.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
-        shown_by=0,
+        shown_by=59,
     ),
     Hazard(
         Parts(),
@@ -812,7 +812,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.bootstrap.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        shown_by=6,
+        shown_by=19,
     ),
     Hazard(
         Parts(),
@@ -882,7 +882,7 @@ HAZARDS = [
         40,
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
-        shown_by=12,
+        shown_by=46,
     ),
     Hazard(
         Parts(),
@@ -898,7 +898,7 @@ HAZARDS = [
         20,
         "another state",
         ("qq.machine.publishers.Publishers.freeze", forget_publishers),
-        shown_by=33,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -954,7 +954,7 @@ HAZARDS = [
         10,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=3,
+        shown_by=5,
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
     ),

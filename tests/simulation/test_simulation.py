@@ -31,13 +31,12 @@ from cluster.recovery import Recovery
 ROOT = Path(__file__).parent.parent.parent
 # fmt: off
 SEEDS = (
-    3, 4, 5, 6, 7, 9, 10, 12, 13, 14, 15, 18, 19, 22, 23, 24, 25, 26, 27, 28, 29, 30,
-    36, 37, 39, 40, 42, 43, 45, 48, 49, 50, 52, 55, 64, 65, 79, 84, 86, 93, 94, 95,
-    96, 97, 98, 99,
+    2, 10, 12, 22, 23, 25, 29, 33, 34, 36, 37, 42, 48, 52, 55, 64, 65, 79, 82, 86, 95, 99,
+    101, 102, 103, 109, 112, 116, 117, 127, 129, 131,
 )
 # fmt: on
-"""Those of the first hundred that show most of what there is in the least time; `make sim` is for more of them."""
-CHUNKS = 4
+"""Those of the first 132 that show all that there is in the least time, some of each kind; `make sim` is for more."""
+CHUNKS = 2
 KINDS: dict[str, Callable[[Options], bool]] = {
     "five nodes": lambda options: options.nodes == 5,
     "ledger": lambda options: not options.queues,
@@ -69,7 +68,7 @@ FATES = (
     "transactions",
     "transactions not carried out",
 )
-FINGERPRINTS = "from chaos.sim.run import run_seed; print([run_seed(seed).fingerprint for seed in (3, 7)])"
+FINGERPRINTS = "from chaos.sim.run import run_seed; print([run_seed(seed).fingerprint for seed in (24, 48)])"
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +122,7 @@ def test_what_is_rare_happens() -> None:
     assert totals["installs"] >= 3
     assert totals["repairs"] >= 5
     assert sum(outcome_of(seed).voters_max >= draw_options(seed).nodes + MORE_MAX for seed in SEEDS) >= 3
-    assert [change for change in ("add node", "remove node") if faults[change] < 10] == []
+    assert [change for change in ("add node", "remove node") if faults[change] < 6] == []
     assert [fate for fate in FATES if fates[fate] < 3] == []
     assert [fault for fault in FAULTS if faults[fault] < 3] == []
     # One node sees to dead letters, and does not ask again and again.
@@ -364,7 +363,7 @@ def _fingerprints(hash_seed: str) -> str:
 
 
 def test_seeds_differ() -> None:
-    assert outcome_of(5).fingerprint != outcome_of(7).fingerprint
+    assert outcome_of(25).fingerprint != outcome_of(37).fingerprint
 
 
 def test_both_sizes_and_both_machines_are_drawn() -> None:
@@ -381,10 +380,10 @@ def test_upgrades_and_leaders_that_are_suspected_early_are_drawn() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_alone_is_survived(fault: str) -> None:
-    options = Options(duration_s=10.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)
+    options = Options(duration_s=6.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)
     simulation.run()
-    assert simulation.nemesis.done[fault] > 3
+    assert simulation.nemesis.done[fault] > 1
     assert simulation.checks.confirms > 10
 
 
