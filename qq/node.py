@@ -524,6 +524,7 @@ class Node:
             open_own=lambda vhost: own_clients.connect(self._amqp_server, vhost, READ_AHEAD_BYTES),
             wall_ms=self.runtime.wall_ms,
             random=self.runtime.random,
+            message_bytes_max=self.config.limits.message_bytes,
         )
 
     # What HTTP sees

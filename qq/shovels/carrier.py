@@ -62,10 +62,12 @@ class ShovelCarrier:
         open_own: Callable[[str], Awaitable[Streams]],
         wall_ms: Callable[[], int],
         random: Random,
+        message_bytes_max: int,
     ) -> None:
         """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node."""
         self.open_own = open_own
         self.random = random
+        self.message_bytes_max = message_bytes_max
         self._machine = machine
         self._leads = leads
         self._cluster = cluster
@@ -171,6 +173,7 @@ class _Runner:
         self.change = change
         self.task: asyncio.Task[None]
         self.random = carrier.random
+        self.message_bytes_max = carrier.message_bytes_max
         self.now_s, self.open_own = carrier.now_s, carrier.open_own
         self._carrier = carrier
         self._key = key
@@ -195,7 +198,8 @@ class _Runner:
 
     async def _run_once(self, shovel: Definition) -> str:
         """Carry messages until something goes wrong; return what."""
-        name = blake2b(self.text.encode(), digest_size=8).hexdigest()
+        # What else is said of a shovel may change, a password among it: its messages are the same.
+        name = blake2b(repr((shovel.source, shovel.target)).encode(), digest_size=8).hexdigest()
         if self._entries is None:
             self._entries = ledger.read(self._carrier.parameter(LEDGER, self._key), name)
         numbers = ledger.Ledger(self.random.randbytes(16).hex(), self._entries)
