@@ -828,6 +828,10 @@ class ManagementView(Protocol):
         """End a session here, and at the nodes that answer."""
         ...
 
+    async def end_sessions_of(self, users: Iterable[str]) -> None:
+        """End all sessions of users who are gone."""
+        ...
+
     async def wait_applied(self) -> None:
         """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
         ...
