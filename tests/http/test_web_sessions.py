@@ -448,13 +448,11 @@ def test_a_user_who_is_deleted_and_made_anew_with_the_same_hash_has_no_session(n
     async def story(browser: Browser) -> None:
         node.management.make(PutUser("ann", b"salt", b"hash", ["administrator"]))
         ann = node.management.machine.users["ann"]
-        for path, method, body in (
-            ("users/ann", "DELETE", None),
-            ("users/bulk-delete", "POST", {"users": ["ann", "x"]}),
-        ):
+        both = ("users/ann", "DELETE", None), ("users/bulk-delete", "POST", {"users": ["ann", "x"]})
+        for path, method, body in both:
             before = node.management.begin_session("ann")
             assert before is not None
-            assert (await browser.ask(f"/api/{path}", method, auth=GUEST, json=body)).status == 204
+            assert (await browser.ask(f"/api/{path}", method, headers=GUEST, json=body)).status == 204
             node.management.make(PutUser("ann", ann.salt, ann.hash, ann.tags))
             assert await node.management.session(before.token, "::1") is None
             after = node.management.begin_session("ann")
