@@ -525,6 +525,7 @@ class Node:
             wall_ms=self.runtime.wall_ms,
             random=self.runtime.random,
             message_bytes_max=self.config.limits.message_bytes,
+            may_reach=self.config.shovels_may_reach,
         )
 
     # What HTTP sees

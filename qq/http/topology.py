@@ -51,7 +51,7 @@ PUBLISH_BYTES_MAX = 1024 * 1024
 """The largest body of a request that publishes: reading it as JSON takes some milliseconds."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
-_PUBLISH = "/api/exchanges/{vhost}/{name:[^{}/]*}/publish"
+_PUBLISH = "/api/exchanges/{vhost}/{name:[^/]*}/publish"
 """The default exchange may have no name here, as with rabbitmqadmin."""
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 

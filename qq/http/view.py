@@ -325,6 +325,12 @@ class NewMessage(NamedTuple):
     body: bytes
 
 
+class AllPublications(NamedTuple):
+    """Messages that are to be published to an exchange, with whatever routing keys."""
+
+    exchange: str
+
+
 class PublicationRejected(Exception):
     """What was to be published has no room in a queue; nothing was published."""
 
@@ -926,7 +932,7 @@ class ManagementView(Protocol):
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | Get | NewMessage | BeginMove,
+        command: Declaration | Get | NewMessage | AllPublications | BeginMove,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change
     from qq.machine.machine import QueueMachine
     from qq.machine.vhost import VirtualHost
-    from qq.shovels.connecting import Streams
+    from qq.shovels.connecting import MayReach, Streams
     from qq.shovels.definition import Definition
 
     ChangeLog = Callable[[Change], Awaitable[None]]
@@ -63,11 +63,17 @@ class ShovelCarrier:
         wall_ms: Callable[[], int],
         random: Random,
         message_bytes_max: int,
+        may_reach: MayReach,
     ) -> None:
-        """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node."""
+        """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node.
+
+        `message_bytes_max` is the largest body of a message that a shovel takes, `may_reach` tells to which hosts one may
+        connect.
+        """
         self.open_own = open_own
         self.random = random
         self.message_bytes_max = message_bytes_max
+        self.may_reach = may_reach
         self._machine = machine
         self._leads = leads
         self._cluster = cluster
@@ -173,7 +179,7 @@ class _Runner:
         self.change = change
         self.task: asyncio.Task[None]
         self.random = carrier.random
-        self.message_bytes_max = carrier.message_bytes_max
+        self.message_bytes_max, self.may_reach = carrier.message_bytes_max, carrier.may_reach
         self.now_s, self.open_own = carrier.now_s, carrier.open_own
         self._carrier = carrier
         self._key = key

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from qq.shovels.uris import BrokerUri, UriTls
 
+    MayReach = Callable[[str], bool]
+    """Tells whether shovels may connect to a host."""
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
     OpenOwn = Callable[[str], Awaitable[Streams]]
     """Connects to this node, for a shovel that may do in a virtual host what it is there for."""
@@ -35,12 +37,19 @@ TLS_FILE_BYTES_MAX = 2 * 1024 * 1024
 
 
 async def connect(
-    uris: Sequence[BrokerUri], name: str, message_bytes_max: int, open_own: OpenOwn, random: Random
+    uris: Sequence[BrokerUri],
+    name: str,
+    message_bytes_max: int,
+    may_reach: MayReach,
+    open_own: OpenOwn,
+    random: Random,
 ) -> Client:
     """Log in at one of these brokers, in any order. Raises Closed with what the last one said."""
     failure = Closed("there is no URI")
     for uri in random.sample(uris, len(uris)):
         try:
+            if uri.host and not may_reach(uri.host):
+                raise Closed("this host is not among those of [shovels] hosts in the node's configuration")
             return await _connect(uri, name, message_bytes_max, open_own)
         except Closed as closed:
             failure = Closed(f"{uri.shown}: {closed}")

@@ -61,6 +61,10 @@ class Surroundings(Protocol):
     message_bytes_max: int
     """The largest body of a message that is taken."""
 
+    def may_reach(self, host: str, /) -> bool:
+        """Whether shovels may connect to this host."""
+        ...
+
     def now_s(self) -> int:
         """Seconds since 1970."""
         ...
@@ -159,7 +163,9 @@ class ShovelRun:
         around = self._surroundings
         name = f"Shovel {self._way.name}"
         try:
-            return await connect(end.uris, name, around.message_bytes_max, around.open_own, around.random)
+            return await connect(
+                end.uris, name, around.message_bytes_max, around.may_reach, around.open_own, around.random
+            )
         except Closed as closed:
             raise Closed(f"failed to connect to {which}: {closed}") from None
 

@@ -47,6 +47,7 @@ class Carried:
             wall_ms=lambda: time.time_ns() // 1_000_000,
             random=random.Random(1),
             message_bytes_max=2**24,
+            may_reach=lambda host: host != "forbidden",
         )
 
     def put(self, **changes: Any) -> None:
@@ -264,6 +265,7 @@ def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, ch
             {"dest-uri": "amqps://127.0.0.1:PORT?cacertfile=/none"},
             "certificates or key cannot be read; the node's",
         ),
+        ({"dest-uri": "amqps://Forbidden"}, "this host is not among those of [shovels] hosts"),
         ({"src-uri": "amqp:///none"}, "failed to connect to source: amqp:///none: "),
         ({"dest-queue": None, "dest-exchange": "none"}, "destination: 404 NOT_FOUND - no exchange 'none'"),
     ],
@@ -374,7 +376,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
 
     async def log_in(query: str) -> None:
         uri = parse_uri(f"amqps://127.0.0.1:{broker.amqps_port}?{query}")
-        (await connect([uri], "Shovel s", 2**24, _own_end, random.Random(1))).abort()
+        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))).abort()
 
     with LoneBroker(tls=tls) as broker:
         trusting = f"cacertfile={authority.file}"
@@ -402,7 +404,7 @@ def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
 
     async def log_in() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        await connect([uri], "Shovel s", 2**24, _own_end, random.Random(1))
+        await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))
 
     with pytest.raises(Closed, match="what its URI says cannot be used"):
         broker.await_on_loop(log_in())
@@ -430,12 +432,18 @@ async def _log_in_at_a_broker_of_small_frames() -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        await connect([parse_uri(f"amqp://127.0.0.1:{port}")], "Shovel s", 2**24, _own_end, random.Random(1))
+        await connect(
+            [parse_uri(f"amqp://127.0.0.1:{port}")], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1)
+        )
 
 
 def test_a_broker_that_takes_hardly_anything_in_a_frame_is_left() -> None:
     with pytest.raises(Closed, match="frames of 9 octets"):
         asyncio.run(_log_in_at_a_broker_of_small_frames())
+
+
+def _anywhere(_host: str) -> bool:
+    return True
 
 
 async def _own_end(_vhost: str) -> Any:
