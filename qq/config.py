@@ -386,8 +386,8 @@ class NodeConfig:
     """Where traces of messages are sent; None: there are none."""
 
     shovel_hosts: tuple[str, ...] | None = None
-    """The hosts that shovels may connect to, as their URIs name them; None: all, as with RabbitMQ. Whoever moves away from
-    one wants that, and only users whom an administrator has given a tag may set shovels."""
+    """The hosts that shovels may connect to, as their URIs name them; None: all, as with RabbitMQ. Whoever moves away
+    from one wants that, and only users whom an administrator has given a tag may set shovels."""
 
     product: str = "RabbitMQ"
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""

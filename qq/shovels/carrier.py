@@ -67,8 +67,8 @@ class ShovelCarrier:
     ) -> None:
         """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node.
 
-        `message_bytes_max` is the largest body of a message that a shovel takes, `may_reach` tells to which hosts one may
-        connect.
+        `message_bytes_max` is the largest body of a message that a shovel takes, `may_reach` tells to which hosts one
+        may connect.
         """
         self.open_own = open_own
         self.random = random

@@ -48,12 +48,16 @@ async def connect(
     failure = Closed("there is no URI")
     for uri in random.sample(uris, len(uris)):
         try:
-            if uri.host and not may_reach(uri.host):
-                raise Closed("this host is not among those of [shovels] hosts in the node's configuration")
+            _check_host(uri, may_reach)
             return await _connect(uri, name, message_bytes_max, open_own)
         except Closed as closed:
             failure = Closed(f"{uri.shown}: {closed}")
     raise failure
+
+
+def _check_host(uri: BrokerUri, may_reach: MayReach) -> None:
+    if uri.host and not may_reach(uri.host):
+        raise Closed("this host is not among those of [shovels] hosts in the node's configuration")
 
 
 async def _connect(uri: BrokerUri, name: str, message_bytes_max: int, open_own: OpenOwn) -> Client:
