@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 from contextlib import suppress
 from functools import partial
@@ -431,6 +432,9 @@ class Node:
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Stop the node after an exception that no component expects: better no node than a wrong one."""
         text, error = context.get("message"), context.get("exception")
+        if _is_of_a_connection(error, context.get("future")):
+            log.info("a connection has failed for which nobody waits any more: %s", error)
+            return
         rest = ", ".join(
             f"{key} {value!r}" for key, value in context.items() if key not in ("message", "exception")
         )
@@ -716,6 +720,16 @@ async def run(
         except ObsoleteLog as error:
             log.warning("node %s starts anew: %s", config.name, error)
         garbage.collect()  # the node that has ended, with its state
+
+
+def _is_of_a_connection(error: BaseException | None, future: object) -> bool:
+    """Whether an attempt to connect has failed that somebody has given up before.
+
+    uvloop gives a TLS handshake a future that nobody looks at if the attempt was cancelled before the handshake began.
+    No disk raises such errors, and a task is one of ours.
+    """
+    is_left = isinstance(future, asyncio.Future) and not isinstance(future, asyncio.Task)
+    return is_left and isinstance(error, ssl.SSLError | ConnectionError)
 
 
 def _tokens(config: NodeConfig) -> Verifier | None:

@@ -49,6 +49,8 @@ ROOM_BYTES, ROOM_BYTES_MIN, ROOM_BYTES_MAX = 256 * 2**20, 2**20, 16 * 2**20
 """Octets that may be on their way: of all shovels, about; and of one, at least and at most."""
 PAUSE_S_MIN = 0.1
 """How long to wait at least before a shovel is begun again."""
+RUNS_PER_S = 10
+"""How many runs begin in a second, of all shovels: connecting takes some milliseconds of a core, and all may fail."""
 
 
 class ShovelCarrier:
@@ -79,6 +81,8 @@ class ShovelCarrier:
         self._cluster = cluster
         self._wall_ms = wall_ms
         self._runs: dict[Key, _Runner] = {}
+        self._turn, self._begun_s = asyncio.Lock(), 0.0
+        """Whose run is the next to begin, and when the last one has begun."""
         self._ending: set[asyncio.Task[None]] = set()
         """What is about to end: runners that were stopped, and the removal of numbers that nobody needs."""
 
@@ -152,6 +156,13 @@ class ShovelCarrier:
 
     # What runners ask
 
+    async def turn(self) -> None:
+        """Wait until another run may begin."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._begun_s + 1 / RUNS_PER_S - loop.time()))
+            self._begun_s = loop.time()
+
     def way(self, key: Key) -> Way:
         return Way(*key, self._cluster(), "", "")
 
@@ -196,6 +207,7 @@ class _Runner:
         shovel = read_shovel(self._key[0], self.text)
         assert shovel is not None
         while True:
+            await self._carrier.turn()
             reason = await self._run_once(shovel)
             self._failed(reason)
             if not shovel.reconnect_delay_s:
