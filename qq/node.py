@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import socket
-import ssl
 import sys
 from contextlib import suppress
 from functools import partial
@@ -725,11 +724,12 @@ async def run(
 def _is_of_a_connection(error: BaseException | None, future: object) -> bool:
     """Whether an attempt to connect has failed that somebody has given up before.
 
-    uvloop gives a TLS handshake a future that nobody looks at if the attempt was cancelled before the handshake began.
-    No disk raises such errors, and a task is one of ours.
+    uvloop leaves futures behind that nobody looks at: of a name that is looked up, and of a TLS handshake, if the
+    attempt is cancelled before the answer, or before the handshake begins. Nothing that replicates waits for the system
+    with such a future: disks tell their errors to callbacks, and a task is one of ours.
     """
     is_left = isinstance(future, asyncio.Future) and not isinstance(future, asyncio.Task)
-    return is_left and isinstance(error, ssl.SSLError | ConnectionError)
+    return is_left and isinstance(error, OSError)
 
 
 def _tokens(config: NodeConfig) -> Verifier | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -124,12 +125,17 @@ def test_a_connection_that_fails_after_it_was_given_up_ends_no_node(caplog: pyte
 
     async def story() -> None:
         made = node.Node(CONFIG, RealDisk, AsyncioRuntime)
-        left = asyncio.get_running_loop().create_future()
-        left.set_exception(ssl.SSLError("no TLS"))
-        del left
-        gc.collect()
+        for error in (
+            ssl.SSLError("no TLS"),
+            socket.gaierror(-2, "Name or service not known"),
+            OSError(113, "No route"),
+        ):
+            left = asyncio.get_running_loop().create_future()
+            left.set_exception(error)
+            del left
+            gc.collect()
         assert not made._failure.done()
-        assert "a connection has failed for which nobody waits any more" in caplog.text
+        assert caplog.text.count("a connection has failed for which nobody waits any more") == 3
         task = asyncio.create_task(fail())
         await asyncio.sleep(0)
         del task

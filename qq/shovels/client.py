@@ -173,7 +173,7 @@ class Client:
             case commands.Channel.Close():
                 self._send(CHANNEL, commands.Channel.CloseOk())
                 closed = ChannelClosed(event.reply_code or 0, event.reply_text)
-                if not self._answers:
+                if not self._answers or self._answers[0].done():
                     raise closed
                 self._answers.popleft().set_exception(closed)
             case commands.Basic.Return():
