@@ -18,7 +18,7 @@ from qq.machine.commands import DeleteParameter, PutParameter
 from qq.machine.moves import LEDGER, SHOVEL
 from qq.shovels import ledger
 from qq.shovels.client import Closed
-from qq.shovels.definition import read_shovel
+from qq.shovels.definition import read_shovel, shovels_of
 from qq.shovels.outbound import Way
 from qq.shovels.report import STARTING, TERMINATED, Report
 from qq.shovels.run import AllThere, ShovelRun
@@ -133,12 +133,9 @@ class ShovelCarrier:
                     yield vhost.name, name
 
     def _wanted(self) -> Iterator[tuple[Key, str]]:
-        for vhost in self._machine.vhosts.values():
-            for (component, name), text in vhost.parameters.items():
-                if component == SHOVEL:
-                    shovel = read_shovel(vhost.name, text)
-                    if shovel is not None and not shovel.is_move:
-                        yield (vhost.name, name), text
+        for vhost, name, text, shovel in shovels_of(self._machine.vhosts.values()):
+            if not shovel.is_move:
+                yield (vhost, name), text
 
     def _start(self, key: Key, text: str, change: ChangeLog) -> None:
         before = [task for task in self._ending if task.get_name() == repr(key)]
