@@ -537,7 +537,7 @@ class Node:
         config = self.config
         return OwnNode(
             data_dir=str(config.data_dir.absolute()),
-            connections_max=self._shares.clients,
+            connections_max=self._shares.logged_in,
             memory_limit_bytes=self.memory_limit_bytes,
             disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
             write_times=self.disk.write_times,
