@@ -168,7 +168,9 @@ class WebSessions:
 
     async def end_sessions_of(self, users: Iterable[str]) -> None:
         """End all sessions of these users, who are gone: one who is made anew is somebody else."""
-        await self._end([WebSession(user, _ALL_BEFORE, self._now_s()) for user in users])
+        now_s = self._now_s()
+        # As late as their newest session may have begun.
+        await self._end([WebSession(user, _ALL_BEFORE, self._ended.begin(user, now_s)) for user in users])
 
     async def watch_sessions(self) -> None:
         """Hear which sessions were ended at other nodes, and tell them again if they did not hear, until cancelled."""
