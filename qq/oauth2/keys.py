@@ -113,7 +113,7 @@ def keys_in(document: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001  # PyJWT raises what it meets: KeyError, NotImplementedError
             log.info("a key of whoever issues tokens cannot be used: %r", error)
             continue
-        number: object = key.key_id or ""  # whatever the document says
+        number = each.get("kid") or ""
         if isinstance(number, str) and key.public_key_use in (None, "sig"):
             found[number] = key.key
     return found
