@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar
 
 from qq.errors import OperatingError
 
@@ -37,7 +37,19 @@ PORT_MAX = 65_535
 NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
-SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "oauth2", "tracing", "product")
+SECTIONS = (
+    "node",
+    "cluster",
+    "listen",
+    "users",
+    "limits",
+    "tls",
+    "peer_tls",
+    "oauth2",
+    "tracing",
+    "shovels",
+    "product",
+)
 """The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
@@ -52,6 +64,9 @@ TOKEN_ALGORITHMS = (
 _OWN_MACHINE = ("127.0.0.1", "localhost")
 CERT_LOGINS = ("distinguished_name", "common_name")
 PEER_ADDRESSES = ("log", "file")
+
+
+Default = TypeVar("Default")
 
 
 class Seed(NamedTuple):
@@ -370,6 +385,10 @@ class NodeConfig:
     tracing: Tracing | None = None
     """Where traces of messages are sent; None: there are none."""
 
+    shovel_hosts: tuple[str, ...] | None = None
+    """The hosts that shovels may connect to, as their URIs name them; None: all, as with RabbitMQ. Whoever moves away
+    from one wants that, and only users whom an administrator has given a tag may set shovels."""
+
     product: str = "RabbitMQ"
     """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
     version: str = "4.0.0"
@@ -377,6 +396,10 @@ class NodeConfig:
     def shown(self) -> dict[str, str]:
         """All settings that are no secrets, by name, with a point before the name of what is within another one."""
         return dict(_shown(self))
+
+    def shovels_may_reach(self, host: str) -> bool:
+        """Whether shovels may connect to this host."""
+        return self.shovel_hosts is None or host.lower() in map(str.lower, self.shovel_hosts)
 
     @property
     def is_open_to_all(self) -> bool:
@@ -492,6 +515,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
         peer_tls=reader.tls("peer_tls"),
         oauth2=reader.oauth2("oauth2"),
         tracing=reader.tracing("tracing"),
+        shovel_hosts=reader.texts("shovels", "hosts", default.shovel_hosts),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),
     )
@@ -542,7 +566,7 @@ class _SettingsReader:
             raise self._error(section, key, "must be a non-empty string")
         return value
 
-    def texts(self, section: str, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    def texts(self, section: str, key: str, default: Default) -> tuple[str, ...] | Default:
         """Read a list of strings; in the environment separated by commas."""
         value = self._find(section, key)
         if value is None:

@@ -45,6 +45,8 @@ class Shares(NamedTuple):
 
     clients: int
     """AMQP clients, with TLS or without."""
+    logged_in: int
+    """How many of the clients may log in (`connection_max`)."""
     strangers: int
     """How many of the clients may be connected without having logged in."""
     http: int
@@ -92,4 +94,4 @@ def shares_of(files: int, limits: NodeLimits) -> Shares:
                 "[limits] %s is %d, but %d open files (ulimit -n) allow %d", name, wanted, files, there
             )
     strangers = limits.strangers_max or min(clients // _STRANGERS_SHARE, _STRANGERS_MAX)
-    return Shares(clients, min(strangers, clients), http)
+    return Shares(clients, min(limits.connection_max or clients, clients), min(strangers, clients), http)

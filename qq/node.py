@@ -431,6 +431,9 @@ class Node:
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Stop the node after an exception that no component expects: better no node than a wrong one."""
         text, error = context.get("message"), context.get("exception")
+        if _is_of_a_connection(error, context.get("future")):
+            log.info("a connection has failed for which nobody waits any more: %s", error)
+            return
         rest = ", ".join(
             f"{key} {value!r}" for key, value in context.items() if key not in ("message", "exception")
         )
@@ -524,6 +527,8 @@ class Node:
             open_own=lambda vhost: own_clients.connect(self._amqp_server, vhost, READ_AHEAD_BYTES),
             wall_ms=self.runtime.wall_ms,
             random=self.runtime.random,
+            message_bytes_max=self.config.limits.message_bytes,
+            may_reach=self.config.shovels_may_reach,
         )
 
     # What HTTP sees
@@ -532,7 +537,7 @@ class Node:
         config = self.config
         return OwnNode(
             data_dir=str(config.data_dir.absolute()),
-            connections_max=self._shares.clients,
+            connections_max=self._shares.logged_in,
             memory_limit_bytes=self.memory_limit_bytes,
             disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
             write_times=self.disk.write_times,
@@ -714,6 +719,17 @@ async def run(
         except ObsoleteLog as error:
             log.warning("node %s starts anew: %s", config.name, error)
         garbage.collect()  # the node that has ended, with its state
+
+
+def _is_of_a_connection(error: BaseException | None, future: object) -> bool:
+    """Whether an attempt to connect has failed that somebody has given up before.
+
+    uvloop leaves futures behind that nobody looks at: of a name that is looked up, and of a TLS handshake, if the
+    attempt is cancelled before the answer, or before the handshake begins. Nothing that replicates waits for the system
+    with such a future: disks tell their errors to callbacks, and a task is one of ours.
+    """
+    is_left = isinstance(future, asyncio.Future) and not isinstance(future, asyncio.Task)
+    return is_left and isinstance(error, OSError)
 
 
 def _tokens(config: NodeConfig) -> Verifier | None:

@@ -269,6 +269,18 @@ def test_networks_of_proxies(file: Path) -> None:
     assert loaded(file, text).proxy_protocol_from == ("10.0.0.0/8", "fd00::/8", "192.0.2.1")
 
 
+def test_hosts_of_shovels(file: Path) -> None:
+    assert loaded(file, GOOD).shovels_may_reach("anywhere")
+    assert not loaded(file, GOOD + "[shovels]\nhosts = []\n").shovels_may_reach("anywhere")
+    config = loaded(file, GOOD + '[shovels]\nhosts = ["Old.example", "10.0.0.1"]\n')
+    assert [config.shovels_may_reach(host) for host in ("old.example", "10.0.0.1", "10.0.0.2")] == [
+        True,
+        True,
+        False,
+    ]
+    assert not loaded(file, GOOD, QQ_SHOVELS_HOSTS="a, b").shovels_may_reach("c")
+
+
 def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
     (file.parent / "secret").write_text(SECRET + "\n")
     config = loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import socket
+import ssl
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +117,35 @@ def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
         asyncio.run(story())
     assert str(caught.value) == line
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
+
+
+def test_a_connection_that_fails_after_it_was_given_up_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    """As uvloop leaves behind an attempt to connect with TLS that is cancelled before the handshake begins."""
+
+    async def fail() -> None:
+        raise ConnectionResetError
+
+    async def story() -> None:
+        made = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        for error in (
+            ssl.SSLError("no TLS"),
+            socket.gaierror(-2, "Name or service not known"),
+            OSError(113, "No route"),
+        ):
+            left = asyncio.get_running_loop().create_future()
+            left.set_exception(error)
+            del left
+            gc.collect()
+        assert not made._failure.done()
+        assert caplog.text.count("a connection has failed for which nobody waits any more") == 3
+        task = asyncio.create_task(fail())
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+        assert made._failure.done()
+
+    caplog.set_level("INFO")
+    asyncio.run(story())
 
 
 def test_memory_that_cannot_be_read_does_not_end_a_node(

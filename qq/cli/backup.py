@@ -108,7 +108,10 @@ def _new_directory(target: Path) -> Generator[Path]:
     """A directory beside the target, which becomes the target at the end of the block, or else is removed."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CommandError(f"{target}: is there already; name a new directory")
-    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    except OSError as error:
+        raise CommandError(f"{target.absolute().parent}: {error.strerror}") from None
     try:
         yield directory
         try:

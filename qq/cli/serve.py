@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from qq import __version__, node
+from qq.cli.escaping import escaped
 from qq.cli.launch import PARENT_VARIABLE, load_settings
 from qq.errors import StartError
 
@@ -31,6 +32,14 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
+class LineFormatter(logging.Formatter):
+    """Writes a message as one line, whatever names of clients and words of other brokers are in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # a name of logging
+        record.message = escaped(record.message)
+        return super().formatMessage(record)
+
+
 def serve(
     config_file: Path,
     run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run,
@@ -40,11 +49,9 @@ def serve(
     """Run the node until SIGTERM or SIGINT; raises OperatingError."""
     _die_with_parent()
     settings = load_settings(config_file, join)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     log.info(
         "node %s of qq %s, configured by %s, data in %s",
         settings.name,

@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.diagnosis.findings import Finding, queue_subject
-from qq.diagnosis.words import hours, ms, number
+from qq.diagnosis.words import hours, ms, number, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,7 +229,7 @@ def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, 
     grown = ready - seen.grows_from
     lasts_ms = now_ms - seen.grows_since
     if grown >= GROWN_MIN and grown >= GROWN_SHARE * seen.grows_from and lasts_ms >= LASTS_MS:
-        text = f"{number(ready, 'message')} wait in it, {grown:,} more than {hours(lasts_ms / 1000)} ago"
+        text = f"{waiting(ready)} in it, {grown:,} more than {hours(lasts_ms / 1000)} ago"
         yield "queue-grows", seen.grows_since, text
 
 
@@ -239,11 +239,7 @@ def _consumers(
     is_lone = facts.ready > 0 and not facts.consumers
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms):
-        yield (
-            "no-consumers",
-            seen.lone_since,
-            f"{number(facts.ready, 'message')} wait in it, and nobody consumes",
-        )
+        yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and nobody consumes"
     elapsed_ms = now_ms - seen.looked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
     is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
@@ -264,13 +260,13 @@ def _lasts(since_ms: int, now_ms: int) -> bool:
 
 def _slowness(facts: QueueFacts, per_s: float, commit_s: float, since_ms: int) -> tuple[str, int, str]:
     """Why consumers do not take what waits: how long they have a message follows from Little's law."""
-    whose, wait = number(facts.consumers, "consumer"), f"{number(facts.ready, 'message')} wait"
+    whose, wait = number(facts.consumers, "consumer"), waiting(facts.ready)
     held_s = facts.unacked / per_s if per_s else inf
     if held_s < max(TRAVEL_S, TRAVEL_COMMITS * commit_s) and 0 < facts.prefetch <= SMALL_PREFETCH:
         commit = f", and a commit takes {ms(commit_s)}" if commit_s else ""
         text = f"{wait}; with a prefetch of {facts.prefetch}, {whose} had each one for {ms(held_s)}{commit}"
         return "prefetch-small", since_ms, text
-    held = f"; {facts.unacked:,} are unacknowledged" if facts.unacked else ""
+    held = f"; unacknowledged: {facts.unacked:,}" if facts.unacked else ""
     text = f"{wait}, and {per_s:,.1f} a second are acknowledged by {whose}{held}"
     return "consumers-slow", since_ms, text
 

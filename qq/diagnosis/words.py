@@ -30,6 +30,10 @@ def number(count: float, thing: str) -> str:
     return f"{count:,.0f} {thing}" + ("" if round(count) == 1 else "s")
 
 
+def waiting(messages: float) -> str:
+    return number(messages, "message") + (" waits" if round(messages) == 1 else " wait")
+
+
 def hours(seconds: float) -> str:
     minutes = round(seconds / MINUTE_S, 1)
     if minutes < FEW_MINUTES and minutes != round(minutes):

@@ -223,9 +223,39 @@ class NodeEndpoints:
         return self._view.cluster_status()
 
 
+_OTHER_MEMORY = "other_system"
+_KINDS_OF_MEMORY = (
+    *("connection_readers", "connection_writers", "connection_channels", "connection_other"),
+    *("queue_procs", "quorum_queue_procs", "quorum_queue_dlx_procs"),
+    *("stream_queue_procs", "stream_queue_replica_reader_procs", "stream_queue_coordinator_procs"),
+    *(
+        "plugins",
+        "metadata_store",
+        "other_proc",
+        "metrics",
+        "mgmt_db",
+        "mnesia",
+        "quorum_ets",
+        "metadata_store_ets",
+    ),
+    *(
+        "other_ets",
+        "binary",
+        "msg_index",
+        "code",
+        "atom",
+        _OTHER_MEMORY,
+        "allocated_unused",
+        "reserved_unallocated",
+    ),
+)
+"""What RabbitMQ divides its memory into: rabbitmqadmin shows no memory where one of these is missing."""
+
+
 def _memory(report: NodeReport | None) -> Any:
     """The memory of a node: there is one kind, and it is all that the process holds."""
     if report is None:
         return NOT_AVAILABLE
     total = report.memory_bytes
-    return {"strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}
+    kinds = dict.fromkeys(_KINDS_OF_MEMORY, 0) | {_OTHER_MEMORY: total}
+    return {**kinds, "strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}

@@ -24,7 +24,7 @@ from qq.http.login import ADMINISTRATORS, SAFE_METHODS, login_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
-    from qq.http.view import Declaration, ManagementView, NewMessage
+    from qq.http.view import AllPublications, Declaration, ManagementView, NewMessage
     from qq.machine.commands import BeginMove, Get
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ async def check_permitted(
     request: web.Request,
     management: ManagementView,
     vhost: str,
-    command: Declaration | Get | NewMessage | BeginMove,
+    command: Declaration | Get | NewMessage | AllPublications | BeginMove,
 ) -> None:
     """Raise RequestRefused unless a client of the same user might do this."""
     login = login_of(request)

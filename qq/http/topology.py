@@ -51,6 +51,8 @@ PUBLISH_BYTES_MAX = 1024 * 1024
 """The largest body of a request that publishes: reading it as JSON takes some milliseconds."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
+_PUBLISH = "/api/exchanges/{vhost}/{name:[^/]*}/publish"
+"""The default exchange may have no name here, as with rabbitmqadmin."""
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 
@@ -67,7 +69,7 @@ class ExchangeEndpoints:
             web.get(_EXCHANGE, self.exchange),
             web.put(_EXCHANGE, self.put),
             web.delete(_EXCHANGE, self.delete),
-            web.post(f"{_EXCHANGE}/publish", self.publish),
+            web.post(_PUBLISH, self.publish),
         ]
 
     async def exchanges(self, request: web.Request) -> web.StreamResponse:

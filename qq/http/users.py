@@ -23,6 +23,8 @@ from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 from qq.machine.limits import USER_LIMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.http.view import ManagementView
     from qq.machine.access import User
     from qq.machine.commands import Change
@@ -88,7 +90,7 @@ class UserEndpoints:
 
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        await self._management.change(DeleteUser(await self._existing(request)))
+        await self._delete([await self._existing(request)])
         return done()
 
     async def bulk_delete(self, request: web.Request) -> web.Response:
@@ -97,8 +99,14 @@ class UserEndpoints:
         names = field(await read_body(request), "users", list)
         if not all(isinstance(name, str) for name in names):
             raise bad_request("users should be a list of names")
-        await self._management.change(*map(DeleteUser, names))
+        await self._delete(names)
         return done()
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        known = self._management.users()
+        there = [name for name in names if name in known]
+        await self._management.change(*map(DeleteUser, names))
+        await self._management.end_sessions_of(there)
 
     # Limits
 

@@ -325,6 +325,12 @@ class NewMessage(NamedTuple):
     body: bytes
 
 
+class AllPublications(NamedTuple):
+    """Messages that are to be published to an exchange, with whatever routing keys."""
+
+    exchange: str
+
+
 class PublicationRejected(Exception):
     """What was to be published has no room in a queue; nothing was published."""
 
@@ -828,6 +834,10 @@ class ManagementView(Protocol):
         """End a session here, and at the nodes that answer."""
         ...
 
+    async def end_sessions_of(self, users: Iterable[str]) -> None:
+        """End all sessions of users who are gone."""
+        ...
+
     async def wait_applied(self) -> None:
         """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
         ...
@@ -922,7 +932,7 @@ class ManagementView(Protocol):
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | Get | NewMessage | BeginMove,
+        command: Declaration | Get | NewMessage | AllPublications | BeginMove,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ from qq.sessions.login import SALT_BYTES, hash_password
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from qq.http.view import AckMode, Message, NewMessage
+    from qq.http.view import AckMode, AllPublications, Message, NewMessage
     from qq.machine.catalog import Catalog
     from qq.machine.commands import Change, Declaration, Table
     from qq.scopes import Scopes
@@ -61,7 +61,7 @@ class Changes:
     async def check_permitted(
         self,
         user: str,
-        command: Declaration | c.Get | NewMessage | c.BeginMove,
+        command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove,
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:

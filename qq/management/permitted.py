@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.http.view import NewMessage
+from qq.http.view import AllPublications, NewMessage
 from qq.machine import commands as c
 
 if TYPE_CHECKING:
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from qq.sessions.access import Access
 
 
-def check(access: Access, command: Declaration | c.Get | NewMessage | c.BeginMove) -> None:
+def check(access: Access, command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove) -> None:
     """Raise AccessRefused unless the session's user may do all that the command does."""
     match command:
         case NewMessage():
             access.check("write", "exchange", command.exchange)
             access.publish_keys(command.exchange, [command.routing_key, *_more_keys(command)])
+        case AllPublications():
+            access.check("write", "exchange", command.exchange)
+            access.publish_all_keys(command.exchange)
         case c.DeclareQueue():
             access.declare_queue(command.name, command.arguments, passive=False)
         case c.DeleteQueue():

@@ -4,8 +4,9 @@ Lives here: which sessions are good, and those that were ended before their time
 (qq/http/tokens.py), the cookie and what else HTTP has to do with them (qq/http/login.py, qq/http/sessions.py).
 
 A session ends when it is too old, when its user is gone or has another password, or the token of OAuth 2 with which it
-began expires, and when somebody logs out. All but the last every node sees by itself. Of that the nodes tell each
-other: at once, and again once a minute, so that a node that was away hears of it, too. It is in memory only: a session
+began expires, and when somebody logs out. All but the last every node sees by itself, unless the user is made anew with
+the same hash. Of logouts and deletions the nodes tell each other: at once, again each second for a while to those that
+do not answer, and once a minute, so that a node that was away hears of it, too. It is in memory only: a session
 that was ended is good again, for the rest of its time, if all nodes are started anew at once. (The browser has
 forgotten it in any case.)
 
@@ -24,7 +25,7 @@ from qq.management.sessions import until_applied
 from qq.scopes import Scopes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from qq.http.tokens import OpenedToken
     from qq.http.view import LoggedIn
@@ -38,6 +39,10 @@ ENDED_PER_USER_MAX = 100
 """How many of one user: when there are more, all that began before the first of them count as ended."""
 TELL_INTERVAL_S = 60.0
 """How often other nodes are asked which sessions were ended."""
+TELL_AGAIN_S = 1.0
+"""How often those are told again that have not answered."""
+UNTOLD_MAX = 100
+"""How many ended sessions others are told of in this way; of more they hear within the interval above."""
 ENDED, ENDED_NOW = "ended-sessions", "ended-session"
 """The topics that nodes ask each other about: what was ended, and that one is ended now."""
 _VOUCHED = "\0"
@@ -57,7 +62,8 @@ class EndedSessions:
 
     def __contains__(self, session: WebSession) -> bool:
         ended = self._of_users.get(session.user, {})
-        return session.id in ended or session.began_s <= ended.get(_ALL_BEFORE, -1)
+        is_one = session.id != _ALL_BEFORE and session.id in ended
+        return is_one or session.began_s <= ended.get(_ALL_BEFORE, -1)
 
     def add(self, session: WebSession) -> None:
         """Note that a session has ended."""
@@ -73,6 +79,10 @@ class EndedSessions:
         if self._count > ENDED_MAX:
             quiet = next(iter(self._of_users))
             self._count -= len(self._of_users.pop(quiet))
+
+    def begin(self, user: str, now_s: int) -> int:
+        """When a session of a user begins that is not among those that were ended all together."""
+        return max(now_s, self._of_users.get(user, {}).get(_ALL_BEFORE, -1) + 1)
 
     def rows(self, after: Any) -> Iterator[tuple[list[Any], WebSession]]:
         """The ended sessions behind a user's name and a session's id, in the order of these."""
@@ -93,6 +103,8 @@ class WebSessions:
         self._others = others
         self._tokens = Tokens(cluster, cluster_secrets)
         self._ended = EndedSessions()
+        self._untold: dict[WebSession, int] = {}
+        """Sessions of which others may not know that they ended, and until when (seconds since 1970) they are told."""
         others.tell_rows(ENDED, self._ended.rows)
         others.tell(ENDED_NOW, self._told)
 
@@ -101,7 +113,7 @@ class WebSessions:
         known = self._broker.machine.users.get(user)
         if known is None:
             return None
-        session = WebSession(user, secrets.token_bytes(ID_BYTES), self._now_s())
+        session = WebSession(user, secrets.token_bytes(ID_BYTES), self._ended.begin(user, self._now_s()))
         return self._shown(session, known, self._tokens.seal(session, known))
 
     def begin_vouched_session(self, found: LoggedIn) -> WebLogin | None:
@@ -152,16 +164,40 @@ class WebSessions:
         """End a session here, and at the nodes that answer."""
         opened = self._tokens.open(token)
         if opened is not None:
-            self._ended.add(opened.session)
-            await self._others.told_by_all(ENDED_NOW, *opened.session)
+            await self._end([opened.session])
+
+    async def end_sessions_of(self, users: Iterable[str]) -> None:
+        """End all sessions of these users, who are gone: one who is made anew is somebody else."""
+        now_s = self._now_s()
+        # As late as their newest session may have begun.
+        await self._end([WebSession(user, _ALL_BEFORE, self._ended.begin(user, now_s)) for user in users])
 
     async def watch_sessions(self) -> None:
-        """Hear which sessions were ended at other nodes, until cancelled."""
+        """Hear which sessions were ended at other nodes, and tell them again if they did not hear, until cancelled."""
         while True:
             for rows in (await self._others.rows_of_all(ENDED)).values():
                 for row in rows:
                     self._told(*row)
-            await asyncio.sleep(TELL_INTERVAL_S)
+            for _ in range(max(1, int(TELL_INTERVAL_S / TELL_AGAIN_S))):
+                await asyncio.sleep(min(TELL_INTERVAL_S, TELL_AGAIN_S))
+                await self._tell()
+
+    async def _end(self, sessions: Sequence[WebSession]) -> None:
+        until_s = self._now_s() + int(TELL_INTERVAL_S)
+        for session in sessions:
+            self._ended.add(session)
+            if len(self._untold) < UNTOLD_MAX:
+                self._untold[session] = until_s
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Tell the other nodes what they may not know."""
+        await asyncio.gather(*map(self._tell_of, list(self._untold)))
+
+    async def _tell_of(self, session: WebSession) -> None:
+        told = await self._others.told_by_all(ENDED_NOW, *session)
+        if None not in told.values() or self._now_s() >= self._untold.get(session, 0):
+            self._untold.pop(session, None)
 
     def _told(self, user: str, number: bytes, began_s: int) -> bool:
         session = WebSession(user, number, began_s)

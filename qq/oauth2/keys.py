@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from cryptography.x509 import load_pem_x509_certificate
-from jwt import PyJWKSet
-from jwt.exceptions import PyJWTError
+from jwt import PyJWK
 
 from qq.errors import StartError
 from qq.oauth2.provider import ProviderError
@@ -99,12 +98,25 @@ class Keys:
 
     async def _keys_of_issuer(self) -> dict[str, Any]:
         url = self._config.jwks_url or await self._provider.address("jwks_uri")
-        document = await self._provider.get(url)
+        found = keys_in(await self._provider.get(url))
+        if not found:
+            raise ProviderError(f"{url}: holds no key that can be used")
+        return found
+
+
+def keys_in(document: dict[str, Any]) -> dict[str, Any]:
+    """The keys in a JWK set by their ids (RFC 7517): those for signatures that can be read."""
+    told, found = document.get("keys"), dict[str, Any]()
+    for each in told if isinstance(told, list) else []:
         try:
-            found = PyJWKSet.from_dict(document).keys
-        except (PyJWTError, AttributeError, TypeError, ValueError) as error:
-            raise ProviderError(f"{url}: {error}") from None
-        return {key.key_id or "": key.key for key in found if key.public_key_use in (None, "sig")}
+            key = PyJWK.from_dict(each)
+        except Exception as error:  # noqa: BLE001  # PyJWT raises what it meets: KeyError, NotImplementedError
+            log.info("a key of whoever issues tokens cannot be used: %r", error)
+            continue
+        number = each.get("kid") or ""
+        if isinstance(number, str) and key.public_key_use in (None, "sig"):
+            found[number] = key.key
+    return found
 
 
 def _key_in(path: Path) -> Any:

@@ -104,6 +104,12 @@ class Access:
         for key in keys:
             self._check_key("write", exchange, key)
 
+    def publish_all_keys(self, exchange: str) -> None:
+        """Check messages of which nobody knows the routing keys yet."""
+        if self._restricts_keys(exchange) and self._may_be_topic_exchange(exchange):
+            where = f"exchange '{exchange}' in vhost '{self._vhost}'"
+            raise AccessRefused(f"write access to all topics in {where} refused for user '{self._user}'")
+
     # Queues
 
     def check(self, permission: Permission, kind: Kind, name: str) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from qq.machine.commands import BeginMove
 from qq.machine.errors import Refused
-from qq.machine.moves import ID_BYTES, SHOVEL
+from qq.machine.moves import ID_BYTES
 from qq.sessions.lanes import Lane
-from qq.shovels.definition import WHEN_EMPTY, read_shovel
+from qq.shovels.definition import WHEN_EMPTY, shovels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,18 +78,13 @@ class Shovels:
         """The commands for those shovels that may have a move now and have none."""
         catalog, left = self._machine.catalog, BEGUN_MAX
         busy = {(move.vhost, move.shovel) for move in catalog.moves.running.values()}
-        for vhost in catalog.vhosts.values():
-            for (component, name), value in vhost.parameters.items():
-                if component != SHOVEL or (vhost.name, name) in busy or not left:
-                    continue
-                shovel = read_shovel(vhost.name, value)
-                if shovel is None or not shovel.is_move:
-                    continue
-                move = self._runtime.random.randbytes(ID_BYTES).hex()
-                command = move_for(vhost.name, name, shovel, move)
-                try:
-                    catalog.check_room(command)
-                except Refused:
-                    continue  # a queue is not there yet, or there are too many moves
-                left -= 1
-                yield command
+        for vhost, name, _, shovel in shovels_of(catalog.vhosts.values()):
+            if not shovel.is_move or (vhost, name) in busy or not left:
+                continue
+            command = move_for(vhost, name, shovel, self._runtime.random.randbytes(ID_BYTES).hex())
+            try:
+                catalog.check_room(command)
+            except Refused:
+                continue  # a queue is not there yet, or there are too many moves
+            left -= 1
+            yield command

@@ -18,7 +18,7 @@ from qq.machine.commands import DeleteParameter, PutParameter
 from qq.machine.moves import LEDGER, SHOVEL
 from qq.shovels import ledger
 from qq.shovels.client import Closed
-from qq.shovels.definition import read_shovel
+from qq.shovels.definition import read_shovel, shovels_of
 from qq.shovels.outbound import Way
 from qq.shovels.report import STARTING, TERMINATED, Report
 from qq.shovels.run import AllThere, ShovelRun
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change
     from qq.machine.machine import QueueMachine
     from qq.machine.vhost import VirtualHost
-    from qq.shovels.connecting import OpenOwn
+    from qq.shovels.connecting import MayReach, OpenOwn
     from qq.shovels.definition import Definition
 
     ChangeLog = Callable[[Change], Awaitable[None]]
@@ -49,6 +49,8 @@ ROOM_BYTES, ROOM_BYTES_MIN, ROOM_BYTES_MAX = 256 * 2**20, 2**20, 16 * 2**20
 """Octets that may be on their way: of all shovels, about; and of one, at least and at most."""
 PAUSE_S_MIN = 0.1
 """How long to wait at least before a shovel is begun again."""
+RUNS_PER_S = 10
+"""How many runs begin in a second, of all shovels: connecting takes some milliseconds of a core, and all may fail."""
 
 
 class ShovelCarrier:
@@ -62,10 +64,18 @@ class ShovelCarrier:
         open_own: OpenOwn,
         wall_ms: Callable[[], int],
         random: Random,
+        message_bytes_max: int,
+        may_reach: MayReach,
     ) -> None:
-        """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node."""
+        """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node.
+
+        `message_bytes_max` is the largest body of a message that a shovel takes, `may_reach` tells to which hosts one
+        may connect.
+        """
         self.open_own = open_own
         self.random = random
+        self.message_bytes_max = message_bytes_max
+        self.may_reach = may_reach
         self._machine = machine
         self._leads = leads
         self._cluster = cluster
@@ -73,6 +83,8 @@ class ShovelCarrier:
         self._runs: dict[Key, _Runner] = {}
         self._left_out: list[Key] = []
         """The shovels that are more than CARRIED_MAX."""
+        self._turn, self._begun_s = asyncio.Lock(), 0.0
+        """Whose run is the next to begin, and when the last one has begun."""
         self._ending: set[asyncio.Task[None]] = set()
         """What is about to end: runners that were stopped, and the removal of numbers that nobody needs."""
 
@@ -130,12 +142,9 @@ class ShovelCarrier:
                     yield vhost.name, name
 
     def _wanted(self) -> Iterator[tuple[Key, str]]:
-        for vhost in self._machine.vhosts.values():
-            for (component, name), text in vhost.parameters.items():
-                if component == SHOVEL:
-                    shovel = read_shovel(vhost.name, text)
-                    if shovel is not None and not shovel.is_move:
-                        yield (vhost.name, name), text
+        for vhost, name, text, shovel in shovels_of(self._machine.vhosts.values()):
+            if not shovel.is_move:
+                yield (vhost, name), text
 
     def _start(self, key: Key, text: str, change: ChangeLog) -> None:
         before = [task for task in self._ending if task.get_name() == repr(key)]
@@ -152,6 +161,13 @@ class ShovelCarrier:
         task.add_done_callback(self._ending.discard)
 
     # What runners ask
+
+    async def turn(self) -> None:
+        """Wait until another run may begin."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._begun_s + 1 / RUNS_PER_S - loop.time()))
+            self._begun_s = loop.time()
 
     def way(self, key: Key) -> Way:
         return Way(*key, self._cluster(), "", "")
@@ -180,6 +196,7 @@ class _Runner:
         self.change = change
         self.task: asyncio.Task[None]
         self.random = carrier.random
+        self.message_bytes_max, self.may_reach = carrier.message_bytes_max, carrier.may_reach
         self.now_s, self.open_own = carrier.now_s, carrier.open_own
         self._carrier = carrier
         self._key = key
@@ -196,6 +213,7 @@ class _Runner:
         shovel = read_shovel(self._key[0], self.text)
         assert shovel is not None
         while True:
+            await self._carrier.turn()
             reason = await self._run_once(shovel)
             self._failed(reason)
             if not shovel.reconnect_delay_s:
@@ -204,7 +222,8 @@ class _Runner:
 
     async def _run_once(self, shovel: Definition) -> str:
         """Carry messages until something goes wrong; return what."""
-        name = blake2b(self.text.encode(), digest_size=8).hexdigest()
+        # What else is said of a shovel may change, a password among it: its messages are the same.
+        name = blake2b(repr((shovel.source, shovel.target)).encode(), digest_size=8).hexdigest()
         if self._entries is None:
             self._entries = ledger.read(self._carrier.parameter(LEDGER, self._key), name)
         numbers = ledger.Ledger(self.random.randbytes(16).hex(), self._entries)

@@ -18,6 +18,7 @@ from pamqp import commands
 
 from qq.amqp.connection import PROTOCOL_HEADER
 from qq.amqp.encoding import HEARTBEAT, encode
+from qq.amqp.framing import FRAME_MAX_MIN
 from qq.shovels import frames
 from qq.shovels.frames import CHANNEL, ClientReader, ProtocolError
 
@@ -53,9 +54,14 @@ class Client:
     """A connection that has one channel."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uri: BrokerUri, name: str
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        uri: BrokerUri,
+        name: str,
+        message_bytes_max: int,
     ) -> None:
-        """`name` is how the broker's operators find it."""
+        """`name` is how the broker's operators find it; `message_bytes_max` is the largest body that it takes."""
         self.shown = uri.shown
         """The address, as it may be shown."""
         self.frame_max = FRAME_MAX
@@ -74,7 +80,7 @@ class Client:
         self._name = name
         self._reader = reader
         self._writer = writer
-        self._frames = ClientReader()
+        self._frames = ClientReader(message_bytes_max)
         self._ahead: deque[frames.Event] = deque()
         """What has come and was not asked for yet, before the reader's task begins."""
         self._answers: deque[asyncio.Future[Any]] = deque()
@@ -93,6 +99,10 @@ class Client:
         self._send(0, self._start_ok(start))
         tune = await self._next(commands.Connection.Tune)
         self.frame_max = self._frames.frame_max = min(tune.frame_max or FRAME_MAX, FRAME_MAX)
+        if self.frame_max < FRAME_MAX_MIN:
+            raise Closed(
+                f"it takes frames of {self.frame_max} octets, and AMQP wants {FRAME_MAX_MIN} at least"
+            )
         wanted_s, offered_s = self._uri.heartbeat_s, tune.heartbeat
         self._heartbeat_s = min(wanted_s, offered_s) if offered_s else wanted_s
         self._send(0, commands.Connection.TuneOk(tune.channel_max, self.frame_max, int(self._heartbeat_s)))
@@ -130,10 +140,12 @@ class Client:
     async def read(self) -> None:
         """Take in what comes, until something ends it: raises Closed."""
         while True:
-            for event in self._ahead:
-                self._heard(event)
+            try:
+                for event in self._ahead:
+                    self._heard(event)
+            finally:  # also when the next event ends it, what has come before it has come
+                self.taken()
             self._ahead.clear()
-            self.taken()
             await self.may_read.wait()
             try:
                 data = await self._reader.read(READ_BYTES)
@@ -162,9 +174,11 @@ class Client:
             case commands.Channel.Close():
                 self._send(CHANNEL, commands.Channel.CloseOk())
                 closed = ChannelClosed(event.reply_code or 0, event.reply_text)
-                if not self._answers:
+                if not self._answers or self._answers[0].done():
                     raise closed
                 self._answers.popleft().set_exception(closed)
+            case commands.Basic.Return():
+                raise Closed(f"no queue takes a message: {event.reply_code} {event.reply_text}")
             case commands.Basic.Cancel():
                 raise Closed("it has cancelled the consumer: its queue is gone")
             case commands.Connection.Close():

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qq.shovels.client import Client, Closed
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from qq.shovels.uris import BrokerUri, UriTls
 
+    MayReach = Callable[[str], bool]
+    """Tells whether shovels may connect to a host."""
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
     OpenOwn = Callable[[str], Awaitable[Streams]]
     """Connects to this node, for a shovel that may do in a virtual host what it is there for."""
@@ -28,24 +32,39 @@ log = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES = 128 * 1024
 """How much is read from a socket before somebody wants it."""
+TLS_FILE_BYTES_MAX = 2 * 1024 * 1024
+"""The largest file of certificates that is read: some ten times those that a system trusts."""
 
 
-async def connect(uris: Sequence[BrokerUri], name: str, open_own: OpenOwn, random: Random) -> Client:
+async def connect(
+    uris: Sequence[BrokerUri],
+    name: str,
+    message_bytes_max: int,
+    may_reach: MayReach,
+    open_own: OpenOwn,
+    random: Random,
+) -> Client:
     """Log in at one of these brokers, in any order. Raises Closed with what the last one said."""
     failure = Closed("there is no URI")
     for uri in random.sample(uris, len(uris)):
         try:
-            return await _connect(uri, name, open_own)
+            _check_host(uri, may_reach)
+            return await _connect(uri, name, message_bytes_max, open_own)
         except Closed as closed:
             failure = Closed(f"{uri.shown}: {closed}")
     raise failure
 
 
-async def _connect(uri: BrokerUri, name: str, open_own: OpenOwn) -> Client:
+def _check_host(uri: BrokerUri, may_reach: MayReach) -> None:
+    if uri.host and not may_reach(uri.host):
+        raise Closed("this host is not among those of [shovels] hosts in the node's configuration")
+
+
+async def _connect(uri: BrokerUri, name: str, message_bytes_max: int, open_own: OpenOwn) -> Client:
     client = None
     try:
         async with asyncio.timeout(uri.connect_timeout_s):
-            client = Client(*await _open(uri, open_own), uri, name)
+            client = Client(*await _open(uri, open_own), uri, name, message_bytes_max)
             await client.log_in()
             return client
     except BaseException as error:
@@ -55,6 +74,8 @@ async def _connect(uri: BrokerUri, name: str, open_own: OpenOwn) -> Client:
             raise Closed("no answer in time") from None
         if isinstance(error, OSError):  # also TLS
             raise Closed(_words(error)) from None
+        if isinstance(error, ValueError | TypeError):
+            raise Closed(f"what its URI says cannot be used: {error}") from None
         raise
 
 
@@ -65,12 +86,11 @@ async def _open(uri: BrokerUri, open_own: OpenOwn) -> Streams:
         return await asyncio.open_connection(uri.host, uri.port, limit=READ_AHEAD_BYTES)
     context = await asyncio.to_thread(tls_context, uri.tls)
     name = uri.tls.server_name
+    wanted = "" if name is None else name or uri.host
+    # An event loop tells nobody but its own handler, which ends the node, that TLS cannot begin with a name.
+    context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=wanted or None)
     return await asyncio.open_connection(
-        uri.host,
-        uri.port,
-        limit=READ_AHEAD_BYTES,
-        ssl=context,
-        server_hostname="" if name is None else name or uri.host,
+        uri.host, uri.port, limit=READ_AHEAD_BYTES, ssl=context, server_hostname=wanted
     )
 
 
@@ -78,6 +98,8 @@ def tls_context(files: UriTls) -> ssl.SSLContext:
     """Read certificates. Raises Closed."""
     context = ssl.create_default_context() if not files.ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
+        for name in filter(None, (files.ca, files.cert, files.key)):
+            _check_file(Path(name))
         if files.ca:
             context.load_verify_locations(files.ca)
         if files.cert:
@@ -91,6 +113,13 @@ def tls_context(files: UriTls) -> ssl.SSLContext:
     if not files.verifies:
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _check_file(path: Path) -> None:
+    """Raise OSError or ValueError for what would be read for ever, as a device or a pipe."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= TLS_FILE_BYTES_MAX:
+        raise ValueError(f"{path} is not a file of 1 to {TLS_FILE_BYTES_MAX} octets")
 
 
 def _words(error: OSError) -> str:

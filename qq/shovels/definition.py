@@ -10,15 +10,17 @@ another way in silence.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qq.machine.moves import SHOVEL
 from qq.machine.policies import erlang_term
 from qq.shovels.uris import BrokerUri, InvalidUri, parse_uri
 from qq.tables import NAME_BYTES_MAX, InvalidTable, Table, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from qq.machine.vhost import VirtualHost
 
 ON_CONFIRM, ON_PUBLISH, NO_ACK = "on-confirm", "on-publish", "no-ack"
 ACK_MODES = (ON_CONFIRM, ON_PUBLISH, NO_ACK)
@@ -29,7 +31,12 @@ NEVER, WHEN_EMPTY = "never", "queue-length"
 """When a shovel is done: never, or when all messages that there were at first are there. A number is the third way."""
 PREFETCH = 1000
 RECONNECT_DELAY_S = 5
-DEFINITIONS_REMEMBERED = 1_000
+URIS_MAX = 16
+"""How many URIs an end may have: to read one takes a tenth of a millisecond."""
+DEFINITIONS_REMEMBERED = 10_000
+"""How many values are remembered with what they say."""
+READ_CHARS = 64 * 1024
+"""How much of values that were not read before is read in one look: that takes some 50 ms at most."""
 _COUNTS = range(2**31)
 _OLD_NAMES = {
     "delete-after": "src-delete-after",
@@ -89,13 +96,39 @@ class Definition(NamedTuple):
     """How long to wait after a failure; 0: for ever."""
 
 
-@lru_cache(DEFINITIONS_REMEMBERED)
+_remembered: dict[tuple[str, str], Definition | None] = {}
+
+
 def read_shovel(vhost: str, text: str) -> Definition | None:
     """Read the value of a shovel, as JSON; None if it says nothing that this program understands."""
-    try:
-        return definition_of(vhost, json.loads(text))
-    except InvalidShovel:
-        return None
+    key = vhost, text
+    if key not in _remembered:
+        if len(_remembered) >= DEFINITIONS_REMEMBERED:
+            del _remembered[next(iter(_remembered))]
+        try:
+            _remembered[key] = definition_of(vhost, json.loads(text))
+        except InvalidShovel:
+            _remembered[key] = None
+    return _remembered[key]
+
+
+def shovels_of(vhosts: Iterable[VirtualHost]) -> Iterator[tuple[str, str, str, Definition]]:
+    """All shovels that this program understands: virtual host, name, value, and what that says.
+
+    A new leader reads them all. Where that would take long, some are left for the next look.
+    """
+    left = READ_CHARS
+    for vhost in vhosts:
+        for (component, name), text in vhost.parameters.items():
+            if component != SHOVEL:
+                continue
+            if (vhost.name, text) not in _remembered:
+                if left <= 0:
+                    continue
+                left -= len(text)
+            shovel = read_shovel(vhost.name, text)
+            if shovel is not None:
+                yield vhost.name, name, text, shovel
 
 
 def definition_of(vhost: str, value: Any) -> Definition:
@@ -170,6 +203,8 @@ def _uris(vhost: str, key: str, known: Mapping[str, Any], *, may_lack: bool) -> 
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise InvalidShovel(f"{key} should be a URI, or a list of URIs")
+    if len(texts) > URIS_MAX:
+        raise InvalidShovel(f"{key} should be a list of {URIS_MAX} URIs at most")
     try:
         uris = tuple(map(parse_uri, texts))
     except InvalidUri as invalid:

@@ -26,12 +26,11 @@ CHANNEL = 1
 """The only channel of a client."""
 METHOD_BYTES_MAX = 8192
 """The largest method that is read: no broker has much to say, and pamqp takes long for large tables."""
-MESSAGE_BYTES_MAX = 512 * 1024 * 1024
-"""The largest body that is taken: that of RabbitMQ's."""
 
 _FRAME = Struct(">BHI")
 _TAG = Struct(">Q")
-_DELIVER, _ACK, _NACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
+_DELIVER, _RETURN = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x32"
+_ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 
 
 class ProtocolError(Exception):
@@ -63,13 +62,15 @@ Event = Delivery | Confirmation | base.Frame
 class ClientReader:
     """Makes events of what a broker sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_bytes_max: int) -> None:
+        """`message_bytes_max` is the largest body that is taken."""
         self.frame_max = 2**17
         """The largest frame."""
+        self._message_bytes_max = message_bytes_max
         self._rest = b""
-        self._delivery: tuple[int, bool, bytes, bytes] | None = None
-        """The delivery whose content comes next."""
-        self._parts: list[bytes] = []
+        self._head: Delivery | commands.Basic.Return | None = None
+        """What has a content that comes next: a delivery without its message, or what was returned."""
+        self._message = bytearray()
         self._missing = 0
         """How many octets of the body are still to come."""
 
@@ -90,20 +91,20 @@ class ClientReader:
                     raise ProtocolError("a frame does not end where it should")
                 self._frame(kind, channel, data[at:stop], events)
                 at = stop
-        except (IndexError, ValueError, StructError, PAMQPException, FieldError) as error:
+        except (IndexError, ValueError, StructError, PAMQPException, FieldError, RecursionError) as error:
             raise ProtocolError(f"what it has sent cannot be read: {error}") from None
         self._rest = data[at:]
         return events
 
     def _frame(self, kind: int, channel: int, frame: bytes, events: list[Event]) -> None:
         if kind == FRAME_METHOD:
-            if self._delivery is not None:
+            if self._head is not None:
                 raise ProtocolError("a method where a message's content should be")
             if len(frame) > METHOD_BYTES_MAX:
                 raise ProtocolError(f"a method is larger than {METHOD_BYTES_MAX} octets")
             self._method(frame, events)
         elif kind != FRAME_HEARTBEAT:
-            if self._delivery is None or channel != CHANNEL or (kind == FRAME_BODY) is not bool(self._parts):
+            if self._head is None or channel != CHANNEL or (kind == FRAME_BODY) is not bool(self._message):
                 raise ProtocolError("a message's content where none should be")
             self._content(frame, events)
 
@@ -114,30 +115,37 @@ class ClientReader:
             tag, is_redelivered = _TAG.unpack_from(frame, at)[0], frame[at + 8] & 1
             exchange, at = _short_string(frame, at + 9)
             routing_key, _ = _short_string(frame, at)
-            self._delivery = tag, bool(is_redelivered), exchange, routing_key
+            self._head = Delivery(tag, bool(is_redelivered), exchange, routing_key, b"")
         elif which in (_ACK, _NACK):
             tag = _TAG.unpack_from(frame, 11)[0]
             events.append(Confirmation(tag, bool(frame[19] & 1), which == _NACK))
         else:
             method = pamqp_frame.unmarshal(frame)[2]
             assert isinstance(method, base.Frame)
-            events.append(method)
+            if which == _RETURN:
+                assert isinstance(method, commands.Basic.Return)
+                self._head = method
+            else:
+                events.append(method)
 
     def _content(self, frame: bytes, events: list[Event]) -> None:
         if frame[0] == FRAME_HEADER:
             self._missing = body_size(frame)
-            if self._missing > MESSAGE_BYTES_MAX:
-                raise ProtocolError(f"a message of {self._missing} octets is larger than {MESSAGE_BYTES_MAX}")
+            if self._missing > (limit := self._message_bytes_max):
+                raise ProtocolError(
+                    f"a message of {self._missing} octets is larger than {limit} (message_bytes)"
+                )
             check_properties(frame[FLAGS_AT:-1])
+        elif len(frame) == FRAME_OVERHEAD:
+            raise ProtocolError("a frame has nothing of a body")
         else:
             self._missing -= len(frame) - FRAME_OVERHEAD
-        self._parts.append(frame)
+        self._message += frame
         if self._missing < 0:
             raise ProtocolError("a body is longer than it should be")
-        if not self._missing and self._delivery is not None:
-            events.append(Delivery(*self._delivery, b"".join(self._parts)))
-            self._delivery = None
-            self._parts.clear()
+        if not self._missing and (head := self._head) is not None:
+            events.append(Delivery(*head[:-1], bytes(self._message)) if isinstance(head, Delivery) else head)
+            self._head, self._message = None, bytearray()
 
 
 def _short_string(frame: bytes, at: int) -> tuple[bytes, int]:
@@ -150,10 +158,10 @@ def _short_string(frame: bytes, at: int) -> tuple[bytes, int]:
 # --- what is sent
 
 
-def publish(exchange: bytes, routing_key: bytes) -> bytes:
-    """Encode basic.publish, which the message follows."""
+def publish(exchange: bytes, routing_key: bytes, *, is_mandatory: bool) -> bytes:
+    """Encode basic.publish, which the message follows. What is mandatory is returned if no queue takes it."""
     names = bytes([len(exchange)]) + exchange + bytes([len(routing_key)]) + routing_key
-    return method_frame(CHANNEL, 60, 40, b"\x00\x00" + names + b"\x00")
+    return method_frame(CHANNEL, 60, 40, b"\x00\x00" + names + bytes([is_mandatory]))
 
 
 def ack(tag: int, *, is_multiple: bool) -> bytes:

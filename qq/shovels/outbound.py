@@ -30,6 +30,8 @@ PUBLISHER, NUMBER = PUBLISHER_ID.decode(), PUBLISH_SEQ.decode()
 COUNTS = ("x-delivery-count", "x-acquired-count")
 """What the source has added because it has delivered the message before."""
 WAY, WHEN = "x-shovelled", "x-shovelled-timestamp"
+WAYS_MAX = 100
+"""How many shovels a message is told of, the last ones: it may go in a circle."""
 _COUNTS = frozenset(name.encode() for name in COUNTS)
 
 
@@ -46,14 +48,17 @@ class Way(NamedTuple):
 class Outbound:
     """Prepares messages for the target."""
 
-    def __init__(self, shovel: Definition, way: Way, frame_max: int | None, *, numbers: bool) -> None:
-        """Body frames have at most `frame_max` octets then; None: they stay as they are.
+    def __init__(
+        self, shovel: Definition, way: Way, source_frame_max: int, frame_max: int, *, knows_publishers: bool
+    ) -> None:
+        """`frame_max` is that of the target, which may know publishers.
 
-        `numbers` says that messages get numbers.
+        Then it is not told those of the messages: another shovel, or the same, may have published them there, too.
         """
         self._shovel = shovel
         self._frame_max = frame_max
-        self._removals = (*COUNTS, PUBLISHER, NUMBER) if numbers else COUNTS
+        self._reframes = source_frame_max > frame_max
+        self._removals = (*COUNTS, PUBLISHER, NUMBER) if knows_publishers else COUNTS
         self._way = _told(shovel, way) if shovel.forwards_headers else None
         target = shovel.target
         exchange, key = ("", target.queue) if target.queue else (target.exchange, target.key)
@@ -69,7 +74,7 @@ class Outbound:
         """The message as it is published; `number` is its publisher and its number there."""
         message, additions = delivery.message, dict[str, "HeaderValue"]()
         if self._way is not None:
-            additions[WAY] = [self._way, *_earlier(message)]
+            additions[WAY] = [self._way, *_earlier(message)[: WAYS_MAX - 1]]
         if self._shovel.tells_time:
             additions[WHEN] = now_s
         if number is not None:
@@ -77,8 +82,15 @@ class Outbound:
         if self._shovel.properties:
             message = with_properties(message, self._shovel.properties)
         if additions or _has(message, self._removals):
-            (message,) = with_headers([message], additions=additions, removals=self._removals)
-        return message if self._frame_max is None else reframe(message, CHANNEL, self._frame_max)
+            (message,) = self._with_headers(message, additions)
+        return reframe(message, CHANNEL, self._frame_max) if self._reframes else message
+
+    def _with_headers(self, message: bytes, additions: dict[str, HeaderValue]) -> list[bytes]:
+        """Change headers. What there is no room for is not added: the target would not take the message at all."""
+        changed = with_headers([message], additions=additions, removals=self._removals)
+        if layout.frame_stop(changed[0], 0) <= self._frame_max:
+            return changed
+        return with_headers([message], removals=self._removals)
 
 
 def key_of(delivery: Delivery) -> bytes | None:

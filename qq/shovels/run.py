@@ -59,6 +59,12 @@ class Surroundings(Protocol):
     """What a run is given."""
 
     random: Random
+    message_bytes_max: int
+    """The largest body of a message that is taken."""
+
+    def may_reach(self, host: str, /) -> bool:
+        """Whether shovels may connect to this host."""
+        ...
 
     def now_s(self) -> int:
         """Seconds since 1970."""
@@ -158,7 +164,9 @@ class ShovelRun:
         around = self._surroundings
         name = f"Shovel {self._way.name}"
         try:
-            return await connect(end.uris, name, around.open_own, around.random)
+            return await connect(
+                end.uris, name, around.message_bytes_max, around.may_reach, around.open_own, around.random
+            )
         except Closed as closed:
             raise Closed(f"failed to connect to {which}: {closed}") from None
 
@@ -196,9 +204,12 @@ class ShovelRun:
         self._has_numbers = (
             target.knows_publishers and shovel.ack_mode == ON_CONFIRM and bool(shovel.source.queue)
         )
-        is_larger = self._source.frame_max > target.frame_max
         self._outbound = Outbound(
-            shovel, self._way, target.frame_max if is_larger else None, numbers=self._has_numbers
+            shovel,
+            self._way,
+            self._source.frame_max,
+            target.frame_max,
+            knows_publishers=target.knows_publishers,
         )
         await target.open_channel()
         if shovel.target.queue:
@@ -269,9 +280,10 @@ class ShovelRun:
             self._waiting.popleft() for _ in range(count if self._left is None else min(count, self._left))
         ]
         now_s, out, keys = self._surroundings.now_s(), list[bytes](), list[bytes | None]()
+        is_mandatory = bool(self._shovel.target.queue)  # a queue that is gone meanwhile loses nothing
         for place, delivery in enumerate(part, 1):
             key, number = self._numbered(delivery)
-            out.append(frames.publish(*self._outbound.address(delivery)))
+            out.append(frames.publish(*self._outbound.address(delivery), is_mandatory=is_mandatory))
             out.append(self._outbound.message(delivery, now_s, number))
             keys.append(key)
             if not place % SLICE_MESSAGES:

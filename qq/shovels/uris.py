@@ -21,6 +21,8 @@ HEARTBEAT_MAX_S = 65_535
 CONNECT_TIMEOUT_MS = 60_000
 CONNECT_TIMEOUT_MAX_MS = 3_600_000
 MECHANISMS = ("plain", "amqplain", "external")
+VHOST_BYTES_MAX = 255
+"""The longest name of a virtual host: an AMQP short string."""
 
 
 class InvalidUri(ValueError):
@@ -95,8 +97,10 @@ def parse_uri(text: str) -> BrokerUri:
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if host and not user:
         user = password = DEFAULT_USER
+    if len(unquote(path).encode(errors="surrogatepass")) > VHOST_BYTES_MAX:
+        raise InvalidUri(f"the name of a virtual host is longer than {VHOST_BYTES_MAX} octets")
     return BrokerUri(
-        unquote(host),
+        _host(host, "the host"),
         port or PORTS[parts.scheme],
         unquote(path) or DEFAULT_VHOST,
         user,
@@ -115,6 +119,8 @@ def _tls_files(query: dict[str, str]) -> UriTls:
         raise InvalidUri("verify should be verify_peer or verify_none")
     if "keyfile" in query and "certfile" not in query:
         raise InvalidUri("a keyfile needs a certfile")
+    if name != "disable":
+        _host(name, "server_name_indication")
     return UriTls(
         query.get("cacertfile", ""),
         query.get("certfile", ""),
@@ -123,6 +129,18 @@ def _tls_files(query: dict[str, str]) -> UriTls:
         verify == "verify_peer",
         None if name == "disable" else name,
     )
+
+
+def _host(text: str, what: str) -> str:
+    """The name of a host, or its address, if it can be one."""
+    host = unquote(text)
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise InvalidUri(f"{what} is not the name of one") from None
+    if not host.isprintable():
+        raise InvalidUri(f"{what} is not the name of one")
+    return host
 
 
 def _number(query: dict[str, str], key: str, default: int, allowed: range) -> int:

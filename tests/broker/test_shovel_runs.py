@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Generator
@@ -16,15 +17,16 @@ import pytest
 import uvloop
 from certificates import Authority
 from lone_broker import LoneBroker, wait_until
+from pamqp import commands
 
 from qq.amqp_server import own_clients
 from qq.config import ClientTls
 from qq.machine import commands as c
 from qq.machine.moves import LEDGER, SHOVEL
-from qq.shovels import carrier, run
+from qq.shovels import carrier, frames, run
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.client import Closed
-from qq.shovels.connecting import connect
+from qq.shovels.connecting import connect, tls_context
 from qq.shovels.report import Report
 from qq.shovels.run import ShovelRun
 from qq.shovels.uris import parse_uri
@@ -45,6 +47,8 @@ class Carried:
             open_own=lambda vhost: own_clients.connect(broker.server, vhost, 2**16),
             wall_ms=lambda: time.time_ns() // 1_000_000,
             random=random.Random(1),
+            message_bytes_max=2**24,
+            may_reach=lambda host: host != "forbidden",
         )
 
     def put(self, **changes: Any) -> None:
@@ -236,6 +240,27 @@ def test_messages_have_numbers_that_are_kept_until_the_shovel_is_gone(carried: C
     wait_until(lambda: is_gone(carried), "the end of the shovel and its numbers")
 
 
+def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, channel: Any) -> None:
+    channel.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    publish(channel, b"1", b"2", message_id="m")
+    carried.put(dest_queue="full", reconnect_delay=0)
+    wait_until(lambda: carried.wait_for("running").figures["forwarded"] >= 2, "the refusal")
+    parameters = carried.broker.machine.vhosts["/"].parameters
+
+    def publishers() -> set[str]:
+        return {publisher for publisher, _, _ in json.loads(parameters[LEDGER, "s"])["runs"]}
+
+    before = publishers()
+    carried.far = carried.far.replace("guest:guest@", "")
+    carried.put(dest_queue="full", src_prefetch_count=7)
+    wait_until(lambda: (report := carried.report()) is not None and not report.figures, "the change")
+    wait_until(lambda: carried.wait_for("running").figures["forwarded"] >= 1, "the next run")
+    assert publishers() == before
+    carried.put(dest_queue="to")
+    assert bodies(arrived(channel, 1)) == [b"2"]
+    assert not publishers() & before
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -252,6 +277,7 @@ def test_messages_have_numbers_that_are_kept_until_the_shovel_is_gone(carried: C
             {"dest-uri": "amqps://127.0.0.1:PORT?cacertfile=/none"},
             "certificates or key cannot be read; the node's",
         ),
+        ({"dest-uri": "amqps://Forbidden"}, "this host is not among those of [shovels] hosts"),
         ({"src-uri": "amqp:///none"}, "failed to connect to source: amqp:///none: "),
         ({"dest-queue": None, "dest-exchange": "none"}, "destination: 404 NOT_FOUND - no exchange 'none'"),
     ],
@@ -312,6 +338,29 @@ def test_a_shovel_goes_on_when_its_connections_were_lost(carried: Carried, chann
     assert bodies(arrived(channel, 1)) == [b"end"]  # and nothing that was there before
 
 
+def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel: Any) -> None:
+    carried.put(reconnect_delay=0.1)
+    carried.wait_for("running")
+    channel.queue_delete("to")
+    publish(channel, *(b"%d" % number for number in range(10)))
+    reason = "destination: no queue takes a message: 312 NO_ROUTE"
+    wait_until(lambda: (report := carried.report()) is not None and report.reason == reason, "the reason")
+    wait_until(lambda: "to" in carried.broker.machine.vhosts["/"].queues, "the next run")
+    assert sorted(bodies(arrived(channel, 10))) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("ends", [{"ack_mode": "on-publish"}, {"src_queue": None, "src_exchange": "from"}])
+def test_messages_that_have_been_published_there_before_are_not_dropped(
+    carried: Carried, channel: Any, ends: dict[str, Any]
+) -> None:
+    channel.exchange_declare("from", "fanout")
+    carried.put(**ends)
+    carried.wait_for("running")
+    headers = {"x-publisher-id": "mine", "x-publish-seq": 1}
+    publish(channel, b"a", exchange="from" if "src_exchange" in ends else "", headers=headers)
+    assert bodies(arrived(channel, 1)) == [b"a"]
+
+
 def test_queues_are_declared_that_are_not_there(carried: Carried, channel: Any) -> None:
     carried.put(src_queue="new", dest_queue="far", dest_queue_args={"x-max-length": 5})
     carried.wait_for("running")
@@ -356,7 +405,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
 
     async def log_in(query: str) -> None:
         uri = parse_uri(f"amqps://127.0.0.1:{broker.amqps_port}?{query}")
-        (await connect([uri], "Shovel s", _own_end, random.Random(1))).abort()
+        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))).abort()
 
     with LoneBroker(tls=tls) as broker:
         trusting = f"cacertfile={authority.file}"
@@ -371,6 +420,59 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
         ):
             with pytest.raises(Closed, match=reason):
                 broker.await_on_loop(log_in(query))
+
+
+@pytest.mark.parametrize("name", [".h", "\0", "a" * 64])
+def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
+    broker: LoneBroker, name: str
+) -> None:
+    uri = parse_uri(f"amqps://127.0.0.1:{broker.amqp_port}")
+    assert uri.tls is not None
+    uri = uri._replace(tls=uri.tls._replace(server_name=name))
+    unhandled: list[dict[str, Any]] = []
+
+    async def log_in() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))
+
+    with pytest.raises(Closed, match="what its URI says cannot be used"):
+        broker.await_on_loop(log_in())
+    assert not unhandled
+
+
+@pytest.mark.parametrize("key", ["cacertfile", "certfile"])
+def test_files_that_never_end_are_not_read(tmp_path: Path, key: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for name in (pipe, "/dev/zero", "/proc/self/environ"):
+        tls = parse_uri(f"amqps://h?{key}={name}").tls
+        assert tls is not None
+        with pytest.raises(Closed, match="cannot be read"):
+            tls_context(tls)
+
+
+async def _log_in_at_a_broker_of_small_frames() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        start = commands.Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={})
+        writer.write(frames.encode(0, start) + frames.encode(0, commands.Connection.Tune(1, 9, 0)))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        await connect(
+            [parse_uri(f"amqp://127.0.0.1:{port}")], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1)
+        )
+
+
+def test_a_broker_that_takes_hardly_anything_in_a_frame_is_left() -> None:
+    with pytest.raises(Closed, match="frames of 9 octets"):
+        asyncio.run(_log_in_at_a_broker_of_small_frames())
+
+
+def _anywhere(_host: str) -> bool:
+    return True
 
 
 async def _own_end(_vhost: str) -> Any:

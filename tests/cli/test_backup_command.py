@@ -375,6 +375,11 @@ def test_a_backup_that_is_ended_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_backup_in_no_directory_says_which(tmp_path: Path, said: Said) -> None:
+    status, _, errors = said("backup", tmp_path / "no" / "such", "--http", "http://127.0.0.1:1")
+    assert (status, errors) == (1, [f"qq backup: {tmp_path}/no: No such file or directory"])
+
+
 def test_of_two_backups_under_one_name_one_is_made(
     original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

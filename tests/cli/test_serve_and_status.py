@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socketserver
@@ -20,6 +21,7 @@ from cli_processes import started
 from qq import __version__
 from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
+from qq.cli.serve import LineFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -225,3 +227,11 @@ def test_a_small_command_does_not_load_a_node() -> None:
         "assert 'qq.cli.status' in sys.modules; assert 'qq.node' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
+
+
+def test_nobody_can_forge_a_line_of_a_nodes_log() -> None:
+    record = logging.LogRecord("qq", logging.INFO, "", 0, "no queue '%s'", ("a\nINFO forged\x1b[2J",), None)
+    assert (
+        LineFormatter("%(levelname)s %(message)s").format(record)
+        == r"INFO no queue 'a\x0aINFO forged\x1b[2J'"
+    )

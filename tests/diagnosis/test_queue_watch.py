@@ -109,7 +109,7 @@ def test_consumers_that_are_slow() -> None:
     queue = Watched()
     assert slow(queue, 50, consumers=2, unacked=200, prefetch=100) == ["consumers-slow"]
     assert queue.texts == [
-        "900 messages wait, and 10.0 a second are acknowledged by 2 consumers; 200 are unacknowledged"
+        "900 messages wait, and 10.0 a second are acknowledged by 2 consumers; unacknowledged: 200"
     ]
     assert queue.since_s == [5.0]
     assert slow(Watched(), 0, unacked=100) == ["consumers-slow"]

@@ -95,7 +95,8 @@ def test_other_nodes_are_asked_for_their_figures(node: Machine) -> None:
 def test_the_memory_of_a_node_is_all_that_the_process_holds(node: Machine) -> None:
     memory = node.api("nodes/n1/memory").json["memory"]
     assert memory["strategy"] == "rss"
-    assert memory["total"]["rss"] > 10**6
+    assert memory["other_system"] == memory["total"]["rss"] > 10**6
+    assert memory["binary"] == memory["quorum_ets"] == memory["connection_readers"] == 0
     assert node.api("nodes/n1?memory=true").json["memory"].keys() == memory.keys()
     assert node.api("nodes/n1/memory/relative").json == {"memory": {"total": 100}}
     assert node.api("nodes/n2/memory").json == {"memory": "not_available"}

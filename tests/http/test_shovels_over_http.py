@@ -15,6 +15,7 @@ from qq.machine.commands import (
     PutParameter,
     PutVhost,
     SetPermissions,
+    SetTopicPermissions,
 )
 from qq.shovels.report import Report
 
@@ -119,6 +120,21 @@ def test_who_sets_a_shovel_has_to_be_permitted_what_it_does(node: Machine) -> No
     node.add_user("reader", "management", vhosts=("/",))
     for path in (SHOWN, f"{SHOWN}/restart"):
         assert node.api(path, "DELETE", user="reader").status == 401
+
+
+def test_who_may_use_some_topics_only_says_which(node: Machine) -> None:
+    node.add_user("eve", "policymaker")
+    node.management.make(
+        SetPermissions("eve", "/", ".*", ".*", ".*"),
+        SetTopicPermissions("eve", "/", "amq.topic", "^(mine)?$", ".*"),
+    )
+    value = {key: each for key, each in VALUE.items() if key != "dest-queue"} | {"dest-exchange": "amq.topic"}
+    answer = put(node, value, user="eve")
+    assert answer.status == 401
+    assert "write access to all topics in exchange 'amq.topic'" in answer.json["reason"]
+    assert put(node, value | {"dest-exchange-key": "other"}, user="eve").status == 401
+    assert put(node, value | {"dest-exchange-key": "mine"}, user="eve").status == 201
+    assert put(node, value | {"dest-exchange": "amq.fanout"}, user="eve").status == 204
 
 
 def test_shovels_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machine) -> None:

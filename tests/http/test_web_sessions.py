@@ -421,6 +421,48 @@ def test_a_session_is_good_at_all_nodes_and_ends_at_all(
     asyncio.run(story())
 
 
+def test_a_node_that_did_not_hear_of_a_logout_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_sessions, "TELL_AGAIN_S", 0.01)
+
+    async def story() -> None:
+        cluster = Cluster()
+        one, other = cluster.nodes.values()
+        user = one.machine.users["guest"]
+        other.make(PutUser("guest", user.salt, user.hash, user.tags))
+        session = one.begin_session("guest")
+        assert session is not None
+        cluster.is_cut = True
+        watching = asyncio.ensure_future(one.watch_sessions())
+        await one.end_session(session.token)
+        await asyncio.sleep(0.05)
+        assert await other.session(session.token, "::1") is not None
+        cluster.is_cut = False
+        await asyncio.sleep(0.05)
+        watching.cancel()
+        assert await other.session(session.token, "::1") is None
+        assert not one._untold
+
+    asyncio.run(story())
+
+
+def test_a_user_who_is_deleted_and_made_anew_with_the_same_hash_has_no_session(node: Machine) -> None:
+    async def story(browser: Browser) -> None:
+        node.management.make(PutUser("ann", b"salt", b"hash", ["administrator"]))
+        ann = node.management.machine.users["ann"]
+        both = ("users/ann", "DELETE", None), ("users/bulk-delete", "POST", {"users": ["ann", "x"]})
+        for path, method, body in both:
+            before = node.management.begin_session("ann")
+            assert before is not None
+            assert (await browser.ask(f"/api/{path}", method, headers=GUEST, json=body)).status == 204
+            node.management.make(PutUser("ann", ann.salt, ann.hash, ann.tags))
+            assert await node.management.session(before.token, "::1") is None
+            after = node.management.begin_session("ann")
+            assert after is not None
+            assert await node.management.session(after.token, "::1") == after
+
+    browse(node, story)
+
+
 def test_a_session_of_a_user_who_was_just_made_elsewhere_is_good(node: Machine) -> None:
     async def story() -> None:
         elsewhere = MachineManagement()

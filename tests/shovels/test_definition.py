@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.machine.moves import SHOVEL
 from qq.sessions.shovels import move_for
+from qq.shovels import definition
 from qq.shovels.definition import (
     PROTOCOLS,
     InvalidShovel,
@@ -157,3 +160,18 @@ def test_any_value_is_understood_or_refused_without_its_passwords(value: dict[st
             text = str(refused)
         assert "hidden" not in text + repr(definition)
         assert read_shovel("/", json.dumps(each)) == definition
+
+
+def test_a_new_leader_reads_many_shovels_one_look_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition, "_remembered", {})
+    monkeypatch.setattr(definition, "READ_CHARS", 1000)
+    value = {"src-uri": ["amqp://far"] * 16, "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "to"}
+    texts = [json.dumps(value | {"src-queue": f"q{number}"}) for number in range(20)]
+    parameters = {("other", "o"): "1"} | {(SHOVEL, f"s{number}"): text for number, text in enumerate(texts)}
+    vhost: Any = SimpleNamespace(name="/", parameters=parameters)
+    looks = [len(list(definition.shovels_of([vhost]))) for _ in range(9)]
+    assert looks[0] * len(texts[0]) < 2000
+    assert looks == sorted(looks)
+    assert looks[-1] == 20
+    with pytest.raises(InvalidShovel, match="16 URIs at most"):
+        definition_of("/", value | {"src-uri": ["amqp://far"] * 17})

@@ -17,8 +17,10 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.shovels import frames
 from qq.shovels.definition import definition_of
 from qq.shovels.frames import CHANNEL, ClientReader, Confirmation, Delivery, ProtocolError
-from qq.shovels.outbound import COUNTS, Outbound, Way, key_of
+from qq.shovels.outbound import COUNTS, WAYS_MAX, Outbound, Way, key_of
 from qq.stored.editing import content, with_headers
+
+MESSAGE_BYTES_MAX = 2**20
 
 
 def marshal(frame: Any) -> bytes:
@@ -32,6 +34,21 @@ def delivery(tag: int = 7, octets: bytes = b"body", **properties: Any) -> bytes:
     return b"".join(map(marshal, [deliver, head, *map(body.ContentBody, parts)]))
 
 
+def nested_start(depth: int) -> bytes:
+    """connection.start with tables in tables."""
+    table = b""
+    for _ in range(depth):
+        table = b"\0F" + pack(">I", len(table)) + table
+    arguments = b"\0\x09" + pack(">I", len(table)) + table + pack(">I", 5) + b"PLAIN" + pack(">I", 0)
+    return pack(">BHIHH", 1, 0, 4 + len(arguments), 10, 10) + arguments + b"\xce"
+
+
+def returned(octets: bytes) -> bytes:
+    head = header.ContentHeader(body_size=len(octets), properties=commands.Basic.Properties())
+    method = commands.Basic.Return(312, "NO_ROUTE", "", "to")
+    return b"".join(map(marshal, [method, head, *([body.ContentBody(octets)] if octets else [])]))
+
+
 STREAM = b"".join(
     [
         marshal(commands.Channel.OpenOk()),
@@ -39,37 +56,44 @@ STREAM = b"".join(
         marshal(commands.Basic.Ack(5, True)),
         HEARTBEAT,
         delivery(8, b""),
+        returned(b"body"),
+        returned(b""),
         marshal(commands.Basic.Nack(6, False)),
     ]
 )
 
 
+def told(event: Any) -> Any:
+    return event if isinstance(event, tuple) else dict(event)
+
+
 def read(*pieces: bytes) -> list[Any]:
-    reader = ClientReader()
+    reader = ClientReader(MESSAGE_BYTES_MAX)
     return [event for piece in pieces for event in reader.feed(piece)]
 
 
 def test_what_a_broker_sends_is_read() -> None:
-    opened, first, ack, second, nack = read(STREAM)
+    opened, first, ack, second, *back, nack = read(STREAM)
     assert isinstance(opened, commands.Channel.OpenOk)
     assert first[:4] == (7, True, b"ex", b"key")
     assert content(first.message).body == b"body"
     assert content(first.message).properties.message_id == "m"
     assert (ack, nack) == (Confirmation(5, True, False), Confirmation(6, False, True))
     assert (second.tag, content(second.message).body) == (8, b"")
+    assert [(each.reply_text, each.routing_key) for each in back] == [("NO_ROUTE", "to")] * 2
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_it_may_come_in_any_pieces(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[begin:end] for begin, end in pairwise(places)]
-    assert [repr(each) for each in read(*pieces)][1:] == [repr(each) for each in read(STREAM)][1:]
+    assert list(map(told, read(*pieces))) == list(map(told, read(STREAM)))
 
 
 @given(st.integers(0, len(STREAM) - 1), st.binary(min_size=1, max_size=9))
 def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
     damaged = STREAM[:place] + octets + STREAM[place + len(octets) :]
-    reader = ClientReader()
+    reader = ClientReader(MESSAGE_BYTES_MAX)
     events: list[Any] = []
     with suppress(ProtocolError):
         events = reader.feed(damaged)
@@ -93,6 +117,14 @@ def test_whatever_comes_is_read_or_refused(place: int, octets: bytes) -> None:
         marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
         + marshal(header.ContentHeader(body_size=1, properties=commands.Basic.Properties()))
         + marshal(body.ContentBody(b"xx")),
+        marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
+        + marshal(
+            header.ContentHeader(body_size=MESSAGE_BYTES_MAX + 1, properties=commands.Basic.Properties())
+        ),
+        marshal(commands.Basic.Deliver("c", 1, True, "e", "k"))
+        + marshal(header.ContentHeader(body_size=1, properties=commands.Basic.Properties()))
+        + marshal(body.ContentBody(b"")),
+        nested_start(1300),
     ],
 )
 def test_what_breaks_the_protocol_ends_the_connection(sent: bytes) -> None:
@@ -101,8 +133,9 @@ def test_what_breaks_the_protocol_ends_the_connection(sent: bytes) -> None:
 
 
 def test_what_is_sent_is_what_pamqp_reads() -> None:
-    method = pamqp_frame.unmarshal(frames.publish(b"ex", b"key"))[2]
-    assert (method.exchange, method.routing_key, method.mandatory) == ("ex", "key", False)
+    for is_mandatory in (False, True):
+        method = pamqp_frame.unmarshal(frames.publish(b"ex", b"key", is_mandatory=is_mandatory))[2]
+        assert (method.exchange, method.routing_key, method.mandatory) == ("ex", "key", is_mandatory)
     method = pamqp_frame.unmarshal(frames.ack(2**40, is_multiple=True))[2]
     assert (method.delivery_tag, method.multiple) == (2**40, True)
 
@@ -133,6 +166,14 @@ def test_a_message_that_nothing_tells_from_others_is_not_known() -> None:
     assert key_of(read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1}))[0]) is not None
 
 
+def prepared(value: dict[str, Any], *, frame_max: int = 2**17, knows_publishers: bool = False) -> Outbound:
+    ends = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://far"}
+    way = Way("/", "s", "c", "", "")
+    return Outbound(
+        definition_of("/", ends | value), way, 2**17, frame_max, knows_publishers=knows_publishers
+    )
+
+
 @pytest.mark.parametrize(
     ("target", "address"),
     [
@@ -144,8 +185,35 @@ def test_a_message_that_nothing_tells_from_others_is_not_known() -> None:
     ],
 )
 def test_where_a_message_goes(target: dict[str, str], address: tuple[bytes, bytes]) -> None:
-    value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://far"} | target
-    outbound = Outbound(definition_of("/", value), Way("/", "s", "c", "", ""), None, numbers=False)
+    outbound = prepared(target)
     [message] = read(delivery())
     assert outbound.address(message) == address
     assert outbound.message(message, 0, None) == message.message  # octet for octet
+
+
+def headers_of(message: bytes) -> dict[str, Any]:
+    return content(message).properties.headers or {}
+
+
+@pytest.mark.parametrize("knows_publishers", [False, True])
+def test_a_target_that_knows_publishers_is_told_of_no_other_than_the_shovel(knows_publishers: bool) -> None:
+    [message] = read(delivery(headers={"x-publisher-id": "p", "x-publish-seq": 1, "h": 1}))
+    told = headers_of(prepared({}, knows_publishers=knows_publishers).message(message, 0, None))
+    assert sorted(told) == ["h", *([] if knows_publishers else ["x-publish-seq", "x-publisher-id"])]
+
+
+def test_a_message_that_goes_in_a_circle_is_told_of_the_last_shovels_only() -> None:
+    outbound = prepared({"dest-add-forward-headers": True})
+    [message] = read(delivery())
+    for _ in range(WAYS_MAX + 5):
+        message = message._replace(message=outbound.message(message, 0, None))
+    assert len(headers_of(message.message)["x-shovelled"]) == WAYS_MAX
+
+
+def test_what_has_no_room_in_the_header_of_a_message_is_not_added() -> None:
+    outbound = prepared({"dest-add-timestamp-header": True}, frame_max=4096)
+    [small], [large] = (read(delivery(headers={"h": "x" * size})) for size in (1000, 4000))
+    assert sorted(headers_of(outbound.message(small, 1, ("p", 7)))) == [
+        "h", "x-publish-seq", "x-publisher-id", "x-shovelled-timestamp"
+    ]  # fmt: skip
+    assert list(headers_of(outbound.message(large, 1, ("p", 7)))) == ["h"]

@@ -54,6 +54,12 @@ def test_what_it_says_of_tls() -> None:
         "amqp://h?auth_mechanism=gssapi",
         "amqps://h?verify=maybe",
         "amqps://h?keyfile=k",
+        "amqps://h?server_name_indication=.h",
+        "amqps://h?server_name_indication=%00",
+        "amqp://a..b",
+        "amqp://a%00b",
+        f"amqp://{'a' * 64}",
+        f"amqp://h/{'v' * 256}",
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
