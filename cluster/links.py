@@ -240,12 +240,13 @@ class PeerLinks:
     @property
     def why_apart(self) -> str | None:
         """With which members there is no link for another reason than that nobody listens there, and why; else None."""
-        apart = [
-            f"{peer} ({reasons[-1]})"
-            for peer in sorted(self._known.addresses)
-            if peer not in self._links and (reasons := self._told.get(peer))
-        ]
-        return ", ".join(apart) or None
+        peers = sorted(self._known.addresses)
+        return ", ".join(f"{peer} ({why})" for peer in peers if (why := self.why_apart_from(peer))) or None
+
+    def why_apart_from(self, peer: str) -> str | None:
+        """Why there is no link with this member, for another reason than that nobody listens there; else None."""
+        reasons = self._told.get(peer)
+        return reasons[-1] if reasons and peer not in self._links else None
 
     # The port.
 

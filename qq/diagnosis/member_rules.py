@@ -40,6 +40,8 @@ class MemberFacts(NamedTuple):
     highest: int | None = None
     """The highest version of the state that its program can run."""
     is_drained: bool = False
+    why_apart: str | None = None
+    """Why the node that is asked has no link with it, if it knows that."""
 
 
 class ClusterFacts(NamedTuple):
@@ -85,7 +87,8 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
     if member.role == "awaited":
         yield Finding("member-awaited", node, "it is a member, and has not come yet")
     elif not member.is_up:
-        yield Finding("node-down", node, "it does not answer")
+        text = f"there is no link with it: {member.why_apart}" if member.why_apart else "it does not answer"
+        yield Finding("node-down", node, text)
     elif member.standing not in (None, "voter"):
         yield Finding("node-under-repair", node, "its log is repaired from the others: it has no vote")
     elif member.role == "learner":

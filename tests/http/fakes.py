@@ -299,6 +299,8 @@ class MachineManagement(Management):
         product = Product(settings.product, settings.version, settings.cluster_name)
         self.listeners: list[Listener] = []
         self.certificate_files: list[CertificateFiles] = []
+        self.reasons: dict[str, str] = {}
+        """Why there is no link with a member."""
         own = OwnNode(
             data_dir="/nowhere",
             connections_max=3,
@@ -309,6 +311,7 @@ class MachineManagement(Management):
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
+            why_apart_from=self.reasons.get,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()
