@@ -40,6 +40,7 @@ class MemberFacts(NamedTuple):
     highest: int | None = None
     """The highest version of the state that its program can run."""
     is_drained: bool = False
+    disk_hangs: bool = False
     why_apart: str | None = None
     """Why the node that is asked has no link with it, if it knows that."""
 
@@ -99,6 +100,10 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
+    if member.disk_hangs:
+        yield Finding(
+            "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"
+        )
     if member.is_drained:
         yield Finding(
             "node-drained",

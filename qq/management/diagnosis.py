@@ -119,6 +119,7 @@ class Diagnoses:
                 misses=() if said is None else said.misses,
                 highest=_highest(member),
                 is_drained=member.drained,
+                disk_hangs=bool(said is not None and said.disk_hangs),
                 why_apart=self._own.why_apart_from(member.name),
             )
 

@@ -147,8 +147,8 @@ class _Group:
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0), misses=()),
-            "n2": SimpleNamespace(alarm=Alarm(0), misses=()),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
