@@ -124,7 +124,7 @@ class Assembly:
         presence = Presence(configurations)
         self.departures = Departures(self._links, config.group_id, presence, own.engine.hold_back)
         self.inquiries = Inquiries(self.departures.is_new, self.departures.transmit)
-        self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns)
+        self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns, runtime)
         self._peers = Peers(configurations.directories(config.name), now_s)
         space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
         self.alarms = Alarms(configurations, self._peers, space)
@@ -167,6 +167,7 @@ class Assembly:
             own.clock,
             own.stopping,
             self.members,
+            self.syncing,
             runtime,
         )
         self._maintenance = Maintenance(config.name, configurations, now_s)

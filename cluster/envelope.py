@@ -181,6 +181,8 @@ class Status(NamedTuple):
     """1 if the node's disk and log allow it to lead; 0 while its disk is full or its log damaged."""
     misses: tuple[str, ...] = ()
     """The other members that it has no link with. Release 0.1 does not tell: its nodes are taken to miss nobody."""
+    disk_hangs: int = 0
+    """1 while the node's disk does not come to the end of a sync, so that it acknowledges nothing; else 0."""
 
 
 class Introduction(NamedTuple):
@@ -374,6 +376,7 @@ _HIGHEST = {
     "standing": max(Standing),
     "hears_leader": 1,
     "may_lead": 1,
+    "disk_hangs": 1,
     "may_join": 1,
     "port": PORT_MAX,
 }

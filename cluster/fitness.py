@@ -49,6 +49,8 @@ def flaw(name: str, known: Known) -> str | None:
         return f"{name} is under repair (wait until it is a voter)"
     if _has_full_disk(status):
         return f"{name} has a full disk (make room on it)"
+    if status.disk_hangs:
+        return f"{name} has a disk that does not answer (look what is wrong with it)"
     if not status.hears_leader:
         return f"{name} does not hear the leader (look at the network between them)"
     lacks = max(each.last_index for each in known.values() if each is not None) - status.last_index

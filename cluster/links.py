@@ -53,6 +53,7 @@ from cluster.handshake import (
     VersionMismatchError,
     WrongSecretError,
 )
+from cluster.host_names import HostNames
 from cluster.known_members import KnownMembers, Link
 from cluster.sockets import connect, listen
 from cluster.strangers import Places
@@ -132,6 +133,7 @@ class PeerLinks:
             raise ValueError(
                 f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
+        self._names = HostNames()
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
         """The connection of the current epoch with each peer, by name."""
@@ -238,12 +240,13 @@ class PeerLinks:
     @property
     def why_apart(self) -> str | None:
         """With which members there is no link for another reason than that nobody listens there, and why; else None."""
-        apart = [
-            f"{peer} ({reasons[-1]})"
-            for peer in sorted(self._known.addresses)
-            if peer not in self._links and (reasons := self._told.get(peer))
-        ]
-        return ", ".join(apart) or None
+        peers = sorted(self._known.addresses)
+        return ", ".join(f"{peer} ({why})" for peer in peers if (why := self.why_apart_from(peer))) or None
+
+    def why_apart_from(self, peer: str) -> str | None:
+        """Why there is no link with this member, for another reason than that nobody listens there; else None."""
+        reasons = self._told.get(peer)
+        return reasons[-1] if reasons and peer not in self._links else None
 
     # The port.
 
@@ -403,7 +406,7 @@ class PeerLinks:
             await asyncio.sleep(delay_s)
             try:
                 async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    sock = await connect(*self._known.addresses[peer])
+                    sock = await connect(self._names, *self._known.addresses[peer])
             except ConnectionRefusedError:
                 self._refused(peer)
                 return
@@ -543,7 +546,7 @@ class PeerLinks:
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
-                sock = await connect(host, port)
+                sock = await connect(self._names, host, port)
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection,
                     sock=sock,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from cluster.recovery import Recovery
     from cluster.stopping import Stopping
+    from cluster.syncing import Syncing
 
 
 class OwnStatus:
@@ -36,6 +37,7 @@ class OwnStatus:
         clock: ClusterClock,
         stopping: Stopping,
         members: Members,
+        syncing: Syncing,
         runtime: Runtime,
     ) -> None:
         self._engine = engine
@@ -45,6 +47,7 @@ class OwnStatus:
         self._clock = clock
         self._stopping = stopping
         self._members = members
+        self._syncing = syncing
         self._runtime = runtime
 
     def now(self) -> Status:
@@ -68,6 +71,7 @@ class OwnStatus:
             int(engine.hears_leader()),
             int(engine.may_lead),
             self._members.missed,
+            int(self._syncing.hangs),
         )
 
     def flaw(self) -> str | None:

@@ -1,7 +1,7 @@
 """Sockets between peers: how they are opened, and how the kernel shall treat them.
 
 Lives here: listening, connecting, the options of these sockets. Not here: what goes through them (connection.py), how
-connections are accepted (accepting.py).
+connections are accepted (accepting.py), for which addresses a name stands (host_names.py).
 
 Law: a connection counts as refused only if nobody listens at any address of the host.
 """
@@ -12,7 +12,10 @@ import asyncio
 import errno
 import socket
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.host_names import HostNames
 
 Address = tuple[str, int]
 
@@ -35,13 +38,18 @@ async def listen(bind: Address) -> socket.socket:
     return listener
 
 
-async def connect(host: str, port: int) -> socket.socket:
+async def connect(names: HostNames, host: str, port: int) -> socket.socket:
     """Open a connection to the first address of the host that takes it.
 
-    Raises ConnectionRefusedError only if every address refuses, OSError otherwise.
+    Raises ConnectionRefusedError only if every address refuses that the host has now, OSError otherwise.
     """
-    problem: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
-    for family, address in await _resolve(host, port):
+    addresses = await names.look_up(host, port)
+    problem = (
+        ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+        if addresses.is_current
+        else OSError(errno.EHOSTUNREACH, f"{host} cannot be looked up, and nobody listens where it was")
+    )
+    for family, address in addresses.found:
         try:
             return await _connect_to(family, address)
         except ConnectionRefusedError:
@@ -49,17 +57,6 @@ async def connect(host: str, port: int) -> socket.socket:
         except OSError as error:
             problem = error
     raise problem
-
-
-async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    try:
-        # A literal address needs no thread, which might be busy when a dead peer is to be found out.
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except ValueError as error:  # such as UnicodeError, for a name that no resolver would be asked for
-        raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
-    return [(family, address) for family, _, _, _, address in found]
 
 
 async def _connect_to(family: socket.AddressFamily, address: Any) -> socket.socket:

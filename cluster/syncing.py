@@ -14,29 +14,49 @@ if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.log.journal import SegmentedJournal
+    from cluster.ports import Runtime
     from cluster.turns import TurnTimer
+
+HANGS_S = 3.0
+"""A disk that has not ended a sync after this time hangs, or will not be of use soon."""
 
 
 class Syncing:
     """Has the journal's writes made durable, and sends what the engine has to say."""
 
     def __init__(
-        self, engine: Engine, journal: SegmentedJournal, departures: Departures, turns: TurnTimer
+        self,
+        engine: Engine,
+        journal: SegmentedJournal,
+        departures: Departures,
+        turns: TurnTimer,
+        runtime: Runtime,
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._departures = departures
         self._turns = turns
+        self._runtime = runtime
+        self._began_s = 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the disk does not come to the end of a sync, so that this node acknowledges nothing."""
+        return self._journal.sync_in_flight and self._runtime.monotonic() - self._began_s > HANGS_S
 
     def begin(self) -> None:
         """Begin a sync if there is anything to be synced and none is under way."""
         if self._journal.dirty and not self._journal.sync_in_flight:
-            self._journal.start_sync(self._synced)
+            self._start()
 
     def try_again(self) -> None:
         """Begin a sync although there may be nothing new: the disk was full when it was last tried."""
         if not self._journal.sync_in_flight:
-            self._journal.start_sync(self._synced)
+            self._start()
+
+    def _start(self) -> None:
+        self._began_s = self._runtime.monotonic()
+        self._journal.start_sync(self._synced)
 
     def _synced(self) -> None:
         if self._turns.is_on:

@@ -545,6 +545,7 @@ class Node:
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),
+            why_apart_from=self.links.why_apart_from,
         )
 
     def _listeners(self) -> list[Listener]:

@@ -45,13 +45,12 @@ def _files_of(settings: ClientTls | TlsFiles) -> list[Path]:
 
 def _client_context(settings: ClientTls) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context = _trusting(settings.ca if settings.verify_peer else None, ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = _VERSIONS[settings.minimum_version]
         if settings.ciphers is not None:
             context.set_ciphers(settings.ciphers)
         _show(context, settings)
         if settings.verify_peer and settings.ca is not None:
-            context.load_verify_locations(settings.ca)
             required = settings.fail_if_no_peer_cert
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     except (OSError, ssl.SSLError) as error:
@@ -62,9 +61,9 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
 def _peer_contexts(files: TlsFiles) -> PeerTls:
     """Make the contexts of both sides of a link: each has to show a certificate of the cluster's CA."""
     try:
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
+        server = _trusting(files.ca, ssl.Purpose.CLIENT_AUTH)
         server.verify_mode = ssl.CERT_REQUIRED
-        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(files.ca))
+        client = _trusting(files.ca, ssl.Purpose.SERVER_AUTH)
         # The certificate shows membership; the handshake of the links shows which node it is.
         client.check_hostname = False
         for context in (server, client):
@@ -72,6 +71,14 @@ def _peer_contexts(files: TlsFiles) -> PeerTls:
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
     return PeerTls(server, client)
+
+
+def _trusting(authorities: Path | None, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Make a context that trusts the authorities in a file; raises StartError."""
+    try:
+        return ssl.create_default_context(purpose, cafile=authorities)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"the authorities in {authorities} cannot be used: {error}") from None
 
 
 def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:

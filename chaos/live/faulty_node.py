@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Self
@@ -37,6 +36,8 @@ from qq.errors import OperatingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from qq.config import NodeConfig
 
 FAULTS_FILE = "faults.json"
 DISK_DIRECTORY = "disk"
@@ -86,7 +87,10 @@ class _World:
         self._disk: FaultyDisk | None = None
         self._runtime: FaultyRuntime | None = None
         self._faults = Faults.read(side)
+
+    async def run(self, config: NodeConfig) -> None:
         threading.Thread(target=self._follow, name="faults", daemon=True).start()
+        await node.run(config, open_disk=self.open_disk, make_runtime=self.make_runtime)
 
     def open_disk(self, root: Path) -> FaultyDisk:
         self._disk = FaultyDisk(root, self._side / DISK_DIRECTORY)
@@ -132,9 +136,7 @@ def run() -> int:
     world = _World(options.side)
     signal.signal(signal.SIGUSR1, _tell_what_it_does)
     try:
-        return serve(
-            options.config, partial(node.run, open_disk=world.open_disk, make_runtime=world.make_runtime)
-        )
+        return serve(options.config, world.run)
     except OperatingError as error:
         print(error, file=sys.stderr)
         return error.exit_status

@@ -12,6 +12,10 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STOP_TIMEOUT_S = 30.0
+"""A node that is told to stop and has not ended after this time waits for something that hangs, such as its disk.
+Service managers wait for longer before they kill, and then nothing in its log says why."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -46,7 +54,10 @@ def serve(
     *,
     join: Sequence[Seed] = (),
 ) -> int:
-    """Run the node until SIGTERM or SIGINT; raises OperatingError."""
+    """Run the node until SIGTERM or SIGINT; raises OperatingError.
+
+    The process must have no other threads yet: the signals are for the one that waits for them.
+    """
     _die_with_parent()
     settings = load_settings(config_file, join)
     handler = logging.StreamHandler(sys.stderr)
@@ -59,6 +70,7 @@ def serve(
         config_file.absolute(),
         settings.data_dir.absolute(),
     )
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     uvloop.run(_serve_until_stopped(run(settings)))
     return 0
 
@@ -66,11 +78,27 @@ def serve(
 async def _serve_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     serving = loop.create_task(service)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+    stop = partial(loop.call_soon_threadsafe, serving.cancel)
+    threading.Thread(target=_stop_when_told, args=(stop,), name="signals", daemon=True).start()
     await asyncio.wait([serving])
     if not serving.cancelled():
         serving.result()
+
+
+def _stop_when_told(stop: Callable[[], object]) -> None:
+    """Stop the node at a signal, and end the process if that takes too long.
+
+    In a thread, because the event loop itself may be what waits for a disk that hangs.
+    """
+    signal.sigwait(_SIGNALS)
+    end_s = time.monotonic() + STOP_TIMEOUT_S
+    while (left_s := end_s - time.monotonic()) > 0:
+        with suppress(RuntimeError):  # the loop is closed: the process is about to end
+            stop()
+        signal.sigtimedwait(_SIGNALS, left_s)
+    what = "something hangs, such as the disk, and the process ends as if it were killed"
+    log.critical("not stopped %g s after a signal: %s", STOP_TIMEOUT_S, what)
+    os._exit(1)
 
 
 def _die_with_parent() -> None:

@@ -58,7 +58,9 @@ def _info(advice: str) -> KindOfFinding:
 
 KINDS: Mapping[str, KindOfFinding] = {
     # The cluster and its members
-    "no-leader": _critical("Start nodes until a majority is up; nothing has been lost."),
+    "no-leader": _critical(
+        "Start nodes, or mend their links, until a majority is up; nothing has been lost."
+    ),
     "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
     "node-tells-nothing": _info(
         "If it is not of an older release, look whether it is overloaded or stopped."

@@ -40,6 +40,9 @@ class MemberFacts(NamedTuple):
     highest: int | None = None
     """The highest version of the state that its program can run."""
     is_drained: bool = False
+    disk_hangs: bool = False
+    why_apart: str | None = None
+    """Why the node that is asked has no link with it, if it knows that."""
 
 
 class ClusterFacts(NamedTuple):
@@ -85,7 +88,8 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
     if member.role == "awaited":
         yield Finding("member-awaited", node, "it is a member, and has not come yet")
     elif not member.is_up:
-        yield Finding("node-down", node, "it does not answer")
+        text = f"there is no link with it: {member.why_apart}" if member.why_apart else "it does not answer"
+        yield Finding("node-down", node, text)
     elif member.standing not in (None, "voter"):
         yield Finding("node-under-repair", node, "its log is repaired from the others: it has no vote")
     elif member.role == "learner":
@@ -96,6 +100,10 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
+    if member.disk_hangs:
+        yield Finding(
+            "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"
+        )
     if member.is_drained:
         yield Finding(
             "node-drained",

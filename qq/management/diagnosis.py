@@ -52,6 +52,7 @@ class Diagnoses:
     ) -> None:
         self._diagnosed = broker
         self._group = group
+        self._own = own
         self._others = others
         self._queues = queues
         self._who_they_are = members
@@ -118,6 +119,8 @@ class Diagnoses:
                 misses=() if said is None else said.misses,
                 highest=_highest(member),
                 is_drained=member.drained,
+                disk_hangs=bool(said is not None and said.disk_hangs),
+                why_apart=self._own.why_apart_from(member.name),
             )
 
 

@@ -376,6 +376,12 @@ def test_files_that_cannot_be_used_are_one_line_at_a_start(server_files: Files, 
     assert str(caught.value).startswith(f"TLS for clients cannot be set up from {server_files.cert}: ")
     with pytest.raises(StartError, match="cannot be set up"):
         tls.for_clients(ClientTls(*server_files, ciphers="no such cipher"))
+    empty = tmp_path / "ca.pem"
+    empty.touch()
+    with pytest.raises(StartError, match=f"the authorities in {empty} cannot be used"):
+        tls.for_clients(ClientTls(*server_files, ca=empty, verify_peer=True))
+    with pytest.raises(StartError, match=f"the authorities in {empty} cannot be used"):
+        tls.for_peers(TlsFiles(*server_files, empty))
 
 
 # Keys that are encrypted

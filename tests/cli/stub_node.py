@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -133,6 +134,8 @@ async def run(config: NodeConfig) -> None:
             config.address.http_port,
         )
         print(f"{config.name} serves", flush=True)
+        if os.environ.get("STUB_HANGS") == config.name:
+            time.sleep(60)  # noqa: ASYNC251 - a disk does not ask the event loop, either
         if os.environ.get("STUB_CHATTY") == config.name:
             sys.stderr.write("chatter\n" * 100_000)
         try:

@@ -1,8 +1,8 @@
 """The command `qq` with a node that only listens on its ports, so that the commands are tested by themselves.
 
 `up`, `serve` and `status` are the real ones. The environment says how the node misbehaves:
-STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_CHATTY=n2 (fills its log),
-STUB_LEADER=n2 (leads).
+STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_HANGS=n2 (its event loop does not go on),
+STUB_CHATTY=n2 (fills its log), STUB_LEADER=n2 (leads).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ STOP_TIMEOUT_S = 1.0
 async def run(config: NodeConfig) -> None:
     import stub_node  # noqa: PLC0415 -- most commands are none that serve
 
+    from qq.cli import serve  # noqa: PLC0415
+
+    serve.STOP_TIMEOUT_S = STOP_TIMEOUT_S * 2
     await stub_node.run(config)
 
 

@@ -70,6 +70,15 @@ def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.
         assert qq.errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("how", ["STUB_HANGS", "STUB_STUBBORN"])
+def test_serve_ends_in_its_time_although_something_hangs(tmp_path: Path, config: Path, how: str) -> None:
+    with started(tmp_path, "serve", "--config", str(config), **{how: "n1"}) as qq:
+        qq.until_line("n1 serves")
+        qq.process.send_signal(signal.SIGTERM)
+        assert qq.exit_status() == 1
+        assert "CRITICAL qq.cli.serve: not stopped 2 s after a signal: something hangs" in qq.errors
+
+
 def test_serve_says_in_one_line_why_the_node_cannot_start(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), STUB_REFUSES="n1") as qq:
         assert qq.exit_status() == 1

@@ -34,6 +34,7 @@ LOW = FIT._replace(alarm=Alarm.DISK, disk_free_bytes=FULL_BYTES)
 FULL = LOW._replace(may_lead=0)
 BRIMFUL = LOW._replace(disk_free_bytes=FULL_BYTES - 1)
 MISSES_C = FIT._replace(misses=("c",))
+HANGING = FIT._replace(disk_hangs=1)
 DAMAGED = FIT._replace(may_lead=0)
 
 Known = dict[str, Status | None]
@@ -70,6 +71,7 @@ def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, t
         ("b", trio(c=LEARNER), "c is under repair (wait until it is a voter)"),
         ("b", trio(c=FULL), "c has a full disk (make room on it)"),
         ("b", trio(c=BRIMFUL), "c has a full disk (make room on it)"),
+        ("b", trio(c=HANGING), "c has a disk that does not answer (look what is wrong with it)"),
         ("b", trio(c=DEAF), "c does not hear the leader (look at the network between them)"),
         ("b", trio(c=LAGGING), "c lacks 2,001 entries of the log (wait until it has caught up)"),
         ("a", trio(c=None), "c does not answer (start it, or look at its network)"),

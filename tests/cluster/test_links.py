@@ -38,6 +38,7 @@ from cluster.handshake import (
     TooManyGuestsError,
     VersionMismatchError,
 )
+from cluster.host_names import HostNames
 from cluster.links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
@@ -1092,7 +1093,7 @@ def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    async def connect_and_be_reset(host: str, port: int) -> socket.socket:
+    async def connect_and_be_reset(_names: HostNames, host: str, port: int) -> socket.socket:
         sock = socket.create_connection((host, port))
         sock.setblocking(False)
         accepted, _ = listener.accept()

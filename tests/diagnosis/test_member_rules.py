@@ -29,6 +29,16 @@ def test_three_members_that_are_there_are_well() -> None:
             "node-under-repair",
             "its log is repaired from the others: it has no vote",
         ),
+        (
+            {"is_up": False, "why_apart": "its cluster secret differs"},
+            "node-down",
+            "there is no link with it: its cluster secret differs",
+        ),
+        (
+            {"disk_hangs": True},
+            "disk-slow",
+            "its disk does not come to the end of a write, so it acknowledges nothing",
+        ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
         ({"clock_offset_ms": -86_400_000}, "clock-off", "its clock is 86400.0 s behind the cluster's time"),

@@ -147,8 +147,8 @@ class _Group:
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0), misses=()),
-            "n2": SimpleNamespace(alarm=Alarm(0), misses=()),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
@@ -299,6 +299,8 @@ class MachineManagement(Management):
         product = Product(settings.product, settings.version, settings.cluster_name)
         self.listeners: list[Listener] = []
         self.certificate_files: list[CertificateFiles] = []
+        self.reasons: dict[str, str] = {}
+        """Why there is no link with a member."""
         own = OwnNode(
             data_dir="/nowhere",
             connections_max=3,
@@ -309,6 +311,7 @@ class MachineManagement(Management):
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
+            why_apart_from=self.reasons.get,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()

@@ -124,6 +124,10 @@ def test_members_are_judged_without_a_majority_and_without_asking_them(node: Any
     assert told["findings"][0]["since"] == "2027-01-15T08:00:00Z"
     sample(node, 3)
     assert node.api("doctor").json["findings"][0]["since"] == "2027-01-15T08:00:00Z"
+    management.reasons["n3"] = "its cluster secret differs"
+    sample(node)
+    texts = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "node-down"]
+    assert texts == ["it does not answer", "there is no link with it: its cluster secret differs"]
 
 
 def test_a_node_that_is_drained_for_long_may_have_been_forgotten(node: Any) -> None:

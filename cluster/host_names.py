@@ -1,0 +1,102 @@
+"""The addresses that the names of hosts stand for.
+
+Lives here: who looks them up, and for how long that is waited for. Not here: what is done with an address (sockets.py).
+
+A lookup cannot be ended, and takes half a minute where a name server does not answer. The event loop would have four
+of them at a time, for all names and all who ask, and would wait for them when the process is to end. So each has a
+thread of its own, which keeps nothing from ending, and all who ask for a name meanwhile wait for the same one.
+
+Law: no name waits for another one's lookup, and there is one thread for each name at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+Found = list[tuple[socket.AddressFamily, Any]]
+
+_PATIENCE_S = 0.3
+"""A lookup that takes longer is slow: what an earlier one has found is good enough."""
+_ANSWER_S = 4.0
+"""How long to wait where nothing has been found yet. Who dials has a little longer in all, and is told why."""
+
+
+class Addresses(NamedTuple):
+    """Where a host is."""
+
+    found: Found
+    is_current: bool
+    """Whether the name stands for them now; else it did when it could be looked up last."""
+
+
+class HostNames:
+    """Looks names up, and remembers what it has found. All calls are on one event loop.
+
+    There are as many names as there are addresses of members, or that operators name.
+    """
+
+    def __init__(self) -> None:
+        self._remembered: dict[tuple[str, int], Found] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Future[Found]] = {}
+
+    async def look_up(self, host: str, port: int) -> Addresses:
+        """Return the addresses of a host. Raises OSError if the name cannot be looked up, and never could."""
+        try:
+            # A literal address needs no lookup.
+            return Addresses(_look_up(host, port, socket.AI_NUMERICHOST), is_current=True)
+        except socket.gaierror:
+            pass
+        except ValueError as error:  # such as UnicodeError, for a name that no resolver would be asked for
+            raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
+        lookup = self._lookup(host, port)
+        remembered = self._remembered.get((host, port))
+        try:
+            async with asyncio.timeout(_ANSWER_S if remembered is None else _PATIENCE_S):
+                return Addresses(await asyncio.shield(lookup), is_current=True)
+        except OSError as error:  # also TimeoutError
+            if remembered is not None:
+                return Addresses(remembered, is_current=False)
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"the name {host} is still being looked up") from None
+            raise
+
+    def _lookup(self, host: str, port: int) -> asyncio.Future[Found]:
+        """The lookup of a name that is under way, or one that begins."""
+        name = host, port
+        lookup = self._lookups.get(name)
+        if lookup is not None:
+            return lookup
+        loop = asyncio.get_running_loop()
+        lookup = self._lookups[name] = loop.create_future()
+
+        def ended(found: Found, error: OSError | None) -> None:
+            del self._lookups[name]
+            if error is None:
+                self._remembered[name] = found
+                lookup.set_result(found)
+            else:
+                lookup.set_exception(error)
+                lookup.exception()  # perhaps nobody waits for it any more
+
+        def work() -> None:
+            found: Found = []
+            problem = None
+            try:
+                found = _look_up(host, port)
+            except OSError as error:
+                problem = error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended, found, problem)
+
+        threading.Thread(target=work, name="host-name", daemon=True).start()
+        return lookup
+
+
+def _look_up(host: str, port: int, flags: int = 0) -> Found:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, address) for family, _, _, _, address in found]

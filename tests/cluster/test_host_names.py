@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from cluster import host_names, sockets
+from cluster.host_names import HostNames
+
+PORT = 5672
+
+
+class Resolver:
+    """Stands in for the system's: what it says of names, and for which it does not answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, *, type: int, flags: int = 0) -> Any:  # noqa: A002
+        if flags & socket.AI_NUMERICHOST:
+            return self._real(host, port, type=type, flags=flags)
+        self.asked.append(host)
+        if host.startswith("slow"):
+            self.answers.wait(20)
+        if host not in self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return self._real(self.addresses[host], port, type=type)
+
+    @contextmanager
+    def silent(self) -> Generator[None]:
+        """Names that begin with `slow` are not answered for."""
+        self.answers.clear()
+        yield
+        self.answers.set()
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[Resolver]:
+    resolver = Resolver(monkeypatch)
+    monkeypatch.setattr(host_names, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(host_names, "_ANSWER_S", 0.02)
+    yield resolver
+    resolver.answers.set()
+
+
+def test_addresses_are_looked_up_anew_each_time(resolver: Resolver) -> None:
+    async def story() -> None:
+        names = HostNames()
+        for address in ("10.0.0.1", "10.0.0.2"):
+            resolver.addresses["n1"] = address
+            found = await names.look_up("n1", PORT)
+            assert found == ([(socket.AF_INET, (address, PORT))], True)
+        assert (await names.look_up("10.0.0.3", PORT)).found == [(socket.AF_INET, ("10.0.0.3", PORT))]
+        assert resolver.asked == ["n1", "n1"]
+
+    asyncio.run(story())
+
+
+def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(resolver: Resolver) -> None:
+    async def story() -> None:
+        names = HostNames()
+        resolver.addresses = {"n1": "10.0.0.1", "slow1": "10.0.0.9"}
+        with resolver.silent():
+            for number in range(16):
+                for _ in range(2):
+                    with pytest.raises(TimeoutError, match=f"the name slow{number} is still being looked up"):
+                        await names.look_up(f"slow{number}", PORT)
+            assert (await names.look_up("n1", PORT)).is_current
+        assert len(resolver.asked) == 17
+        assert (await names.look_up("slow1", PORT)).found == [(socket.AF_INET, ("10.0.0.9", PORT))]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("failure", ["silence", "error"])
+def test_what_was_found_before_is_used_while_a_name_cannot_be_looked_up(
+    resolver: Resolver, failure: str
+) -> None:
+    async def story() -> None:
+        names = HostNames()
+        resolver.addresses["slow"] = "10.0.0.1"
+        found = (await names.look_up("slow", PORT)).found
+        with resolver.silent():
+            if failure == "error":
+                resolver.answers.set()
+                resolver.addresses.clear()
+            assert await names.look_up("slow", PORT) == (found, False)
+
+    asyncio.run(story())
+
+
+def test_a_name_that_is_unknown_or_impossible_is_an_error(resolver: Resolver) -> None:
+    async def story() -> None:
+        with pytest.raises(socket.gaierror):
+            await HostNames().look_up("nobody", PORT)
+        with pytest.raises(OSError, match="is no host name"):
+            await HostNames().look_up("a" * 64, PORT)
+
+    asyncio.run(story())
+
+
+def test_who_is_gone_from_a_remembered_address_is_not_known_to_be_dead(resolver: Resolver) -> None:
+    """The name may stand for another address by now."""
+
+    async def story() -> None:
+        names = HostNames()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            resolver.addresses["slow"] = "127.0.0.1"
+            (await sockets.connect(names, "slow", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            await sockets.connect(names, "slow", port)
+        with resolver.silent(), pytest.raises(OSError, match="nobody listens where it was") as refused:
+            await sockets.connect(names, "slow", port)
+        assert not isinstance(refused.value, ConnectionRefusedError)
+
+    asyncio.run(story())
+
+
+def test_a_lookup_does_not_keep_a_process_from_ending() -> None:
+    program = """
+import asyncio, socket, sys, time, uvloop
+sys.path.insert(0, sys.argv[1])
+from cluster.host_names import HostNames
+socket.getaddrinfo = lambda *_, type, flags=0: time.sleep(60) if not flags else exec("raise socket.gaierror()")
+async def main():
+    asyncio.get_running_loop().create_task(HostNames().look_up("slow", 1))
+    await asyncio.sleep(0.05)
+uvloop.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(host_names.__file__).rsplit("/", 2)[0]], check=False, timeout=20
+    )
+    assert ended.returncode == 0
