@@ -37,6 +37,7 @@ CONNECTION_ERRORS = (
     pika.exceptions.AMQPConnectionError,
     aiormq.exceptions.AMQPConnectionError,
     aiormq.exceptions.ChannelInvalidStateError,
+    aiormq.exceptions.InvalidFrameError,  # it is told connection.close, by a node that stops, in place of open-ok
     OSError,
 )
 REFUSALS = (pika.exceptions.AMQPError, aiormq.exceptions.AMQPError, aio_pika.exceptions.DeliveryError)
