@@ -88,8 +88,12 @@ class _World:
         self._runtime: FaultyRuntime | None = None
         self._faults = Faults.read(side)
 
-    async def run(self, config: NodeConfig) -> None:
+    def begin(self) -> None:
+        """Go by the faults from now on, whenever they change."""
         threading.Thread(target=self._follow, name="faults", daemon=True).start()
+
+    async def run(self, config: NodeConfig) -> None:
+        self.begin()
         await node.run(config, open_disk=self.open_disk, make_runtime=self.make_runtime)
 
     def open_disk(self, root: Path) -> FaultyDisk:

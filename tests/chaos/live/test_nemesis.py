@@ -520,6 +520,7 @@ NODE = """
 
     async def show():
         world = _World(pathlib.Path(sys.argv[1]))
+        world.begin()
         disk = world.open_disk(pathlib.Path(sys.argv[2]))
         disk.make_directory("d")
         file = disk.open("d/f", create=True)
