@@ -19,11 +19,12 @@ from certificates import Authority
 from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 
+from qq.amqp.encoding import encode
 from qq.amqp_server import own_clients
 from qq.config import ClientTls
 from qq.machine import commands as c
 from qq.machine.moves import LEDGER, SHOVEL
-from qq.shovels import carrier, frames, run
+from qq.shovels import carrier, run
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.client import Closed
 from qq.shovels.connecting import connect, tls_context
@@ -454,7 +455,7 @@ def test_files_that_never_end_are_not_read(tmp_path: Path, key: str) -> None:
 async def _log_in_at_a_broker_of_small_frames() -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         start = commands.Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={})
-        writer.write(frames.encode(0, start) + frames.encode(0, commands.Connection.Tune(1, 9, 0)))
+        writer.write(encode(0, start) + encode(0, commands.Connection.Tune(1, 9, 0)))
         await writer.drain()
         writer.close()
 
