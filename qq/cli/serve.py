@@ -70,8 +70,11 @@ def serve(
         config_file.absolute(),
         settings.data_dir.absolute(),
     )
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    uvloop.run(_serve_until_stopped(run(settings)))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        uvloop.run(_serve_until_stopped(run(settings)))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what the process starts later would inherit it
     return 0
 
 

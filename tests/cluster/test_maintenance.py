@@ -55,7 +55,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Growing, slow: int) -> None:
     """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
     drained, *others = growing.leader(), *growing.followers()
-    others[slow].disk.slow = 5_000.0
+    others[slow].disk.slow = 1_000.0
     count = applied(growing, drained, ask=lambda: None)
     assert count > 100
     assert drained.group.statuses.why_not_lead(others[slow].name) is None
