@@ -68,9 +68,8 @@ class ProgressTracker:
 
     def reached_index(self, own_index: int) -> int:
         """The last entry that a majority has stored, this leader among them, whose disk holds `own_index` (H1)."""
-        stored = {self._name: own_index}
-        for peer, known in self.peers.items():
-            stored[peer] = min(known.acknowledged, own_index)
+        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.peers.items()}
+        stored[self._name] = own_index
         return self._configurations.membership.reached(stored)
 
     def reached_without_leader(self) -> int:
