@@ -393,6 +393,15 @@ class Cluster:
             there.answered(sender, message)
 
 
+def begun_where_both_know_the_user(one: MachineManagement, other: MachineManagement) -> WebLogin:
+    """A session that has begun at one of two nodes."""
+    user = one.machine.users["guest"]
+    other.make(PutUser("guest", user.salt, user.hash, user.tags))
+    session = one.begin_session("guest")
+    assert session is not None
+    return session
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_session_is_good_at_all_nodes_and_ends_at_all(
     is_cut: bool, monkeypatch: pytest.MonkeyPatch
@@ -402,10 +411,7 @@ def test_a_session_is_good_at_all_nodes_and_ends_at_all(
     async def story() -> None:
         cluster = Cluster()
         one, other = cluster.nodes.values()
-        user = one.machine.users["guest"]
-        other.make(PutUser("guest", user.salt, user.hash, user.tags))
-        session = one.begin_session("guest")
-        assert session is not None
+        session = begun_where_both_know_the_user(one, other)
         assert await other.session(session.token, "::1") == session
         cluster.is_cut = is_cut
         await one.end_session(session.token)
@@ -427,10 +433,7 @@ def test_a_node_that_did_not_hear_of_a_logout_is_told_again(monkeypatch: pytest.
     async def story() -> None:
         cluster = Cluster()
         one, other = cluster.nodes.values()
-        user = one.machine.users["guest"]
-        other.make(PutUser("guest", user.salt, user.hash, user.tags))
-        session = one.begin_session("guest")
-        assert session is not None
+        session = begun_where_both_know_the_user(one, other)
         cluster.is_cut = True
         watching = asyncio.ensure_future(one.watch_sessions())
         await one.end_session(session.token)
