@@ -53,9 +53,9 @@ class HostNames:
             pass
         except ValueError as error:  # such as UnicodeError, for a name that no resolver would be asked for
             raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
-        lookup = self._lookup(host, port)
         remembered = self._remembered.get((host, port))
         try:
+            lookup = self._lookup(host, port)
             async with asyncio.timeout(_ANSWER_S if remembered is None else _PATIENCE_S):
                 return Addresses(await asyncio.shield(lookup), is_current=True)
         except OSError as error:  # also TimeoutError
@@ -72,7 +72,7 @@ class HostNames:
         if lookup is not None:
             return lookup
         loop = asyncio.get_running_loop()
-        lookup = self._lookups[name] = loop.create_future()
+        lookup = loop.create_future()
 
         def ended(found: Found, error: OSError | None) -> None:
             del self._lookups[name]
@@ -93,7 +93,11 @@ class HostNames:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(ended, found, problem)
 
-        threading.Thread(target=work, name="host-name", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="host-name", daemon=True).start()
+        except RuntimeError as error:  # the process may have no more threads, for now
+            raise OSError(errno.EAGAIN, f"no thread can be started to look up the name {host}") from error
+        self._lookups[name] = lookup
         return lookup
 
 
