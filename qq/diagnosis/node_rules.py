@@ -88,7 +88,7 @@ class NodeFacts(NamedTuple):
     disk_change_per_s: float = 0.0
     """By how many octets a second the free space has changed of late."""
     disk_watched_s: float = 0.0
-    """Of how long a time this change is."""
+    """The seconds over which that change was measured."""
     files: int = 0
     files_max: int = 0
     connections: int = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SAMPLES_KEPT = 12
-"""Of how many samples a window is: a minute, with one each 5 s."""
+"""How many samples a window has: a minute, with one each 5 s."""
 
 
 class Times(Protocol):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LISTED_MAX = 100
-"""Of how many things of a list samples are told: of a page of the usual size."""
+"""How many things of a list are told with samples: a page of the usual size."""
 SAMPLES_MAX = 500
 """How many samples there are at most for one number: RabbitMQ's bound."""
 DIGITS_MAX = 9

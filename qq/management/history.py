@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 THINGS_MAX = 300
-"""Of how many things there is a history: those that were looked at last."""
+"""How many things have a history: those that were looked at last."""
 _SLACK = 64
 """How many rows a level may have too many: they are cut off together."""
 

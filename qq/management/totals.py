@@ -28,7 +28,7 @@ _LENGTHS = slice(_FIELDS.index(LENGTHS[0]), _FIELDS.index(LENGTHS[-1]) + 1)
 SAMPLES_KEPT_S = 600
 """For how long samples of what somebody looks at are kept."""
 WATCHED_MAX = 200
-"""Of how many things samples are kept at a time: those that were looked at last."""
+"""How many things have samples at a time: those that were looked at last."""
 
 
 class VhostNumbers(NamedTuple):

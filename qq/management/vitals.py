@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 LONG_SAMPLES = 120
-"""Of how many samples the longer windows are: ten minutes, with one each 5 s."""
+"""How many samples the longer windows have: ten minutes, with one each 5 s."""
 CERTIFICATES_EVERY = 60
 """With each so many-th sample certificates are read: every five minutes."""
 HELD_KEPT_S = 60.0

@@ -57,7 +57,7 @@ class EndedSessions:
 
     def __init__(self) -> None:
         self._of_users: dict[str, dict[bytes, int]] = {}
-        """Of each user, when the sessions began that were ended, by their ids. Who ended one last is last."""
+        """When the sessions began that were ended, by their ids, for each user. Who ended one last is last."""
         self._count = 0
 
     def __contains__(self, session: WebSession) -> bool:

@@ -109,7 +109,7 @@ class Mover:
         self._waiting = 0
         """How many moves there were when all of them had to wait until then; 0 if they need not."""
         self._paces: dict[tuple[str, str], _MovePace] = {}
-        """Of each move under way, by virtual host and id."""
+        """The pace of each move under way, by virtual host and id."""
         self._last = ("", "")
         """The move that had its turn last."""
 
