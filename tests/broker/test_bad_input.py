@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
+from stopwatch import Stopwatch
 
 from chaos.fuzz.run import TROUBLE
 from qq.sessions.login import FIRST_DELAY_S
@@ -35,21 +36,27 @@ def impatient_node(monkeypatch: pytest.MonkeyPatch) -> Generator[ClusterNode]:
         assert not TROUBLE.search(cluster.nodes[0].log.read_text())
 
 
+def assert_dropped(client: RawClient, after_s: float) -> None:
+    """The node ends the connection after this time, and not much later than a machine as busy as this one may."""
+    with Stopwatch() as watch:
+        client.expect_end()
+    assert after_s - 0.5 < watch.seconds < (after_s + 2) * watch.slowness
+
+
 def test_a_handshake_that_stops_halfway_is_given_up(impatient_node: ClusterNode) -> None:
     start_ok = marshal(0, RawClient.start_ok())
     tune_ok = marshal(0, Conn.TuneOk(10, 8192, 0))
     starts = [b"", b"AMQP", HEADER, HEADER + start_ok[:20], HEADER + start_ok, HEADER + start_ok + tune_ok]
-    start_s = time.monotonic()
-    with contextlib.ExitStack() as clients:
+    with Stopwatch() as watch, contextlib.ExitStack() as clients:
         halves = [clients.enter_context(RawClient(impatient_node.amqp_port, handshake=False)) for _ in starts]
         for client, start in zip(halves, starts, strict=True):
             client.write(start)
         for client in halves:
-            client.socket.settimeout(HANDSHAKE_TIMEOUT_S + 5)
+            client.socket.settimeout(HANDSHAKE_TIMEOUT_S + 30)
             with contextlib.suppress(ConnectionError):
                 while client.socket.recv(65536):
                     pass
-    assert HANDSHAKE_TIMEOUT_S - 0.5 < time.monotonic() - start_s < HANDSHAKE_TIMEOUT_S + 3
+    assert HANDSHAKE_TIMEOUT_S - 0.5 < watch.seconds < (HANDSHAKE_TIMEOUT_S + 3) * watch.slowness
     with RawClient(impatient_node.amqp_port) as raw:
         raw.open_channel(1)
         works(raw)
@@ -60,9 +67,7 @@ def test_a_refused_login_that_cannot_be_told_takes_time(node: ClusterNode) -> No
         client.write(HEADER)
         client.expect(Conn.Start)
         client.send(0, client.start_ok("\0guest\0wrong", capabilities={}))
-        start_s = time.monotonic()
-        client.expect_end()
-        assert CLOSE_GRACE_S - 0.5 < time.monotonic() - start_s < CLOSE_GRACE_S + 2
+        assert_dropped(client, CLOSE_GRACE_S)
 
 
 def test_guesses_over_http_take_longer_and_longer(node: ClusterNode) -> None:
@@ -75,10 +80,10 @@ def test_guesses_over_http_take_longer_and_longer(node: ClusterNode) -> None:
 
     start_s = time.monotonic()
     assert [status("wrong") for _ in range(4)] == [401] * 4
-    refused_s = time.monotonic()
-    assert refused_s - start_s > FIRST_DELAY_S * (1 + 2 + 4 + 8)
-    assert status("guest") == 200
-    assert time.monotonic() - refused_s < FIRST_DELAY_S * 8
+    assert time.monotonic() - start_s > FIRST_DELAY_S * (1 + 2 + 4 + 8)
+    with Stopwatch() as watch:
+        assert status("guest") == 200
+    assert watch.seconds < FIRST_DELAY_S * 8 * watch.slowness
 
 
 def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawClient, queue: str) -> None:
@@ -94,9 +99,7 @@ def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawC
 def test_a_client_that_ignores_the_close_of_its_connection_is_dropped(raw: RawClient) -> None:
     raw.send(1, Chan.Flow(active=False))
     raw.expect(Conn.Close)
-    start_s = time.monotonic()
-    raw.expect_end()
-    assert CLOSE_GRACE_S - 0.5 < time.monotonic() - start_s < CLOSE_GRACE_S + 2
+    assert_dropped(raw, CLOSE_GRACE_S)
 
 
 def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, queue: str) -> None:
@@ -104,9 +107,7 @@ def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, 
     with RawClient(node.amqp_port, heartbeat=1) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
-        start_s = time.monotonic()
-        client.expect_end()
-        assert 1.9 < time.monotonic() - start_s < 4
+        assert_dropped(client, 2.4)
     with RawClient(node.amqp_port) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)

@@ -17,6 +17,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stopwatch import Stopwatch
 from system_clients import (
     EXCHANGE,
     AioPikaConsumer,
@@ -66,6 +67,7 @@ class Load:
         ]
         self.consumers.append(PikaConsumer(self._world, ORDERED, nodes[0]))
         self._fault_s = time.monotonic()
+        self.watch = Stopwatch()
 
     @property
     def clients(self) -> list[Client]:
@@ -133,6 +135,14 @@ class Load:
         """How long the slowest confirm since the last fault took: the pause that clients saw."""
         return self.history.longest_wait_s(self._fault_s)
 
+    def assert_waited_less_than(self, seconds: float) -> None:
+        """Of the pause that clients saw: seconds of an idle machine, and more of one that is busy meanwhile."""
+        longest_s, slowness = self.longest_wait_s(), self.watch.slowness
+        print(
+            f"the slowest confirm took {longest_s * 1000:.0f} ms; the machine is {slowness:.1f} times as slow as idle"
+        )
+        assert longest_s < seconds * slowness
+
     # The end
 
     def finish(self) -> None:
@@ -161,9 +171,10 @@ def loaded(cluster: LocalCluster) -> Generator[Load]:
     for client in load.clients:
         client.start()
     try:
-        load.until_all_work()
-        yield load
-        load.finish()
+        with load.watch:
+            load.until_all_work()
+            yield load
+            load.finish()
     finally:
         load.abandon()
     print(

@@ -93,7 +93,7 @@ def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -
             assert done(asked, "member", "remove", node.name).startswith(f"{node.name} is no member")
             load.until_all_work()
         assert len(members(cluster.nodes[0])) == 3
-        assert load.longest_wait_s() < PAUSE_MAX_S
+        load.assert_waited_less_than(PAUSE_MAX_S)
 
 
 def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
