@@ -3,6 +3,7 @@
 #   make up ARGS="--nodes 5 --fresh"     options of `qq up`
 #   make test TESTS=tests/http           a part of the tests
 #   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
+#   make long                            what shows more of the same than `make test`, for the night and before a release
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
 #   make page ARGS="-k theme"            the management page in a real browser; then what `make bench` leaves out: 20,000 queues on it
 #   make page-types                      the types of its scripts, with npm
@@ -48,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Where tests draw what they try at random, and need nothing large.
 DRAWING := $(addprefix tests/,amqp broker cluster http machine routing shovels)
 
-.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick interop deploy-test lint style types collect docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy chromium page page-types screenshots up test tests quick long interop deploy-test lint style types collect docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -106,6 +107,9 @@ quick: venv
 	$(BIN)/ruff check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick $(TESTS)
 	$(BIN)/python -m chaos.sim --seeds 4
+
+long: java toxiproxy
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m long $(TESTS)
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop

@@ -57,7 +57,18 @@ QUICK = [
 
 # What one worker alone has to do for minutes begins first, and then the simulation: else the others have nothing left
 # while one of them is at it. Short tests of a module stay together, because to hand each of them out takes longer.
-FIRST = ["faults", "members", "spark", "releases", "live", "seeds"]
+FIRST = [
+    "faults",
+    "spark",
+    "members",
+    "interop-suites",
+    "interop-celery",
+    "releases",
+    "live",
+    "seeds",
+    "workloads",
+    "deploy",
+]
 
 _SHARED = pytest.StashKey[dict[str, Any]]()
 

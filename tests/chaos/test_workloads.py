@@ -132,7 +132,7 @@ def _flushed(file: Path) -> Generator[str]:
             yield lines
 
 
-@pytest.fixture(params=["peaceful", "killed"])
+@pytest.fixture(params=["peaceful", pytest.param("killed", marks=pytest.mark.long)])
 def recorded(request: pytest.FixtureRequest) -> Recorded:
     return request.getfixturevalue(request.param)
 
@@ -225,6 +225,7 @@ def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:
     assert len(deleted) > len(set(deleted)) > 20
 
 
+@pytest.mark.long
 def test_a_lost_connection_leaves_publishes_unknown_and_clients_go_on(killed: Recorded) -> None:
     cut = [row for row in killed.rows if row["op"] == "connect" and row["type"] == "info"]
     assert [row for row in cut if row["node"] != "n1"] == []
@@ -246,6 +247,7 @@ def _connected_after(recorded: Recorded, lost_at: Row) -> Row:
     )
 
 
+@pytest.mark.long
 def test_who_is_bound_to_a_node_comes_back_to_it(killed: Recorded) -> None:
     rows = [row for row in killed.rows if row["process"] == "confirm-pub-1"]
     assert {row["node"] for row in rows} == {"n1"}
@@ -256,6 +258,7 @@ def test_who_is_bound_to_a_node_comes_back_to_it(killed: Recorded) -> None:
     )
 
 
+@pytest.mark.long
 def test_only_deduplicated_messages_are_published_again(killed: Recorded) -> None:
     again = [row for row in killed.rows if row["op"] == "publish" and row.get("attempt", 1) > 1]
     assert {row["workload"] for row in again} <= {"dedup"}
@@ -272,6 +275,7 @@ def test_the_versions_of_a_cluster_that_is_not_ours_are_what_it_says_of_itself(p
     assert peaceful.meta["nemesis"] == []
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_not_ours_is_left_without_our_queues(
     cluster: LocalCluster, peaceful: Recorded, killed: Recorded
 ) -> None:

@@ -75,7 +75,7 @@ def test_nodes_are_given_settings_of_the_environment_and_nothing_else_that_begin
 ) -> None:
     of_others = {"QQ_SECRET": "of another program", "QQ_NODE_NAME": "n1", "QQ_NODE_DATA_DIR": "/dev/null"}
     settings = {"QQ_NODE_LOG_LEVEL": "error"}
-    with up(data_dir, base_port, "--nodes", "3", **of_others, **settings) as qq:
+    with up(data_dir, base_port, **of_others, **settings) as qq:
         qq.until_line("cluster ready")
         for node in nodes_of(data_dir):
             assert (data_dir / node["name"] / "log").read_text() == f"{node['name']} serves\n"
@@ -185,7 +185,7 @@ def test_a_node_that_does_not_stop_is_killed(data_dir: Path, base_port: int) -> 
 
 
 def test_no_node_outlives_a_command_that_is_killed(data_dir: Path, base_port: int) -> None:
-    with up(data_dir, base_port, "--nodes", "3") as qq:
+    with up(data_dir, base_port) as qq:
         qq.until_line("cluster ready")
         pids = [node["pid"] for node in nodes_of(data_dir)]
         qq.process.kill()

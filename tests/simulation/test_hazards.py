@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import absences
 import pytest
+from long_cases import cases
 from pysyncobj.node import Node
 
 from chaos.sim.checks import Checks, ViolationError
@@ -718,6 +719,8 @@ class Hazard(NamedTuple):
     """Whether the nodes are away from the others, one after the other."""
     world: Mapping[str, object] = MappingProxyType({})
     """What else is otherwise in its world, also when the hazard is not put back: names, and what is there."""
+    is_long: bool = False
+    """Whether it takes a second until it shows."""
 
 
 class Over(Exception):
@@ -754,7 +757,7 @@ HAZARDS = [
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
     Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=25),
-    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=0),
+    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=0, is_long=True),
     Hazard(
         Parts(engine=SendsEverythingAgain),
         LONG_LOGS,
@@ -769,10 +772,11 @@ HAZARDS = [
         30,
         "believes that",
         shown_by=0,
+        is_long=True,
     ),
     Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off", shown_by=4),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off", shown_by=9),
-    Hazard(Parts(engine=HearsWholeMessagesOnly), LARGEST, 10, "has not converged", shown_by=5),
+    Hazard(Parts(engine=HearsWholeMessagesOnly), LARGEST, 10, "has not converged", shown_by=5, is_long=True),
     Hazard(
         Parts(),
         MOSTLY_LARGE,
@@ -788,8 +792,17 @@ HAZARDS = [
         "has not converged",
         ("cluster.connection.LinkBacklog.admits", admit_up_to_the_bound),
         shown_by=7,
+        is_long=True,
     ),
-    Hazard(Parts(), None, 20, "took effect, batch", ("cluster.state.Origins", ForgetfulOrigins), shown_by=6),
+    Hazard(
+        Parts(),
+        None,
+        20,
+        "took effect, batch",
+        ("cluster.state.Origins", ForgetfulOrigins),
+        shown_by=6,
+        is_long=True,
+    ),
     Hazard(
         Parts(),
         None,
@@ -805,6 +818,7 @@ HAZARDS = [
         "are live",
         ("cluster.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
         shown_by=3,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -822,7 +836,15 @@ HAZARDS = [
         ("cluster.log.compaction.compact_entry", drop_a_live_message),
         shown_by=49,
     ),
-    Hazard(Parts(group=ForgetsWhatItSkipped), absences.OPTIONS, 10, "client", shown_by=27, absences=True),
+    Hazard(
+        Parts(group=ForgetsWhatItSkipped),
+        absences.OPTIONS,
+        10,
+        "client",
+        shown_by=27,
+        absences=True,
+        is_long=True,
+    ),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due", shown_by=4),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied", shown_by=0),
     Hazard(
@@ -835,6 +857,7 @@ HAZARDS = [
         "leaves undone what was due",
         ("chaos.sim.checks.Checks._check_clocks", let_clocks_jump),
         shown_by=6,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -851,6 +874,7 @@ HAZARDS = [
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
         shown_by=19,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -867,6 +891,7 @@ HAZARDS = [
         "neither settled",
         ("qq.sessions.dead_letters.DeadLetters.submit_step", leave_the_dead),
         shown_by=21,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -883,6 +908,7 @@ HAZARDS = [
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
         shown_by=56,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -899,6 +925,7 @@ HAZARDS = [
         "another state",
         ("qq.machine.publishers.Publishers.freeze", forget_publishers),
         shown_by=1,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -907,6 +934,7 @@ HAZARDS = [
         "has lost",
         ("qq.machine.publishing.Publishing._check", find_room_for_all),
         shown_by=0,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -915,6 +943,7 @@ HAZARDS = [
         "both active",
         ("qq.machine.queue.Queue._may_get", let_everybody_take),
         shown_by=20,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -930,7 +959,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        shown_by=8,
+        shown_by=28,
     ),
     Hazard(
         Parts(),
@@ -957,6 +986,7 @@ HAZARDS = [
         shown_by=5,
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -974,6 +1004,7 @@ HAZARDS = [
         "which it had acknowledged",
         ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
         shown_by=1,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -991,6 +1022,7 @@ HAZARDS = [
         ("cluster.identity._checked", let_everybody_in),
         shown_by=11,
         world=KNOWN_BY_NAMES,
+        is_long=True,
     ),
     Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state", shown_by=8),
     Hazard(
@@ -1001,6 +1033,7 @@ HAZARDS = [
         ("cluster.identity._checked", let_everybody_in),
         shown_by=11,
         world=KNOWN_BY_NAMES,
+        is_long=True,
     ),
     Hazard(
         Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=0
@@ -1020,8 +1053,9 @@ HAZARDS = [
         "which of the voters only",
         ("cluster.membership.Membership.reached", reached_by_anybody),
         shown_by=16,
+        is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 40, "by the votes of", shown_by=5),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 40, "by the votes of", shown_by=5, is_long=True),
     Hazard(
         Parts(),
         WRONG_LISTS,
@@ -1061,6 +1095,7 @@ HAZARDS = [
         "elsewhere and is",
         ("cluster.state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
         shown_by=0,
+        is_long=True,
     ),
     Hazard(
         Parts(),
@@ -1069,16 +1104,18 @@ HAZARDS = [
         "elsewhere and is",
         ("cluster.new_cluster._apply", apply_nothing),
         shown_by=0,
+        is_long=True,
     ),
     Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
     Hazard(Parts(group=ChangesMembersUnjudged), DRAINS, 20, "are all under maintenance", shown_by=0),
-    Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=3),
+    Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=3, is_long=True),
     Hazard(
         Parts(network=SendsTwoInTheWrongOrder),
         replace(NO_FAULTS, submit_interval_s=0.03, network=NetworkOptions(delay_max_s=0.05)),
         20,
         "has not converged",
         shown_by=2,
+        is_long=True,
     ),
     Hazard(Parts(network=LosesFrames), NO_FAULTS, 20, "has not converged", shown_by=0),
 ]
@@ -1099,7 +1136,7 @@ def _name(hazard: Hazard) -> str:
     return "-".join(names)
 
 
-@pytest.mark.parametrize("hazard", HAZARDS, ids=_name)
+@pytest.mark.parametrize("hazard", cases(HAZARDS, lambda hazard: not hazard.is_long), ids=_name)
 def test_a_hazard_put_back_is_found(hazard: Hazard, monkeypatch: pytest.MonkeyPatch) -> None:
     findings: list[str] = []
     for name, value in hazard.world.items():

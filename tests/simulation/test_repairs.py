@@ -10,6 +10,7 @@ from functools import partial
 from operator import attrgetter
 
 import pytest
+from long_cases import cases
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import LOG, Options, SimulatedNode
@@ -136,7 +137,7 @@ def find_damage(node: SimulatedNode) -> None:
     node.runtime.enter(partial(node.group.disk_failed, CorruptJournal(path, 0, "wrong checksum")))
 
 
-@pytest.mark.parametrize("power_loss", [False, True])
+@pytest.mark.parametrize("power_loss", cases([False, True], bool))
 def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> None:
     simulation = running(replace(SMALL_LOGS, nodes=5))
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster

@@ -378,6 +378,7 @@ def test_upgrades_and_leaders_that_are_suspected_early_are_drawn() -> None:
     assert 20 < sum(early) < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_alone_is_survived(fault: str) -> None:
     options = Options(duration_s=6.0, fault_interval_s=0.4, faults={fault: 1.0}, queues=True)

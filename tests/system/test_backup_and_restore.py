@@ -119,7 +119,7 @@ def kill_all(cluster: LocalCluster) -> None:
             node.kill()
 
 
-@pytest.mark.parametrize("asked", ["leader", "follower"])
+@pytest.mark.parametrize("asked", [pytest.param("leader", marks=pytest.mark.long), "follower"])
 def test_a_backup_under_load_holds_all_that_was_confirmed_anywhere_before(tmp_path: Path, asked: str) -> None:
     """Also what a consumer holds; what is confirmed later may be in it, once; exclusive queues are gone."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
@@ -165,7 +165,7 @@ def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
         for number in range(6):
             make_backup(cluster.nodes[number % 3], tmp_path / f"backup{number}")
         load.until_all_work()
-        assert load.longest_wait_s() < PAUSE_MAX_S
+        load.assert_waited_less_than(PAUSE_MAX_S)
         for number in range(6):
             assert qq("inspect", tmp_path / f"backup{number}")[0] == 0
 

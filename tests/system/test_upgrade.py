@@ -65,7 +65,7 @@ def restart(load: Load, node: ClusterNode, program: Path) -> None:
     load.cluster.wait_caught_up()
     poll(lambda: row(node)["standing"] == "voter", lambda: f"{node.name} does not vote")
     load.until_all_work()
-    assert load.longest_wait_s() < PAUSE_MAX_S
+    load.assert_waited_less_than(PAUSE_MAX_S)
 
 
 def row(node: ClusterNode) -> dict[str, Any]:
@@ -184,6 +184,7 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         load.until_all_work()
 
 
+@pytest.mark.long
 def test_the_upgrade_is_finished_without_a_node_that_is_lost_for_good(tmp_path: Path, release: Path) -> None:
     """It cannot be removed before. So an empty directory takes its name, and is removed afterwards."""
     with (
@@ -213,6 +214,7 @@ def test_the_upgrade_is_finished_without_a_node_that_is_lost_for_good(tmp_path: 
         load.until_all_work()
 
 
+@pytest.mark.long
 def test_the_programs_go_on_together_when_nodes_die_and_lose_their_directories(
     tmp_path: Path, release: Path
 ) -> None:

@@ -15,7 +15,12 @@ from chaos.live.run import Options
 from qq import __version__
 
 # A cluster, and Spark if this is the first test that needs it, have to be started.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.usefixtures("spark"),
+    pytest.mark.timeout(300),
+]
 
 FAULTS = ("kill_leader", "latency")
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
     from chaos.history import Row
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.usefixtures("spark"),
+    pytest.mark.timeout(600),
+]
 
 STORIES = 600
 JUDGED_BY_BOTH = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic"}

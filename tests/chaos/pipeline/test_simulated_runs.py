@@ -1,4 +1,8 @@
-"""A simulated run writes the history that live runs write, and the same job judges it."""
+"""A simulated run writes the history that live runs write, and the same judges judge it.
+
+The one in memory is asked where messages are confirmed and consumed and nothing else, which is sooner, and finds what
+the job finds (test_judges.py).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,6 @@ if TYPE_CHECKING:
     from qq.machine.effects import Failed
     from qq.machine.machine import QueueMachine
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
-
 RESTLESS = replace(
     OPTIONS,
     duration_s=8.0,
@@ -43,7 +45,16 @@ def broken(verdict: Verdict) -> dict[str, int]:
     return {promise.name: promise.violations for promise in verdict.promises if not promise.holds}
 
 
-def test_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) -> None:
+def test_a_simulated_run_breaks_no_promise(tmp_path: Path) -> None:
+    assert record(3, tmp_path, RESTLESS, workloads=["confirm"]) == []
+    assert violations(history.read(tmp_path / "history")) == set()
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(600)
+def test_the_job_finds_that_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) -> None:
     options = replace(OPTIONS, duration_s=14.0)
     assert record(1, tmp_path, options) == []
     verdict = check(tmp_path)
@@ -89,10 +100,7 @@ def confirm_at_once(self: Submissions, batch: Batch) -> None:
 def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other.
-
-    The judge in memory is asked, which is sooner and finds what the job finds (test_judges.py).
-    """
+    """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other."""
     monkeypatch.setattr(Submissions, "_submit", confirm_at_once)
     monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
     monkeypatch.setattr(Origins, "admit", admit_repeats)

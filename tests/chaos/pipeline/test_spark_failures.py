@@ -47,6 +47,7 @@ def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
     assert log.exists()
 
 
+@pytest.mark.long
 def test_a_spark_that_dies_is_a_line(run: Path) -> None:
     assert told("-c", DYING, run).startswith("INVALID: the check failed in Spark: ")
     assert not list(run.glob("check-*"))

@@ -153,6 +153,7 @@ def as_parquet(run: Path, **changes: Any) -> Path:
     return table
 
 
+@pytest.mark.long
 def test_a_history_may_be_parquet_and_larger_than_memory(
     run: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +204,7 @@ def gone_wrong(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
     return run, check(run)
 
 
+@pytest.mark.long
 def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(gone_wrong: tuple[Path, Verdict]) -> None:
     run, verdict = gone_wrong
     told = describe(verdict).splitlines()
@@ -215,6 +217,7 @@ def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(gone_wrong: tuple[P
     assert all(promise["holds"] for promise in document["promises"])
 
 
+@pytest.mark.long
 def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(gone_wrong: tuple[Path, Verdict]) -> None:
     _, verdict = gone_wrong
     [line] = [line for line in describe(verdict).splitlines() if line.startswith("priority_ratio")]
