@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 AWAY_S = 3.5
 """Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
+CUTS_S = (3.0, 8.0, 13.0)
+"""When a node is cut off: one after the other."""
 OPTIONS = Options(
     queues=True,
     duration_s=14.0,
@@ -40,6 +42,6 @@ def cut_off_one_after_the_other(simulation: Simulation, away_s: float = AWAY_S) 
             apply(peer, node.name)
         simulation.checks.topology_changed()
 
-    for number, node in enumerate(simulation.cluster.nodes):
-        for at_s, apply in ((3.0, network.cut), (3.0 + away_s, network.heal)):
-            simulation.world.after(at_s + 5.0 * number, partial(change, apply, node))
+    for cut_s, node in zip(CUTS_S, simulation.cluster.nodes, strict=True):
+        for at_s, apply in ((cut_s, network.cut), (cut_s + away_s, network.heal)):
+            simulation.world.after(at_s, partial(change, apply, node))
