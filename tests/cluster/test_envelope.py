@@ -196,6 +196,7 @@ def test_any_frame_is_malformed_or_a_message_that_can_be_sent(frame: bytes) -> N
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcd"), frames), min_size=1, max_size=12))
 @settings(max_examples=min(30, settings.default.max_examples), deadline=None)
+@pytest.mark.slow
 def test_no_frame_of_a_member_stops_a_node_but_by_what_it_says(
     received: list[tuple[int, str, bytes]],
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(powe
     assert found == {(low, "a"), (high,)}
 
 
+@pytest.mark.slow
 def test_what_programs_between_the_releases_wrote_at_any_step_is_read() -> None:
     made = 0
     for step in range(60):

@@ -611,6 +611,7 @@ def test_a_backlog_is_left_as_it_is() -> None:
     node.check_readable()
 
 
+@pytest.mark.slow
 def test_a_backlog_that_is_consumed_shrinks_while_it_is() -> None:
     node = make_node()
     for _ in range(100):

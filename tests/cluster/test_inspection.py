@@ -395,6 +395,7 @@ def test_a_start_does_what_was_said(group: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [DENSE, SPARSE, OPEN, NEW])
+@pytest.mark.slow
 def test_no_flipped_bit_is_overlooked(group: Path, name: str) -> None:
     file = group / "log" / name
     for place in range(0, file.stat().st_size, 3):

@@ -61,6 +61,7 @@ def test_a_new_reign_begins_without_what_was() -> None:
     assert not lateness.is_too_much
 
 
+@pytest.mark.slow
 def test_a_leader_whose_disk_is_slow_hands_over_to_one_whose_disk_is_not(growing: Growing) -> None:
     slow, *others = growing.leader(), *growing.followers()
     slow.disk.slow = SLOW

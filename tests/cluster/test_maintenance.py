@@ -52,6 +52,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 
 
 @pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.slow
 def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Growing, slow: int) -> None:
     """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
     drained, *others = growing.leader(), *growing.followers()
@@ -185,6 +186,7 @@ def test_a_leader_is_removed_though_it_can_hand_over_only_to_members_under_maint
     assert leads(growing, *drained)
 
 
+@pytest.mark.slow
 def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops_nobody(
     growing: Growing,
 ) -> None:
@@ -203,6 +205,7 @@ def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops
     )
 
 
+@pytest.mark.slow
 def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: Growing) -> None:
     """Others say that they could lead, and do not."""
     leader, others = growing.leader(), growing.followers()
@@ -227,6 +230,7 @@ def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(grow
 
 
 @pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.slow
 def test_a_leader_with_a_damaged_log_hands_over_to_who_is_left_and_does_not_get_it_back(
     growing: Growing, drains: bool
 ) -> None:
