@@ -1055,7 +1055,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 40, "by the votes of", shown_by=5, is_long=True),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=74),
     Hazard(
         Parts(),
         WRONG_LISTS,
