@@ -804,6 +804,7 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         clock_offset_ms=status.clock_offset_ms,
         versions=member.versions,
         drained=member.drained,
+        disk_hangs=status.disk_hangs,
     )
 
 

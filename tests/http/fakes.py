@@ -87,7 +87,21 @@ class FakeView:
         if self.broken:
             raise RuntimeError("an invariant")
         leader = NodeStatus(
-            "n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3, "voter", "7 to 8"
+            "n1",
+            NodeState.LEADER,
+            "voter",
+            3,
+            5,
+            12,
+            11,
+            10,
+            9,
+            2**30,
+            False,
+            -3,
+            "voter",
+            "7 to 8",
+            disk_hangs=False,
         )
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 
