@@ -47,7 +47,7 @@ class HostNames:
         self._lookups: dict[tuple[str, int], asyncio.Future[Found]] = {}
 
     async def look_up(self, host: str, port: int) -> Addresses:
-        """Return the addresses of a host, where it was if it cannot be looked up. Raises OSError if that is not known."""
+        """Return where a host is, or was if it cannot be looked up. Raises OSError if that is not known."""
         try:
             # A literal address needs no lookup.
             return Addresses(_look_up(host, port, socket.AI_NUMERICHOST), is_current=True)
