@@ -545,6 +545,7 @@ class Node:
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),
+            common_settings=config.common(),
             why_apart_from=self.links.why_apart_from,
         )
 

@@ -325,6 +325,7 @@ class MachineManagement(Management):
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
+            common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
         )
         self.secrets = [b"0123456789abcdef"]
