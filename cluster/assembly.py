@@ -112,6 +112,7 @@ class Assembly:
         self._meet_the_others()
         self._prepare_to_lead()
         self._prepare_copies()
+        self._prepare_for_shortage()
         self._listen()
 
     def _give_way(self) -> bool:
@@ -211,19 +212,6 @@ class Assembly:
         self.expulsions = Expulsions(
             self._config, members, self._peers, own.state, self.proposals, self.turns, runtime
         )
-        self.shortage = Shortage(
-            self.alarms,
-            own.housekeeping,
-            engine,
-            self.syncing,
-            self.leadership,
-            self.statuses,
-            own.stopping,
-            lambda: self.installing.taker.lacks_space,
-            runtime,
-            self._hooks.alarm_changed,
-            self._hooks.submit_nothing,
-        )
 
     def _prepare_copies(self) -> None:
         """How snapshots and backups are made."""
@@ -257,6 +245,23 @@ class Assembly:
             own.configurations,
             own.state,
             self.turns.ask,
+        )
+
+    def _prepare_for_shortage(self) -> None:
+        """What is done where there is too little space."""
+        own = self.own
+        self.shortage = Shortage(
+            self.alarms,
+            own.housekeeping,
+            own.engine,
+            self.syncing,
+            self.leadership,
+            self.statuses,
+            own.stopping,
+            self.installing.taker,
+            self._runtime,
+            self._hooks.alarm_changed,
+            self._hooks.submit_nothing,
         )
 
     def _listen(self) -> None:

@@ -337,12 +337,19 @@ class SnapshotTaker:
         self._taking: _Taking | None = None
         self.times = Histogram(LONG_BOUNDS_S)
         """How long it took to catch up by snapshots, each from its offer until it was installed."""
-        self._found_no_space = False
+        self._unplaced: Offer | None = None
+        """The last snapshot for which there was no space on the disk; None if one has come since."""
 
     @property
     def lacks_space(self) -> bool:
-        """Whether the last transfer has found no space on the disk, and no other one is under way."""
-        return self._found_no_space and self._taking is None
+        """Whether there was no space for a snapshot that this log still needs, also while it is tried again."""
+        offer = self._unplaced
+        return offer is not None and self.is_of_use(offer.index, offer.term)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a transfer is under way."""
+        return self._taking is not None
 
     def is_of_use(self, index: int, term: int) -> bool:
         """Whether the log lacks the entry at `index`, which is committed (Raft paper, figure 13, step 6)."""
@@ -537,16 +544,16 @@ class SnapshotTaker:
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
             self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            if not self._found_no_space:
+            if self._unplaced is None:
                 log.error("no space for a snapshot of %d bytes", taking.offer.size)
-            self._found_no_space = True
+            self._unplaced = taking.offer
         else:
             self._runtime.fail(error)
         self._give_up()
         return False
 
     def _complete(self, taking: _Taking) -> None:
-        self._found_no_space = False
+        self._unplaced = None
         taking.names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
         self._disk.submit_background(partial(self._move, taking), partial(self._moved, taking))
 

@@ -360,7 +360,7 @@ class Engine(Stock):
         if self.is_leader:
             is_due = self._tell_majority()
         else:
-            is_due = False
+            is_due = self._append_due = False
             self._rested_s = self._notice_s = math.inf
             self._impatient.clear()
             self._hold_pre_vote()

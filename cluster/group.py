@@ -254,12 +254,14 @@ class Group:
                 self._syncing.send()  # new entries: every peer's disk is waiting for them
         if self._runtime.monotonic() - self._chores_s >= CHORES_S:
             self._do_chores()
+        if alone_and_unsynced:
+            self._syncing.ask_for_turn()
         self._syncing.begin()
         if self.engine.outbox:
             # These are mere notices of the commit index: clients hear first what was just applied.
             self._runtime.call_soon(self._syncing.send)
         if alone_and_unsynced:
-            return  # the end of the sync asks for a turn
+            return
         if self.engine.behind:
             self._turns.ask()
         elif self.engine.resume_s < math.inf:

@@ -76,7 +76,7 @@ class HostNames:
         if len(self._lookups) == LOOKUPS_MAX:
             raise OSError(errno.EAGAIN, f"{LOOKUPS_MAX} other names are still being looked up")
         loop = asyncio.get_running_loop()
-        lookup = self._lookups[name] = loop.create_future()
+        lookup = loop.create_future()
 
         def ended(found: Found, error: OSError | None) -> None:
             del self._lookups[name]
@@ -100,7 +100,11 @@ class HostNames:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(ended, found, problem)
 
-        threading.Thread(target=work, name="host-name", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="host-name", daemon=True).start()
+        except RuntimeError as error:  # the process may have no more threads, for now
+            raise OSError(errno.EAGAIN, f"no thread can be started to look up the name {host}") from error
+        self._lookups[name] = lookup
         return lookup
 
 

@@ -118,6 +118,10 @@ class Disk(Protocol):
 
     def remove(self, path: str) -> None: ...
 
+    def remove_in_parts(self, path: str) -> None:
+        """Remove a large file that nobody needs, so slowly that nobody's sync waits for it; not atomic."""
+        ...
+
     def remove_directory(self, path: str) -> None:
         """Remove a directory and everything in it; fine if it does not exist. Not durable, not atomic."""
         ...

@@ -35,6 +35,11 @@ _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
 """The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
+PART_BYTES = 4 * 2**20
+"""How much of a large file is removed at once: for a whole segment, others' syncs may have to wait for 50 ms, and for a
+part of it 2."""
+PART_REST_S = 0.01
+"""How long others have the disk after each of these parts."""
 
 
 class DirectoryInUse(Exception):
@@ -106,6 +111,7 @@ class RealDisk:
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
         self._background = _Worker("disk-background")
+        self._closing = threading.Event()
         self._inline_writes = InlineWrites()
         self.write_times = Histogram()
         """How long each write to the log took, with its sync."""
@@ -154,6 +160,20 @@ class RealDisk:
     def remove(self, path: str) -> None:
         (self._root / path).unlink()
 
+    def remove_in_parts(self, path: str) -> None:
+        target = self._root / path
+        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_nlink == 1:  # else somebody has kept the content under another name
+                for size in range(found.st_size - PART_BYTES, 0, -PART_BYTES):
+                    if self._closing.wait(PART_REST_S):
+                        break
+                    os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+        target.unlink()
+
     def remove_directory(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._root / path)
@@ -201,6 +221,7 @@ class RealDisk:
 
     def close(self) -> None:
         """Finish the jobs already submitted and give the directory free."""
+        self._closing.set()
         self._writer.close()
         self._reader.close()
         self._background.close()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.alarms import Alarms
+    from cluster.catch_up import SnapshotTaker
     from cluster.engine import Engine
     from cluster.leadership import Leadership
     from cluster.log.housekeeping import Housekeeping
@@ -46,14 +47,12 @@ class Shortage:
         leadership: Leadership,
         statuses: Statuses,
         stopping: Stopping,
-        lacks_space: Callable[[], bool],
+        taker: SnapshotTaker,
         runtime: Runtime,
         alarm_changed: Callable[[str | None], None],
         submit_nothing: Callable[[], None],
     ) -> None:
         """`submit_nothing` has the log go on by an entry that changes nothing.
-
-        `lacks_space` tells whether there was no space for a snapshot that this node needs.
 
         `alarm_changed` is told why publishers must wait from now on, or None if they need not any more.
         """
@@ -64,7 +63,7 @@ class Shortage:
         self._leadership = leadership
         self._statuses = statuses
         self._stopping = stopping
-        self._lacks_space = lacks_space
+        self._taker = taker
         self._runtime = runtime
         self._alarm_changed = alarm_changed
         self._submit_nothing = submit_nothing
@@ -88,12 +87,12 @@ class Shortage:
             self._submit_nothing()
         if self._engine.journal.full:
             self._try_full_disk(now_s)
-        if not (self._engine.journal.full or self._lacks_space()):
+        if not (self._engine.journal.full or self._taker.lacks_space):
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        elif now_s - self._stuck_since_s >= PATIENCE_S:
-            self._give_up_log()
+        elif now_s - self._stuck_since_s >= PATIENCE_S and not self._taker.is_busy:
+            self._give_up_log()  # not while a transfer is under way: there may be space by now
 
     def _try_full_disk(self, now_s: float) -> None:
         """Try again now and then to write, and ask a member whose disk is not full to lead."""

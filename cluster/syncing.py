@@ -38,6 +38,7 @@ class Syncing:
         self._turns = turns
         self._runtime = runtime
         self._began_s = 0.0
+        self._turn_is_asked = False
 
     @property
     def hangs(self) -> bool:
@@ -48,6 +49,10 @@ class Syncing:
         """Begin a sync if there is anything to be synced and none is under way."""
         if self._journal.dirty and not self._journal.sync_in_flight:
             self._start()
+
+    def ask_for_turn(self) -> None:
+        """Have a turn when the next sync has ended, whatever it was of."""
+        self._turn_is_asked = True
 
     def try_again(self) -> None:
         """Begin a sync although there may be nothing new: the disk was full when it was last tried."""
@@ -63,7 +68,8 @@ class Syncing:
             self._engine.synced()
             self.begin()
             self.send()
-            if self._engine.wants_turn:
+            if self._turn_is_asked or self._engine.wants_turn:
+                self._turn_is_asked = False
                 self._turns.ask()
 
     def send(self) -> None:

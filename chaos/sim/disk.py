@@ -138,6 +138,11 @@ class SimulatedDisk:
         self.inode(path)
         self._set_name(path, None)
 
+    def remove_in_parts(self, path: str) -> None:
+        self._step()
+        self.inode(path).truncate(0)
+        self.remove(path)
+
     def remove_directory(self, path: str) -> None:
         if path not in self.directories:
             return

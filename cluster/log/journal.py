@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -39,6 +40,7 @@ from cluster.log.segment import (
     Record,
     RecordIndex,
     Segment,
+    path_in,
 )
 from cluster.log.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
 from cluster.log.segment_writer import (
@@ -582,6 +584,7 @@ class SegmentedJournal(Journal):
         def finished(_result: None, error: Exception | None) -> None:
             if self._failed:
                 return
+            self._remove_dropped()
             if isinstance(error, DiskFull):
                 self._put_back(operations)
             elif error is not None:
@@ -600,6 +603,7 @@ class SegmentedJournal(Journal):
         operations, target = self._take_operations()
         try:
             self._writer.run(operations)
+            self._remove(self._writer.take_dropped())
         except DiskFull:
             self._put_back(operations)
             raise
@@ -607,6 +611,20 @@ class SegmentedJournal(Journal):
             self._end()
             raise
         self._synced_to(target)
+
+    def _remove_dropped(self) -> None:
+        dropped = self._writer.take_dropped()
+        if dropped:
+            self._disk.submit_background(partial(self._remove, dropped), self._removed)
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._disk.remove_in_parts(path_in(self._directory, name))
+
+    def _removed(self, _result: None, error: Exception | None) -> None:
+        if error is not None and not self._failed:
+            self._fail(error)
 
     def _take_operations(self) -> tuple[deque[Operation], int]:
         if self.sync_in_flight or self._failed:

@@ -35,7 +35,7 @@ from cluster.log.segment import (
 from cluster.log.synced import Mark, MarkFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cluster.ports import Buffer, Disk, File
 
@@ -119,6 +119,7 @@ class SegmentWriter:
         """How many bytes of the open file count; a write that found no space may have left more."""
         self._durable = 0
         self._sync_failed = False
+        self._dropped: list[str] = []
 
     def run(self, operations: deque[Operation]) -> None:
         """Carry out the operations in order, taking each off when it is done, and make them durable.
@@ -139,7 +140,19 @@ class SegmentWriter:
                 self._cut_back()  # the part that was written is in the way
             if self._sync_failed:
                 raise
-            raise DiskFull(*error.args) from error
+            dropped = self.take_dropped()
+            if not dropped:
+                raise DiskFull(*error.args) from error
+            self._remove(dropped)  # here and now, because this run needs the space
+            self.run(operations)
+
+    def take_dropped(self) -> list[str]:
+        """The files that housekeeping has replaced, and that are to be removed: each is told once, between two runs.
+
+        That is not done here, because every sync would wait: a file system takes a tenth of a second for a large file.
+        """
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def close(self) -> None:
         self._close_open()
@@ -162,12 +175,12 @@ class SegmentWriter:
                 self._cut(operation)
             case Replace():
                 self._sync_open()
-                self._store(self._manifest.replaced(operation.old, operation.new))
+                self._dropped += self._store(self._manifest.replaced(operation.old, operation.new))
             case Store():
                 operation.store()
             case Adopt():
                 self._close_open()
-                self._store(self._manifest.adopted(operation.rows, operation.runs))
+                self._remove(self._store(self._manifest.adopted(operation.rows, operation.runs)))
 
     def _begin(self, operation: Begin) -> None:
         self._close_open()
@@ -211,7 +224,7 @@ class SegmentWriter:
         self._lower_mark(
             manifest, operation.size
         )  # an earlier mark of the segment that is open again may be there
-        self._store(manifest)
+        self._remove(self._store(manifest))
         if manifest.open_name is not None:
             self._truncate(operation.size)
 
@@ -272,12 +285,15 @@ class SegmentWriter:
             self._sync_failed = True
             raise
 
-    def _store(self, manifest: Manifest) -> None:
-        """Replace the manifest, and remove the files that are not part of the log any more."""
+    def _store(self, manifest: Manifest) -> list[str]:
+        """Replace the manifest. Returns the files that are not part of the log any more."""
         store_manifest(self._disk, path_in(self._directory, MANIFEST_NAME), self._identity, manifest)
         kept = set(manifest.names())
-        removed = [name for name in self._stored.names() if name not in kept]
+        unneeded = [name for name in self._stored.names() if name not in kept]
         self._manifest = self._stored = manifest
-        for name in removed:
+        return unneeded
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
             with suppress(FileNotFoundError):
                 self._disk.remove(path_in(self._directory, name))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Generator
+from threading import Thread
 from typing import Any
 
 import pytest
+import uvloop
 from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.connection import PORTION_BYTES
+from qq.amqp_server.connection import BULK_BYTES, PORTION_BYTES, ClientConnection
 from qq.sessions.batch import BATCH_BYTES_MAX
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
@@ -77,3 +81,36 @@ def test_a_confirm_on_one_channel_does_not_wait_for_the_backlog_of_another_one(c
     while not isinstance(frame := client.receive()[1], Basic.Ack):
         before += isinstance(frame, Basic.Deliver)
     assert before < COUNT // 2
+
+
+def test_other_sockets_are_looked_at_after_each_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libuv reads up to 32 times in a row from a socket that has more."""
+    passes = 0
+    read_in: list[int] = []
+    receive = ClientConnection.data_received
+
+    def received(connection: ClientConnection, data: bytes) -> None:
+        if len(data) >= BULK_BYTES:
+            read_in.append(passes)
+        receive(connection, data)
+
+    monkeypatch.setattr(ClientConnection, "data_received", received)
+    with LoneBroker(new_loop=uvloop.new_event_loop) as lone, RawClient(lone.amqp_port) as client:  # as a node
+
+        def count_pass() -> None:
+            nonlocal passes
+            passes += 1
+            asyncio.get_running_loop().call_soon(count_pass)
+
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="large"), Queue.DeclareOk)
+        client.call(1, Confirm.Select(), Confirm.SelectOk)
+        lone.call(count_pass)
+        message = publish(1, "large", bytes(8 * 1024 * 1024))
+        sender = Thread(target=client.write, args=(message,))
+        sender.start()
+        lone.call(time.sleep, 0.1)  # so that the socket has much
+        sender.join()
+        client.expect(Basic.Ack)
+    assert len(read_in) > 10
+    assert len(set(read_in)) == len(read_in)

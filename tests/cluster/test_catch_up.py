@@ -442,6 +442,22 @@ def test_a_full_disk_ends_the_transfer_and_the_next_offer_begins_it_again(transf
     transfer.check_installed()
 
 
+def test_there_is_no_space_until_a_snapshot_has_come_or_is_needed_no_more(transfer: Transfer) -> None:
+    """Each attempt looked like an end of the lack, so a node never gave up the log that took the space."""
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 5)
+    assert not transfer.taker.lacks_space
+    transfer.there.disk.full = True
+    transfer.world.run()
+    assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, False)
+    transfer.tick()
+    transfer.world.run(lambda: transfer.taker.is_busy)
+    assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, True)
+    transfer.there.disk.full = False
+    transfer.there.add(2, 160)
+    assert not transfer.taker.lacks_space
+
+
 def test_the_state_is_read_beside_the_loop_however_long_that_takes(transfer: Transfer) -> None:
     """Meanwhile the transfer is not given up, whoever offers another one."""
     transfer.begin()

@@ -610,6 +610,16 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     assert [entry.payload for append in node.appends_to("b") for entry in append.entries] == [b"\x00new"]
 
 
+def test_a_follower_whose_links_have_drained_wants_one_turn_and_not_one_for_each_append() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.engine.hold_back("c")
+    node.engine.peer_resumed("c")
+    node.turn()
+    node.append(2, [9])
+    assert not node.engine.wants_turn
+
+
 # H9: leaders and campaigns without a majority
 
 

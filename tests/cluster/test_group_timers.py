@@ -599,6 +599,23 @@ def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
     alone.until(lambda: len(member.machine.rung) == 5)
 
 
+def test_who_is_alone_takes_in_at_the_end_of_any_sync_what_was_submitted_meanwhile(alone: Trio) -> None:
+    """It waited for the next beat if the sync had brought no entry."""
+    member = alone.start()
+    journal, syncing = member.group.journal, member.group._syncing
+
+    def store_something_else() -> None:
+        journal.seal()
+        syncing.begin()
+
+    begun_s = alone.world.now_s
+    for _ in range(10):
+        member.runtime.enter(store_something_else)
+        assert journal.sync_in_flight
+        member.set_alarms()
+    assert alone.world.now_s - begun_s < 10 * COMMIT_MS / 1000 / 2
+
+
 def test_an_earlier_moment_takes_the_place_of_a_later_one(alone: Trio) -> None:
     member = alone.start()
     member.set_alarms(45)

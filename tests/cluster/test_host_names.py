@@ -55,6 +55,28 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[Resolver]:
     resolver.answers.set()
 
 
+def test_a_name_is_looked_up_again_once_threads_can_be_started_again(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver.addresses["a"] = "127.0.0.1"
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        names = HostNames()
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", start)
+            with pytest.raises(OSError, match="no thread can be started to look up the name a"):
+                await names.look_up("a", PORT)
+        assert (await names.look_up("a", PORT)).is_current
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", start)
+            assert not (await names.look_up("a", PORT)).is_current
+
+    asyncio.run(story())
+
+
 def test_addresses_are_looked_up_anew_each_time(resolver: Resolver) -> None:
     async def story() -> None:
         names = HostNames()

@@ -1188,6 +1188,19 @@ def test_what_gives_space_back_waits_for_no_write_that_finds_none() -> None:
     assert contents(node.open())[:-1] == log_of(old[-1].end, 40)
 
 
+def test_no_sync_waits_until_files_are_removed_that_were_replaced() -> None:
+    node = Node()
+    node.add(40)
+    node.sync()
+    old = [segment.name for segment in node.journal.segments() if segment.sealed]
+    node.journal.replace(node.journal.segments()[: len(old)], None)
+    found: list[list[str]] = []
+    node.journal.start_sync(lambda: found.append(node.files()))
+    node.agenda.run()
+    assert set(old) < set(found[0])
+    assert not set(old) & set(node.files())
+
+
 def test_sync_now_on_a_full_disk_raises_and_may_be_repeated() -> None:
     node = Node()
     node.add(3)

@@ -17,7 +17,7 @@ from cluster import inline_writes
 from cluster.inline_writes import STALL_REST
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
-from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.realworld import PART_BYTES, AsyncioRuntime, DirectoryInUse, RealDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +162,30 @@ def test_a_directory_is_removed_with_all_that_is_in_it(disk: RealDisk) -> None:
     disk.remove_directory("incoming")
     disk.remove_directory("incoming")
     assert "incoming" not in disk.list_directory("")
+
+
+def test_a_large_file_is_removed_in_parts_but_what_has_another_name_stays_whole(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    truncate = os.ftruncate
+
+    def noted(descriptor: int, size: int) -> None:
+        sizes.append(size)
+        truncate(descriptor, size)
+
+    monkeypatch.setattr(os, "ftruncate", noted)
+    content = bytes(2 * PART_BYTES + 1)
+    for name in ("alone", "linked"):
+        file = disk.open(name, create=True)
+        file.append([content])
+        file.close()
+    (tmp_path / "data" / "kept").hardlink_to(tmp_path / "data" / "linked")
+    for name in ("alone", "linked"):
+        disk.remove_in_parts(name)
+    assert sizes == [PART_BYTES + 1, 1]
+    assert [name for name in disk.list_directory("") if name != "lock"] == ["kept"]
+    assert disk.read_file("kept") == content
 
 
 def test_the_free_space_is_that_of_the_file_system(disk: RealDisk, tmp_path: Path) -> None:

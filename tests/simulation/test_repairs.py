@@ -235,7 +235,7 @@ def fill(simulation: Simulation, node: SimulatedNode) -> None:
     housekeeping = node.group.housekeeping
     turn = housekeeping.turn
     housekeeping.turn = lambda *_: None  # type: ignore[method-assign]
-    simulation.world.run_until(simulation.world.now_s + 20.0)
+    simulation.world.run_until(simulation.world.now_s + 17.0)
     node.disk.capacity_bytes = node.disk.used_bytes()
     simulation.world.run_until(40.0, stop=lambda: node.group.journal.full)
     assert node.group.journal.full
