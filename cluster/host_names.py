@@ -6,7 +6,8 @@ A lookup cannot be ended, and takes half a minute where a name server does not a
 of them at a time, for all names and all who ask, and would wait for them when the process is to end. So each has a
 thread of its own, which keeps nothing from ending, and all who ask for a name meanwhile wait for the same one.
 
-Law: no name waits for another one's lookup, and there is one thread for each name at most.
+Law: no name waits for another one's lookup, and there is one thread for each name at most. Peers, shovels and logins
+have `HostNames` of their own: the names that some bring use up nothing that the others need.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _PATIENCE_S = 0.3
 """A lookup that takes longer is slow: what an earlier one has found is good enough."""
 _ANSWER_S = 4.0
 """How long to wait where nothing has been found yet. Who dials has a little longer in all, and is told why."""
+LOOKUPS_MAX = 64
+"""How many lookups are under way at most; for one more name there is an error."""
+REMEMBERED_MAX = 1000
+"""Of how many names it is remembered where they were."""
 
 
 class Addresses(NamedTuple):
@@ -35,17 +40,14 @@ class Addresses(NamedTuple):
 
 
 class HostNames:
-    """Looks names up, and remembers what it has found. All calls are on one event loop.
-
-    There are as many names as there are addresses of members, or that operators name.
-    """
+    """Looks names up, and remembers what it has found. All calls are on one event loop."""
 
     def __init__(self) -> None:
         self._remembered: dict[tuple[str, int], Found] = {}
         self._lookups: dict[tuple[str, int], asyncio.Future[Found]] = {}
 
     async def look_up(self, host: str, port: int) -> Addresses:
-        """Return the addresses of a host. Raises OSError if the name cannot be looked up, and never could."""
+        """Return where a host is, or was if it cannot be looked up. Raises OSError if that is not known."""
         try:
             # A literal address needs no lookup.
             return Addresses(_look_up(host, port, socket.AI_NUMERICHOST), is_current=True)
@@ -71,13 +73,18 @@ class HostNames:
         lookup = self._lookups.get(name)
         if lookup is not None:
             return lookup
+        if len(self._lookups) == LOOKUPS_MAX:
+            raise OSError(errno.EAGAIN, f"{LOOKUPS_MAX} other names are still being looked up")
         loop = asyncio.get_running_loop()
         lookup = loop.create_future()
 
         def ended(found: Found, error: OSError | None) -> None:
             del self._lookups[name]
             if error is None:
+                self._remembered.pop(name, None)
                 self._remembered[name] = found
+                if len(self._remembered) > REMEMBERED_MAX:
+                    del self._remembered[next(iter(self._remembered))]
                 lookup.set_result(found)
             else:
                 lookup.set_exception(error)

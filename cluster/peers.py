@@ -39,6 +39,8 @@ class MemberStatus(NamedTuple):
     alarm: bool | None
     clock_offset_ms: int | None
     """How many milliseconds the node's wall clock is ahead of the cluster's time, as far as the node can judge that."""
+    disk_hangs: bool | None
+    """Whether the node's disk does not come to the end of a sync, so that it acknowledges nothing."""
 
 
 @dataclass(slots=True)
@@ -126,7 +128,8 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
     else:
         state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
     if status is None:
-        return MemberStatus(name, state, *[None] * 11)
+        return MemberStatus(name, state, *[None] * 12)
     standing = Standing(status.standing).name.lower()
     offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
-    return MemberStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)
+    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs)
+    return MemberStatus(name, state, *status[1:5], standing, *status[6:10], *judged)

@@ -1,7 +1,7 @@
-"""Sockets between peers: how they are opened, and how the kernel shall treat them.
+"""Sockets: how they are opened, and how the kernel shall treat those between peers.
 
-Lives here: listening, connecting, the options of these sockets. Not here: what goes through them (connection.py), how
-connections are accepted (accepting.py), for which addresses a name stands (host_names.py).
+Lives here: listening, connecting, the options of sockets between peers. Not here: what goes through them
+(connection.py), how connections are accepted (accepting.py), for which addresses a name stands (host_names.py).
 
 Law: a connection counts as refused only if nobody listens at any address of the host.
 """
@@ -38,8 +38,8 @@ async def listen(bind: Address) -> socket.socket:
     return listener
 
 
-async def connect(names: HostNames, host: str, port: int) -> socket.socket:
-    """Open a connection to the first address of the host that takes it.
+async def connect(names: HostNames, host: str, port: int, *, is_peer: bool = True) -> socket.socket:
+    """Open a connection to the first address of the host that takes it: a peer, or somebody else.
 
     Raises ConnectionRefusedError only if every address refuses that the host has now, OSError otherwise.
     """
@@ -51,7 +51,7 @@ async def connect(names: HostNames, host: str, port: int) -> socket.socket:
     )
     for family, address in addresses.found:
         try:
-            return await _connect_to(family, address)
+            return await _connect_to(family, address, is_peer=is_peer)
         except ConnectionRefusedError:
             continue
         except OSError as error:
@@ -59,11 +59,12 @@ async def connect(names: HostNames, host: str, port: int) -> socket.socket:
     raise problem
 
 
-async def _connect_to(family: socket.AddressFamily, address: Any) -> socket.socket:
+async def _connect_to(family: socket.AddressFamily, address: Any, *, is_peer: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        _tune(sock)
+        if is_peer:
+            _tune(sock)
         await asyncio.get_running_loop().sock_connect(sock, address)
         _check_not_self(sock)
     except BaseException:

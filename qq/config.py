@@ -19,6 +19,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar
@@ -396,6 +397,19 @@ class NodeConfig:
     def shown(self) -> dict[str, str]:
         """All settings that are no secrets, by name, with a point before the name of what is within another one."""
         return dict(_shown(self))
+
+    def common(self) -> dict[str, str]:
+        """The settings that are meant to be the same on all nodes, by section and key.
+
+        Of the password there is enough to tell two apart, and too little to guess it: 16 bits.
+        """
+        password = blake2b(self.default_password.encode(), digest_size=2).hexdigest()
+        return {
+            **dict(_shown(self.limits, "[limits] ")),
+            "[users] default_user": self.default_user,
+            "[users] default_password": password,
+            "[users] loopback_users": str(self.loopback_users),
+        }
 
     def shovels_may_reach(self, host: str) -> bool:
         """Whether shovels may connect to this host."""

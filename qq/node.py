@@ -545,6 +545,7 @@ class Node:
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),
+            common_settings=config.common(),
             why_apart_from=self.links.why_apart_from,
         )
 
@@ -804,6 +805,7 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         clock_offset_ms=status.clock_offset_ms,
         versions=member.versions,
         drained=member.drained,
+        disk_hangs=status.disk_hangs,
     )
 
 

@@ -443,6 +443,18 @@ def test_no_secret_is_in_the_representation(file: Path) -> None:
     assert "hidden-password" not in repr(config)
 
 
+def test_what_all_nodes_should_have_alike_tells_passwords_apart_and_not_what_they_are(file: Path) -> None:
+    file.write_text(GOOD)
+    first = load(file, {}).common()
+    assert first["[limits] frame_max"] == "131072"
+    second = load(file, {"QQ_USERS_DEFAULT_PASSWORD": "other", "QQ_LIMITS_FRAME_MAX": "4096"}).common()
+    assert {name for name in first if first[name] != second[name]} == {
+        "[limits] frame_max",
+        "[users] default_password",
+    }
+    assert len(second["[users] default_password"]) == 4
+
+
 def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     of_kubernetes = {
         "QQ_SERVICE_HOST": "10.0.0.1",

@@ -81,10 +81,10 @@ def judge(answer: dict[str, Any]) -> Health:
         return Health(False, f"nobody leads: {_names(heard)} elect a leader, which takes a moment; ask again")
     troubles = _troubles(nodes, silent)
     full = [each["name"] for each in voters if each["alarm"] and each["disk_free_bytes"] < FULL_BYTES]
-    if not is_majority(len(set(heard).difference(full)), len(voters)):
-        return Health(
-            False, f"nothing is confirmed: the disks of {_names(full)} are full; {'; '.join(troubles)}"
-        )
+    hanging = _hanging(voters)
+    if not is_majority(len(set(heard).difference(full, hanging)), len(voters)):
+        why = f"the disks of {_names(full)} are full; " if full else ""
+        return Health(False, f"nothing is confirmed: {why}{'; '.join(troubles)}")
     if troubles:
         return Health(False, f"not well: {'; '.join(troubles)}; {leader} leads")
     drained = [each["name"] for each in nodes if each["drained"]]
@@ -106,9 +106,15 @@ def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[st
         (alarmed, "publishers wait, for want of disk or memory of"),
         (awaited, "has not come yet:"),
         (lagging, "is being given the log:"),
+        (_hanging(nodes), "has a disk that does not answer:"),
     ]
     texts = [f"{text} {_names(names)}" for names, text in found if names]
     return [f"{_names(silent)} {_verb(silent)}", *texts] if silent else texts
+
+
+def _hanging(nodes: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of the nodes whose disks do not answer; a node of an earlier release does not tell."""
+    return [each["name"] for each in nodes if each.get("disk_hangs") and each["state"] != _DOWN]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -78,6 +78,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     ),
     "leader-changes": _warning("Look at the network between the nodes, and at their disks."),
     "releases-differ": _info("Upgrade the others, one after the other."),
+    "settings-differ": _info(
+        "If that is not meant, give all nodes the same settings; each goes by its own file and environment."
+    ),
     "upgrade-waits": _info(
         "Upgrade or start those that cannot; if all can and it lasts, `qq upgrade finish`."
     ),

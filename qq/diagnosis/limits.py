@@ -19,6 +19,8 @@ from qq.diagnosis.words import ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+TOLD_MAX = 10
+"""How many settings are told at most."""
 LOAD_PER_S = 10.0
 """With fewer batches a second at a node there is nothing to be limited."""
 SLOW_COMMIT_S = 0.05
@@ -61,12 +63,15 @@ class Vitals(NamedTuple):
     """What all clients of the node have sent and were sent."""
     tenants: Sequence[TenantUse] = ()
     """Those who use most."""
+    settings: Mapping[str, str] = {}
+    """Its settings that are meant to be the same on all nodes."""
 
 
 def findings_of_all(vitals: Mapping[str, Vitals], leader: str | None) -> Iterator[Finding]:
     """What the nodes that tell of themselves show together."""
     known = [each for _, each in sorted(vitals.items())]
     yield from _releases(known)
+    yield from _settings(known)
     yield from _limit(known, leader)
     yield from _tenants(known)
 
@@ -78,6 +83,22 @@ def _releases(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     if len(releases) > 1:
         told = "; ".join(f"{', '.join(names)} {release}" for release, names in sorted(releases.items()))
         yield Finding("releases-differ", CLUSTER, f"nodes run different releases: {told}")
+
+
+def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for each in vitals:
+        alike.setdefault(tuple(sorted(each.settings.items())), []).append(each.name)
+    values: dict[str, set[str]] = {}
+    for name, value in (setting for settings in alike for setting in settings):
+        values.setdefault(name, set()).add(value)
+    # A program that does not know a setting has no other value of it.
+    differing = [name for name in values if len(values[name]) > 1]
+    if differing:
+        more = f" and {len(differing) - TOLD_MAX} more" if len(differing) > TOLD_MAX else ""
+        nodes = "; ".join(", ".join(names) for names in alike.values())
+        text = f"nodes differ in {', '.join(differing[:TOLD_MAX])}{more}: {nodes}"
+        yield Finding("settings-differ", CLUSTER, text)
 
 
 def _limit(vitals: Sequence[Vitals], leader: str | None) -> Iterator[Finding]:

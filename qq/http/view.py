@@ -157,6 +157,8 @@ class NodeStatus(NamedTuple):
     """Which versions of the state the node's program can run."""
     drained: bool = False
     """Whether the node is under maintenance."""
+    disk_hangs: bool | None = None
+    """Whether the node's disk does not come to the end of a write, so that the node acknowledges nothing."""
 
 
 class ClusterStatus(NamedTuple):

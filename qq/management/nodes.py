@@ -49,6 +49,8 @@ class OwnNode(NamedTuple):
     """Returns the ports that are open."""
     certificates: Sequence[CertificateFiles]
     settings: Mapping[str, str]
+    common_settings: Mapping[str, str]
+    """Those that are meant to be the same on all nodes."""
     why_apart_from: Callable[[str], str | None]
     """Says why this node has no link with a member, if that is not because nobody listens there."""
 

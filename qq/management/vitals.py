@@ -130,6 +130,7 @@ class NodeVitals:
             cores=self._cpu.per_second,
             octets_per_s=self._clients.octets_per_s,
             tenants=self._clients.tenants,
+            settings=dict(self._own.common_settings),
         )
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
+from cluster.host_names import HostNames
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -37,6 +40,33 @@ class ProviderError(Exception):
     """The issuer does not answer as it should, for this reason."""
 
 
+class _Resolver(AbstractResolver):
+    """Finds the issuer without the few threads that the event loop has for all names."""
+
+    def __init__(self) -> None:
+        self._names = HostNames()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._names.look_up(host, port)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address[0],
+                port=port,
+                family=found,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for found, address in addresses.found
+            if family in (found, socket.AF_UNSPEC)
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: each request has a connector of its own, and all have this."""
+
+
 class Provider:
     """Who issues tokens."""
 
@@ -49,6 +79,7 @@ class Provider:
         self._failure: ProviderError | None = None
         """Why nothing could be discovered a moment ago."""
         self._discovering = asyncio.Lock()
+        self._resolver = _Resolver()
 
     async def address(self, name: str) -> str:
         """An address that the issuer tells (OpenID Connect Discovery 1.0). Raises ProviderError."""
@@ -99,7 +130,9 @@ class Provider:
         timeout = aiohttp.ClientTimeout(FETCH_TIMEOUT_S)
         try:
             async with (
-                aiohttp.ClientSession(timeout=timeout) as client,
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(resolver=self._resolver), timeout=timeout
+                ) as client,
                 client.request(method, url, ssl=self._tls, allow_redirects=False, **content) as answer,
             ):
                 if answer.status != 200:

@@ -14,6 +14,7 @@ import logging
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from cluster.host_names import HostNames
 from qq.machine.commands import DeleteParameter, PutParameter
 from qq.machine.moves import LEDGER, SHOVEL
 from qq.shovels import ledger
@@ -76,6 +77,7 @@ class ShovelCarrier:
         self.random = random
         self.message_bytes_max = message_bytes_max
         self.may_reach = may_reach
+        self.names = HostNames()
         self._machine = machine
         self._leads = leads
         self._cluster = cluster
@@ -197,7 +199,7 @@ class _Runner:
         self.task: asyncio.Task[None]
         self.random = carrier.random
         self.message_bytes_max, self.may_reach = carrier.message_bytes_max, carrier.may_reach
-        self.now_s, self.open_own = carrier.now_s, carrier.open_own
+        self.now_s, self.open_own, self.names = carrier.now_s, carrier.open_own, carrier.names
         self._carrier = carrier
         self._key = key
         self._current: ShovelRun | None = None

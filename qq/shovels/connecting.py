@@ -12,14 +12,17 @@ import logging
 import ssl
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cluster import sockets
 from qq.shovels.client import Client, Closed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from random import Random
+    from socket import socket
 
+    from cluster.host_names import HostNames
     from qq.shovels.uris import BrokerUri, UriTls
 
     MayReach = Callable[[str], bool]
@@ -42,6 +45,7 @@ async def connect(
     message_bytes_max: int,
     may_reach: MayReach,
     open_own: OpenOwn,
+    names: HostNames,
     random: Random,
 ) -> Client:
     """Log in at one of these brokers, in any order. Raises Closed with what the last one said."""
@@ -49,7 +53,7 @@ async def connect(
     for uri in random.sample(uris, len(uris)):
         try:
             _check_host(uri, may_reach)
-            return await _connect(uri, name, message_bytes_max, open_own)
+            return await _connect(uri, name, message_bytes_max, open_own, names)
         except Closed as closed:
             failure = Closed(f"{uri.shown}: {closed}")
     raise failure
@@ -60,11 +64,13 @@ def _check_host(uri: BrokerUri, may_reach: MayReach) -> None:
         raise Closed("this host is not among those of [shovels] hosts in the node's configuration")
 
 
-async def _connect(uri: BrokerUri, name: str, message_bytes_max: int, open_own: OpenOwn) -> Client:
+async def _connect(
+    uri: BrokerUri, name: str, message_bytes_max: int, open_own: OpenOwn, names: HostNames
+) -> Client:
     client = None
     try:
         async with asyncio.timeout(uri.connect_timeout_s):
-            client = Client(*await _open(uri, open_own), uri, name, message_bytes_max)
+            client = Client(*await _open(uri, open_own, names), uri, name, message_bytes_max)
             await client.log_in()
             return client
     except BaseException as error:
@@ -79,19 +85,28 @@ async def _connect(uri: BrokerUri, name: str, message_bytes_max: int, open_own: 
         raise
 
 
-async def _open(uri: BrokerUri, open_own: OpenOwn) -> Streams:
+async def _open(uri: BrokerUri, open_own: OpenOwn, names: HostNames) -> Streams:
     if not uri.host:
         return await open_own(uri.vhost)
     if uri.tls is None:
-        return await asyncio.open_connection(uri.host, uri.port, limit=READ_AHEAD_BYTES)
+        sock = await sockets.connect(names, uri.host, uri.port, is_peer=False)
+        return await _streams(sock)
     context = await asyncio.to_thread(tls_context, uri.tls)
     name = uri.tls.server_name
     wanted = "" if name is None else name or uri.host
     # An event loop tells nobody but its own handler, which ends the node, that TLS cannot begin with a name.
     context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=wanted or None)
-    return await asyncio.open_connection(
-        uri.host, uri.port, limit=READ_AHEAD_BYTES, ssl=context, server_hostname=wanted
-    )
+    sock = await sockets.connect(names, uri.host, uri.port, is_peer=False)
+    return await _streams(sock, ssl=context, server_hostname=wanted)
+
+
+async def _streams(sock: socket, **tls: Any) -> Streams:
+    """What is read and written at a socket, which is closed if that cannot be."""
+    try:
+        return await asyncio.open_connection(sock=sock, limit=READ_AHEAD_BYTES, **tls)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def tls_context(files: UriTls) -> ssl.SSLContext:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from random import Random
 
+    from cluster.host_names import HostNames
     from qq.shovels.connecting import Streams
     from qq.shovels.definition import Definition, End
     from qq.shovels.ledger import Number
@@ -61,6 +62,9 @@ class Surroundings(Protocol):
     random: Random
     message_bytes_max: int
     """The largest body of a message that is taken."""
+
+    names: HostNames
+    """Where hosts are."""
 
     def may_reach(self, host: str, /) -> bool:
         """Whether shovels may connect to this host."""
@@ -165,7 +169,13 @@ class ShovelRun:
         name = f"Shovel {self._way.name}"
         try:
             return await connect(
-                end.uris, name, around.message_bytes_max, around.may_reach, around.open_own, around.random
+                end.uris,
+                name,
+                around.message_bytes_max,
+                around.may_reach,
+                around.open_own,
+                around.names,
+                around.random,
             )
         except Closed as closed:
             raise Closed(f"failed to connect to {which}: {closed}") from None

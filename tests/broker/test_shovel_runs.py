@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Generator
 from functools import partial
@@ -19,6 +21,7 @@ from certificates import Authority
 from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 
+from cluster.host_names import HostNames
 from qq.amqp.encoding import encode
 from qq.amqp_server import own_clients
 from qq.config import ClientTls
@@ -406,7 +409,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
 
     async def log_in(query: str) -> None:
         uri = parse_uri(f"amqps://127.0.0.1:{broker.amqps_port}?{query}")
-        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))).abort()
+        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, HostNames(), random.Random(1))).abort()
 
     with LoneBroker(tls=tls) as broker:
         trusting = f"cacertfile={authority.file}"
@@ -423,6 +426,35 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
                 broker.await_on_loop(log_in(query))
 
 
+def test_a_broker_is_reached_while_no_name_server_answers_for_many_others(
+    broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, answers = socket.getaddrinfo, threading.Event()
+
+    def stalled(host: str, port: int, **how: Any) -> Any:
+        if host.startswith("slow") and not how.get("flags", 0) & socket.AI_NUMERICHOST:
+            answers.wait(20)
+        return look_up("127.0.0.1" if host == "quick" else host, port, **how)
+
+    async def log_in(host: str) -> None:
+        uri = parse_uri(f"amqp://guest:guest@{host}:{broker.amqp_port}")
+        (await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, names, random.Random(1))).abort()
+
+    async def story() -> None:
+        waiting = [asyncio.create_task(log_in(f"slow{number}")) for number in range(20)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(log_in("quick"), 3)
+        for task in waiting:
+            task.cancel()
+
+    names = HostNames()
+    monkeypatch.setattr(socket, "getaddrinfo", stalled)
+    try:
+        broker.await_on_loop(story())
+    finally:
+        answers.set()
+
+
 @pytest.mark.parametrize("name", [".h", "\0", "a" * 64])
 def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
     broker: LoneBroker, name: str
@@ -434,7 +466,7 @@ def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
 
     async def log_in() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1))
+        await connect([uri], "Shovel s", 2**24, _anywhere, _own_end, HostNames(), random.Random(1))
 
     with pytest.raises(Closed, match="what its URI says cannot be used"):
         broker.await_on_loop(log_in())
@@ -463,7 +495,13 @@ async def _log_in_at_a_broker_of_small_frames() -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         await connect(
-            [parse_uri(f"amqp://127.0.0.1:{port}")], "Shovel s", 2**24, _anywhere, _own_end, random.Random(1)
+            [parse_uri(f"amqp://127.0.0.1:{port}")],
+            "Shovel s",
+            2**24,
+            _anywhere,
+            _own_end,
+            HostNames(),
+            random.Random(1),
         )
 
 

@@ -90,6 +90,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "no majority: n3 does not answer; is being given the log: n2",
         ),
         (
+            cluster(node("n1"), node("n2", disk_hangs=True), node("n3")),
+            False,
+            "not well: has a disk that does not answer: n2; n1 leads",
+        ),
+        (
+            cluster(node("n1"), node("n2", disk_hangs=True), node("n3", **DOWN)),
+            False,
+            "nothing is confirmed: n3 does not answer; has a disk that does not answer: n2",
+        ),
+        (
             # Release 0.1 tells no roles.
             cluster(node("n1", role=None), node("n2", role=None), node("n3", role=None, **DOWN)),
             False,

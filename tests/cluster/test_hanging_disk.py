@@ -21,6 +21,7 @@ def test_nobody_relies_on_a_node_whose_disk_hangs(growing: Growing) -> None:
         verdict = statuses.may_stop(stopped)
         assert not verdict.is_safe
         assert verdict.text.endswith(why)
+    assert [status.name for status in statuses.all() if status.disk_hangs] == [hanging.name]
     assert statuses.may_stop(hanging.name).is_safe
     assert statuses.why_not_lead(hanging.name) == why
     assert statuses.successors() == [third.name]

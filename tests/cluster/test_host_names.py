@@ -106,6 +106,27 @@ def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(reso
     asyncio.run(story())
 
 
+def test_what_is_looked_up_and_remembered_is_bounded(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_names, "REMEMBERED_MAX", 2)
+
+    async def story() -> None:
+        names = HostNames()
+        for name in ("n1", "n2", "n3"):
+            resolver.addresses[name] = "10.0.0.1"
+            await names.look_up(name, PORT)
+        with resolver.silent():
+            asked = [names.look_up(f"slow{number}", PORT) for number in range(host_names.LOOKUPS_MAX)]
+            await asyncio.gather(*asked, return_exceptions=True)
+            with pytest.raises(OSError, match="64 other names are still being looked up"):
+                await names.look_up("n1", PORT)
+            assert not (await names.look_up("n3", PORT)).is_current
+        assert resolver.asked.count("n1") == 1
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("failure", ["silence", "error"])
 def test_what_was_found_before_is_used_while_a_name_cannot_be_looked_up(
     resolver: Resolver, failure: str

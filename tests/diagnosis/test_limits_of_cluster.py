@@ -23,6 +23,20 @@ def test_releases_that_differ() -> None:
     ]
 
 
+def test_settings_that_differ() -> None:
+    common = {"[limits] frame_max": "131072", "[limits] channel_max": "2047"}
+    first, third = (IDLE._replace(name=name, settings=common) for name in ("n1", "n3"))
+    # A node whose program has one setting less does not differ by that.
+    assert found(first, third._replace(settings={"[limits] frame_max": "131072"})) == []
+    second = IDLE._replace(name="n2", settings=common | {"[limits] frame_max": "4096"})
+    assert found(first, second, third) == [
+        Finding("settings-differ", "cluster", "nodes differ in [limits] frame_max: n1, n3; n2")
+    ]
+    many = {f"[limits] {number}": "1" for number in range(12)}
+    [finding] = found(first._replace(settings=many), second._replace(settings=dict.fromkeys(many, "2")))
+    assert finding.text.endswith("[limits] 7 and 2 more: n1; n2")
+
+
 def test_what_limits_it_is_the_largest_part_of_a_commit() -> None:
     [finding] = found(
         BUSY, BUSY._replace(name="n2", commits_per_s=5, cores=0.7), BUSY._replace(name="n3", write_s=0.9)

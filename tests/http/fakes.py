@@ -87,7 +87,21 @@ class FakeView:
         if self.broken:
             raise RuntimeError("an invariant")
         leader = NodeStatus(
-            "n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3, "voter", "7 to 8"
+            "n1",
+            NodeState.LEADER,
+            "voter",
+            3,
+            5,
+            12,
+            11,
+            10,
+            9,
+            2**30,
+            False,
+            -3,
+            "voter",
+            "7 to 8",
+            disk_hangs=False,
         )
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 
@@ -311,6 +325,7 @@ class MachineManagement(Management):
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
+            common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
         )
         self.secrets = [b"0123456789abcdef"]

@@ -61,6 +61,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "role": "voter",
                 "versions": "7 to 8",
                 "drained": False,
+                "disk_hangs": False,
             },
             {
                 "name": "n2",
@@ -78,6 +79,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "role": None,
                 "versions": None,
                 "drained": False,
+                "disk_hangs": None,
             },
         ],
         "version": 8,

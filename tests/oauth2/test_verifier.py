@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -244,6 +246,33 @@ def test_keys_that_are_old_are_fetched_again(issuer: Issuer, monkeypatch: pytest
         await verifier.close()
 
     asyncio.run(story())
+
+
+def test_the_issuer_is_asked_while_no_name_server_answers_for_many_others(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, answers = socket.getaddrinfo, threading.Event()
+
+    def stalled(host: str, port: int, **how: Any) -> Any:
+        if host.startswith("slow") and not how.get("flags", 0) & socket.AI_NUMERICHOST:
+            answers.wait(20)
+        return look_up(host, port, **how)
+
+    async def story() -> None:
+        # Where these names are asked for by others, as the program's libraries do it.
+        loop = asyncio.get_running_loop()
+        waiting = [asyncio.create_task(loop.getaddrinfo(f"slow{number}", 1)) for number in range(40)]
+        await asyncio.sleep(0.05)
+        asked = provider.Provider(settings()).get(f"{issuer.url}/keys".replace("127.0.0.1", "localhost"))
+        assert await asyncio.wait_for(asked, 3)
+        answers.set()
+        await asyncio.wait(waiting)
+
+    monkeypatch.setattr(socket, "getaddrinfo", stalled)
+    try:
+        asyncio.run(story())
+    finally:
+        answers.set()
 
 
 def test_the_issuer_tells_where_its_keys_are(issuer: Issuer) -> None:
