@@ -130,7 +130,7 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
 
 async def is_logged_in_still(management: ManagementView, request: web.Request) -> bool:
     """Whether the web session that has made a long request is still good; a password is not asked for again."""
-    if not request.get(_IS_BY_SESSION, default=False):
+    if _IS_BY_SESSION not in request:
         return True
     try:
         return await session_of(management, request) is not None
