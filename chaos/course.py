@@ -112,6 +112,7 @@ class Course:
         The history is closed, so that it is as long as this says: a client that still waits is not heard any more.
         """
         self._recorder.close()
+        not_drained = {plan.known_as for name, (_, plan) in self.plans.items() if name not in self._drained}
         return {
             "format": FORMAT,
             "seed": self.plan.seed,
@@ -123,8 +124,9 @@ class Course:
             "problems": self.problems,
             "rows": self._recorder.counts.total(),
             "queues": {
-                name: plan.described(workload, drained=name in self._drained)
+                name: plan.described(workload, drained=name not in not_drained)
                 for name, (workload, plan) in self.plans.items()
+                if plan.known_as == name
             },
             **about,
         }
@@ -300,17 +302,20 @@ class Course:
 
     async def _drain(self) -> None:
         drained = [
-            (workload, plan.name)
-            for workload in self.plan.workloads
-            for plan in workload.queues()
-            if plan.drained
+            (workload, plan) for workload in self.plan.workloads for plan in workload.queues() if plan.drained
         ]
         call = self._harness.invoke("drain")
         consumers = [
-            Consumer(self._world(workload, 0.0), f"drain-{queue}", number % len(self._endpoints), queue=queue)
-            for number, (workload, queue) in enumerate(drained)
+            Consumer(
+                self._world(workload, 0.0),
+                f"drain-{plan.name}",
+                number % len(self._endpoints),
+                queue=plan.name,
+                known_as=plan.known_as,
+            )
+            for number, (workload, plan) in enumerate(drained)
         ]
-        names = [queue for _, queue in drained]
+        names = [plan.name for _, plan in drained]
         self._start(consumers)
         clock = asyncio.get_running_loop().time
         began_s = clock()

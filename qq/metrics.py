@@ -294,8 +294,8 @@ def _counter(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABE
     return family
 
 
-def info_labels(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, dict[str, str]]:
-    """The labels of the metrics that say what a node is; `endpoint` is RabbitMQ's name for what is scraped."""
+def infos(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:
+    """The metrics that say what a node is: texts and labels. `endpoint` is RabbitMQ's name for what is scraped."""
     identity = {
         "rabbitmq_node": snapshot.node,
         "rabbitmq_cluster": snapshot.cluster,
@@ -303,13 +303,12 @@ def info_labels(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, dict[str,
         "rabbitmq_endpoint": endpoint,
     }
     build = {"rabbitmq_version": snapshot.version}
-    return {"rabbitmq_identity_info": identity, "rabbitmq_build_info": build}
+    return {"identity_info": ("This node and its cluster", identity), "build_info": ("What runs here", build)}
 
 
 def _infos(snapshot: MetricsSnapshot) -> Iterator[Metric]:
-    labels = info_labels(snapshot, "aggregated")
-    yield _gauge("identity_info", "This node and its cluster", 1, labels["rabbitmq_identity_info"])
-    yield _gauge("build_info", "What runs here", 1, labels["rabbitmq_build_info"])
+    for name, (text, labels) in infos(snapshot, "aggregated").items():
+        yield _gauge(name, text, 1, labels)
     # RabbitMQ's board shows under this name since when a node is up.
     yield _gauge("erlang_uptime_seconds", "For how long this node has been up", snapshot.uptime_s)
 

@@ -67,7 +67,7 @@ from qq.metrics import (
     MemoryMetrics,
     MetricsSnapshot,
     RaftMetrics,
-    info_labels,
+    infos,
     node_registry,
 )
 from qq.reloadable import Reloadable
@@ -626,8 +626,8 @@ class Node:
             spans=None if self._tracer is None else self._tracer.counts,
         )
 
-    def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
-        return info_labels(self.metrics(), endpoint)
+    def infos(self, endpoint: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
+        return infos(self.metrics(), endpoint)
 
     def ready(self) -> str | None:
         if self._stopping:

@@ -43,6 +43,7 @@ from subprocess import DEVNULL, STDOUT, Popen
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
+from yarl import URL
 
 from chaos.live import releases
 from chaos.live.faulty_disk import lose_power
@@ -398,6 +399,19 @@ class LiveCluster:
 
         what = f"is not changed by {method} {path or name}"
         await _until(reason, PATIENCE_S, lambda why: self._error(name, f"{what}: {why}"))
+
+    async def move(self, source: str, destination: str) -> bool:
+        """Set a shovel from the one queue to the other, which is a move in the log; return whether it is set."""
+        value = {"src-uri": "amqp://", "src-queue": source, "dest-uri": "amqp://", "dest-queue": destination}
+        asked = next(iter(self.serving()), None)
+        if asked is None:
+            return False
+        url = f"{self.http[asked]}/api/parameters/shovel/%2F/{source}"
+        try:
+            async with self._http.put(URL(url, encoded=True), json={"value": value}) as answer:
+                return answer.status in (HTTPStatus.CREATED, HTTPStatus.NO_CONTENT)
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     def _other(self, name: str) -> str:
         others = [other for other in self.serving() if other != name]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ROOT = Path("var/chaos")
 PEACE_S = 3.0
 PROGRESS_S = 5.0
+MOVE_AGAIN_S = 1.0
+"""After how long it is tried again to have messages moved: nodes of the first release do not know how to."""
 CLOSING_PATIENCE_S = 10.0
 QUIET_S = 10.0
 """A drained queue has been empty for so long. What a dead client held comes back when its heartbeats are missed."""
@@ -125,12 +127,14 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
                 "command": options.command,
             }
             progress = asyncio.create_task(_show_progress(course, recorder))
+            moving = asyncio.create_task(_move(course, cluster))
             try:
                 await course.carry_out(
                     hurt_by or partial(_hurt, course, cluster, faults, options), partial(_heal, cluster)
                 )
             finally:
                 progress.cancel()
+                moving.cancel()
                 course.write_meta(directory, about)
         # The clients' libraries are still closing connections to nodes that were dead or frozen.
         if closing := asyncio.all_tasks() - before:
@@ -169,6 +173,18 @@ async def _hurt(course: Course, cluster: LiveCluster | None, faults: Sequence[st
             _say(f"{course.elapsed_s():6.1f} s  {fault} {','.join(nodes)} {detail}")
 
     await nemesis.run(cluster, faults, options.seed, options.seconds, record)
+
+
+async def _move(course: Course, cluster: LiveCluster | None) -> None:
+    """Have messages moved that are to be moved, while the run lasts: shovels do that, once the cluster knows them."""
+    if cluster is None:
+        return  # whose HTTP interface is not known
+    waiting = {plan.moved_from: plan.name for _, plan in course.plans.values() if plan.moved_from}
+    while waiting:
+        for source, destination in list(waiting.items()):
+            if await cluster.move(source, destination):
+                del waiting[source]
+        await asyncio.sleep(MOVE_AGAIN_S)
 
 
 async def _heal(cluster: LiveCluster | None) -> None:

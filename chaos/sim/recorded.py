@@ -26,6 +26,7 @@ from chaos.sim.transport import SimulatedConnection
 from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from chaos.workloads import catalog
+from chaos.workloads.moved import Moved
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint
 from cluster.log.hardstate import Standing
@@ -82,7 +83,9 @@ def record(
     brokers = Brokers(scene.world, submitters.submit, NodeLimits())
     scene.cluster.events += [submitters, brokers]
     transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
-    plan = Plan(catalog.chosen(workloads), seed, RATE, PEACE_S, QUIET_S)
+    # Moves are simulated with an oracle of their own (queue_workload.py, move_checks.py).
+    clients_only = [work for work in catalog.chosen(workloads) if work.name != Moved.name]
+    plan = Plan(clients_only, seed, RATE, PEACE_S, QUIET_S)
     endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]
     with Recorder(directory / "history" / "simulation.jsonl", WorldClock(scene.world)) as recorder:
         course = Course(plan, endpoints, {"aio-pika": transport, "pika": transport}, recorder)

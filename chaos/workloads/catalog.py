@@ -9,6 +9,7 @@ from chaos.workloads.churn import Churn
 from chaos.workloads.confirm import Confirm
 from chaos.workloads.dead_letter import DeadLetter
 from chaos.workloads.dedup import Dedup
+from chaos.workloads.moved import Moved
 from chaos.workloads.priority import Priority
 from chaos.workloads.single_active import SingleActive
 from chaos.workloads.tx import Tx
@@ -31,6 +32,7 @@ WORKLOADS: dict[str, Workload] = {
         Tx(),
         Churn(),
         Backlog(),
+        Moved(),
     )
 }
 

@@ -230,7 +230,8 @@ class Publisher(ConnectingClient):
 class Consumer(ConnectingClient):
     """Consumes one queue; settles each message as `settling` says, after `delay_s`.
 
-    With `period_s`, it cancels itself after some time between these two, and begins anew.
+    With `period_s`, it cancels itself after some time between these two, and begins anew. In the history the queue is
+    `known_as` something else where its messages have come from another one (`QueuePlan.moved_from`).
     """
 
     def __init__(
@@ -240,6 +241,7 @@ class Consumer(ConnectingClient):
         home: int,
         *,
         queue: str,
+        known_as: str | None = None,
         prefetch: int = PREFETCH,
         settling: Callable[[Arrived], Settling] = lambda _: "ack",
         delay_s: float = 0.0,
@@ -248,6 +250,7 @@ class Consumer(ConnectingClient):
     ) -> None:
         super().__init__(world, name, home, pinned=pinned)
         self.queue = queue
+        self._known_as = known_as or queue
         self.delivered_s = asyncio.get_running_loop().time()
         """When the last message came; before the first one, when this consumer was made."""
         self.is_consuming = False
@@ -270,10 +273,10 @@ class Consumer(ConnectingClient):
 
         def cancelled() -> None:
             ended.append(tag)
-            self.process.event("cancelled", **link.where, queue=self.queue, consumer=tag)
+            self.process.event("cancelled", **link.where, queue=self._known_as, consumer=tag)
             self.changed.set()
 
-        async with asking(self.process.invoke("consume", **link.where, queue=self.queue, consumer=tag)):
+        async with asking(self.process.invoke("consume", **link.where, queue=self._known_as, consumer=tag)):
             receive = partial(self._receive, link, channel, tag)
             await channel.consume(self.queue, tag, receive, cancelled)
         self.is_consuming = True
@@ -281,12 +284,14 @@ class Consumer(ConnectingClient):
         await self.until(lambda: self.stopping or link.broken or ended, seconds)
         self.is_consuming = False
         if not (link.broken or ended):
-            async with asking(self.process.invoke("cancel", **link.where, queue=self.queue, consumer=tag)):
+            async with asking(
+                self.process.invoke("cancel", **link.where, queue=self._known_as, consumer=tag)
+            ):
                 await channel.cancel(tag)
 
     def _receive(self, link: Link, channel: Channel, tag: str, delivery: Delivery) -> None:
         self.delivered_s = asyncio.get_running_loop().time()
-        arrival = self.delivered(link, self.queue, delivery, tag)
+        arrival = self.delivered(link, self._known_as, delivery, tag)
         task = asyncio.create_task(self._settle(link, channel, tag, delivery.tag, arrival))
         self._settlements[task] = None
         task.add_done_callback(self._settlements.pop)
@@ -299,7 +304,9 @@ class Consumer(ConnectingClient):
         if link.broken:
             return
         settling = self._settling(arrival)
-        call = self.process.invoke(settling, **link.where, queue=self.queue, consumer=tag, id=arrival["id"])
+        call = self.process.invoke(
+            settling, **link.where, queue=self._known_as, consumer=tag, id=arrival["id"]
+        )
         with suppress(LostError):
             async with asking(call):
                 await channel.settle(delivery_tag, settling)

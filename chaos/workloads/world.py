@@ -43,6 +43,14 @@ class QueuePlan:
     drained: bool = True
     """Whether everything in it is consumed at the end, so that what is missing is lost."""
     dedup: bool = False
+    moved_from: str | None = None
+    """The queue whose messages are moved into this one. They stay the same messages: what is consumed here is written
+    down under that name, so nothing may be missing or come twice in both together."""
+
+    @property
+    def known_as(self) -> str:
+        """The name under which the history has it."""
+        return self.moved_from or self.name
 
     def described(self, workload: str, *, drained: bool) -> dict[str, Any]:
         """What the run's meta.json says of it; `drained`, if it was consumed to its end."""

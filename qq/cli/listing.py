@@ -1,39 +1,36 @@
 """Reading a list of the management API.
 
-All of it comes in one answer, which the node sorts once. Nodes look at names in pages only, so a list with a filter is
-read page by page.
+All of it comes in one answer, which the node sorts once.
 
-Lives here: these two ways, filters, the order, and columns that are not there. Not here: which lists there are
+Lives here: reading that answer, filters, the order, and columns that are not there. Not here: which lists there are
 (kinds.py), how rows are printed (output.py).
 
-Law: no more of a list than a page is in memory, at the node as here, however long it is.
+Law: no more of a list than some hundred things is in memory, however long it is.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from qq.cli.output import print_rows, value_in
 from qq.cli.progress import Count, counted
-from qq.cli.remote import JSON, path_of, reason_of
+from qq.cli.remote import JSON, path_of
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qq.cli.kinds import Kind
-    from qq.cli.progress import Wait
     from qq.cli.remote import Remote
 
-PAGE_SIZE = 500
-"""How many things are asked for at a time: as many as a node tells."""
+FIRST = 500
+"""In how many of the first things a column is looked for."""
 PART_CHARS = 64 * 1024
 """How much of a whole list is read at a time."""
+_ONE = {"page": "1", "page_size": "1"}
 _SEPARATORS = re.compile(r"[\s,]*")
 
 
@@ -50,6 +47,8 @@ class Filter(NamedTuple):
         """The parameters of a request."""
         asked = {"name": self.name or self.regex, "sort": self.sort}
         query = {key: value for key, value in asked.items() if value}
+        if "name" in query:
+            query["page"] = "all"
         if self.regex is not None:
             query["use_regex"] = "true"
         return query | ({"sort_reverse": "true"} if self.is_reversed else {})
@@ -73,13 +72,13 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
 def things(
     node: Remote, path: str, query: Mapping[str, str], count: Count | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Read the things of a list; raises CommandError."""
+    """Read the things of a list; raises CommandError.
+
+    The answer is kept in a file, so that the node does not wait for whoever looks at it.
+    """
     count = count or Count("reading", None)
-    return _in_pages(node, path, query, count) if "name" in query else _as_a_whole(node, path, query, count)
-
-
-def _as_a_whole(node: Remote, path: str, query: Mapping[str, str], count: Count) -> Iterator[dict[str, Any]]:
-    """Read all things in one answer. It is kept in a file, so that the node does not wait for whoever looks at it."""
+    if "name" in query:
+        _check_names_matter(node, path)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
         with node.download(path, JSON, query) as answer:
             while part := answer.read(PART_CHARS):
@@ -117,56 +116,12 @@ def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
     raise ValueError
 
 
-def _in_pages(node: Remote, path: str, query: Mapping[str, str], count: Count) -> Iterator[dict[str, Any]]:
-    """Read the things a page at a time; raises CommandError."""
-    first = _first_page(node, path, {**query, **_page(1)}, count.wait("the first page"))
-    read, page = 0, first
-    for number in range(2, _count(node, first, "page_count") + 2):
-        yield from page["items"]
-        read += len(page["items"])
-        count.so_far(read, page["filtered_count"])
-        if number > page["page_count"]:
-            break
-        wait = count.wait(f"page {number} of {page['page_count']}")
-        following = _page_at(node, path, {**query, **_page(number)}, wait)
-        if following is None:
-            break
-        page = following
-    if page["filtered_count"] != first["filtered_count"]:
-        print("note: the list has changed while it was read", file=sys.stderr)
-
-
-def _page(number: int) -> dict[str, str]:
-    return {"page": str(number), "page_size": str(PAGE_SIZE)}
-
-
-def _first_page(node: Remote, path: str, query: Mapping[str, str], wait: Wait) -> dict[str, Any]:
-    answer = node.send("GET", path, query=query, kind=object, wait=wait).document
-    if isinstance(answer, list):  # as release 0.1 answers
+def _check_names_matter(node: Remote, path: str) -> None:
+    """Raise CommandError if the node looks at no names: release 0.1 answers with the whole list, whatever is asked."""
+    if isinstance(node.send("GET", path, query=_ONE, kind=object).document, list):
         raise CommandError(
-            f"{node.url}: this node is of a release that lists nothing page by page; upgrade it first"
+            f"{node.url}: this node is of a release that looks for no names in lists; upgrade it first"
         )
-    if not isinstance(answer, dict):
-        raise node.is_foreign()
-    return answer
-
-
-def _page_at(node: Remote, path: str, query: Mapping[str, str], wait: Wait) -> dict[str, Any] | None:
-    """Read a page; None if the list has become shorter meanwhile. Raises CommandError."""
-    answer = node.send("GET", path, query=query, expected=(HTTPStatus.OK, HTTPStatus.BAD_REQUEST), wait=wait)
-    if answer.status == HTTPStatus.OK:
-        _count(node, answer.document, "page_count")
-        return answer.document
-    if answer.document.get("error") == "page_out_of_range":
-        return None
-    raise CommandError(f"{node.url_of(path)}: {reason_of(answer)}")
-
-
-def _count(node: Remote, page: dict[str, Any], name: str) -> int:
-    """A count of a page. Raises CommandError if it is none."""
-    if not isinstance(page.get("items"), list) or not isinstance(page.get(name), int):
-        raise node.is_foreign()
-    return page[name]
 
 
 # --- columns
@@ -179,7 +134,7 @@ def _with_columns(
     seen: list[dict[str, Any]] = []
     for row in rows:
         seen.append(row)
-        if len(seen) == PAGE_SIZE:
+        if len(seen) == FIRST:
             break
     missing = [each for each in columns if seen and all(value_in(row, each) is None for row in seen)]
     if missing:
@@ -193,7 +148,8 @@ def _with_columns(
 
 def _known(node: Remote, path: str, kind: Kind) -> list[str]:
     """The columns that there are."""
-    page = node.get(path, {"page": "1", "page_size": "1"})
-    _count(node, page, "page_count")
-    of_first = page["items"][0] if page["items"] else {}
+    items = node.get(path, _ONE).get("items")
+    if not isinstance(items, list):
+        raise node.is_foreign()
+    of_first = items[0] if items else {}
     return sorted({*of_first, *(column.partition(".")[0] for column in kind.columns)})

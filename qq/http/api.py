@@ -13,6 +13,7 @@ there may be tens of thousands of queues, and other tasks run between them.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from qq.http.doctor import DoctorEndpoint
 from qq.http.health import HealthEndpoints
 from qq.http.live import STREAMS_MAX, LiveEndpoint
 from qq.http.live_views import LiveViews
+from qq.http.login import is_logged_in_still
 from qq.http.members import MemberEndpoints
 from qq.http.moves import MoveEndpoints
 from qq.http.nodes import NodeEndpoints
@@ -50,7 +52,7 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
     """Everything below /api but what the node tells of itself (app.py)."""
     live = LiveViews(view, management)
     resources = (
-        LiveEndpoint(live.by_name(), streams_max),
+        LiveEndpoint(live.by_name(), streams_max, partial(is_logged_in_still, management)),
         live,
         OverviewEndpoints(management),
         NodeEndpoints(view, management),

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qq.http import api
 from qq.http.errors import errors_as_json
-from qq.http.exposition import PER_OBJECT, ObjectExposition, info_line
+from qq.http.exposition import PER_OBJECT, ObjectExposition, info_lines
 from qq.http.login import is_encrypted, login_required
 from qq.http.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_bounded
@@ -156,7 +156,7 @@ class _Pages:
         prefix: str,
     ) -> web.StreamResponse:
         tables = self._management.object_tables(families, vhosts)
-        infos = "".join(info_line(name, labels) for name, labels in self._view.infos(endpoint).items())
+        infos = "".join(info_lines(name, *info) for name, info in self._view.infos(endpoint).items())
         return await self._objects.write(request, tables, prefix, infos)
 
     async def cluster(self, _: web.Request) -> web.Response:

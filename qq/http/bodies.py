@@ -376,8 +376,7 @@ def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
     _check_size("definition", definition)
     if not isinstance(pattern, str):
         raise invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
-    # The log has no negative numbers in this place.
-    if type(priority) is not int or priority < 0 or priority not in INTEGERS:
+    if type(priority) is not int or priority not in INTEGERS:
         raise invalid(f"priority should be a number, actually was {erlang_term(priority)}")
     name = _required_name(name, "a policy")
     policy = Policy(name, pattern, definition, priority, str(apply_to), operator)

@@ -68,9 +68,11 @@ class ObjectExposition:
             return response
 
 
-def info_line(name: str, labels: Mapping[str, str]) -> str:
+def info_lines(name: str, text: str, labels: Mapping[str, str]) -> str:
     """The lines of a metric whose value is always 1."""
-    return f"# TYPE {name} gauge\n{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
+    name = f"rabbitmq_{name}"
+    head = f"# HELP {name} {text}\n# TYPE {name} gauge\n"
+    return f"{head}{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
 
 
 def _slice(parts: Iterator[str]) -> str | None:

@@ -34,6 +34,8 @@ Columns = dict[str, "Columns | None"]
 """The parts of a document that are asked for, by name, and which parts of those; None is all of it."""
 
 BY_NAME = ("vhost", "name")
+ALL = "all"
+"""The page that is the whole list, of things with the given names: RabbitMQ looks at names in numbered pages only."""
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 500
 PATTERN_CHARS_MAX = 1024
@@ -77,7 +79,8 @@ def narrowed(request: web.Request, document: Document) -> web.Response:
 
 async def write_listing(request: web.Request, listing: Listing[T]) -> web.StreamResponse:
     """Answer with a list: all of it, or the page that is asked for. Raises Refusal."""
-    async with _selected(request, listing, _page(request)) as (head, documents):
+    names, page = _wanted(request)
+    async with _selected(request, listing, names, page) as (head, documents):
         if head is None:
             return await write_list(request, documents)
         return await write_object(request, head, {"items": documents})
@@ -85,21 +88,21 @@ async def write_listing(request: web.Request, listing: Listing[T]) -> web.Stream
 
 async def listed_page(request: web.Request, listing: Listing[T]) -> bytes:
     """The page that is asked for, the first one if none is, as JSON. Raises Refusal."""
-    page = _page(request) or _Page(1, PAGE_SIZE, "", is_pattern=False)
-    async with _selected(request, listing, page) as (head, documents):
+    names, page = _wanted(request)
+    async with _selected(request, listing, names, page or _Page(1, PAGE_SIZE)) as (head, documents):
         return b"".join([part async for part in object_parts(head or {}, {"items": documents})])
 
 
 @asynccontextmanager
 async def _selected(
-    request: web.Request, listing: Listing[T], page: _Page | None
+    request: web.Request, listing: Listing[T], names: _Names, page: _Page | None
 ) -> AsyncGenerator[tuple[Mapping[str, int] | None, Iterable[Document]]]:
-    """Select what is asked for: the counts of a page, or None for the whole list; and the documents. Raises Refusal."""
+    """Select what is asked for: the counts of a page, or None if all are; and the documents. Raises Refusal."""
     columns, slices = _columns(request), Slices()
     if listing.basic is not None and is_asked(request, "disable_stats"):
         columns = _basic(columns, listing.basic)
     seen = await _kept(listing.things, listing.is_seen, slices)
-    found = seen if page is None else await _named(listing, seen, page, slices)
+    found = await _named(listing, seen, names, slices)
     if page is not None and page.offset > len(found):
         text = f"Page out of range, page: {page.number} page size: {page.size}, len: {len(found)}"
         raise bad_request(text, "page_out_of_range")
@@ -143,31 +146,36 @@ async def _let_go(things: list[Any], slices: Slices) -> None:
 # --- which
 
 
+class _Names(NamedTuple):
+    text: str
+    """What names must have in them, or match; "" for all."""
+    is_pattern: bool
+
+
 class _Page(NamedTuple):
     number: int
     size: int
-    name: str
-    """What names must have in them, or match; "" for all."""
-    is_pattern: bool
 
     @property
     def offset(self) -> int:
         return (self.number - 1) * self.size
 
 
-def _page(request: web.Request) -> _Page | None:
-    """The page that is asked for; None for all, and then names do not matter, as in RabbitMQ. Raises Refusal."""
-    number, size = _whole(request, "page"), _whole(request, "page_size")
-    name, is_pattern = request.query.get("name", ""), is_asked(request, "use_regex")
-    if is_pattern and len(name) > PATTERN_CHARS_MAX:
+def _wanted(request: web.Request) -> tuple[_Names, _Page | None]:
+    """Read whose names, and which page; None for all. Raises Refusal."""
+    names = _Names(request.query.get("name", ""), is_asked(request, "use_regex"))
+    if names.is_pattern and len(names.text) > PATTERN_CHARS_MAX:
         raise bad_request("name filter regex is too long", _INVALID)
-    if number is None:
-        return None
+    if request.query.get("page") == ALL:
+        return names, None
+    number, size = _whole(request, "page"), _whole(request, "page_size")
+    if number is None:  # then names do not matter, as in RabbitMQ
+        return _Names("", is_pattern=False), None
     if number < 1 or (size is not None and not 1 <= size <= PAGE_SIZE_MAX):
         shown = "undefined" if size is None else size
         text = f"Invalid pagination parameters: page number {number}, page size {shown}"
         raise bad_request(text, _INVALID)
-    return _Page(number, size or PAGE_SIZE, name, is_pattern)
+    return names, _Page(number, size or PAGE_SIZE)
 
 
 def _whole(request: web.Request, name: str) -> int | None:
@@ -190,14 +198,14 @@ async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices
     return kept
 
 
-async def _named(listing: Listing[T], things: list[T], page: _Page, slices: Slices) -> list[T]:
+async def _named(listing: Listing[T], things: list[T], names: _Names, slices: Slices) -> list[T]:
     """The things whose names match. Things that have none match all names."""
     name_of = _value_of(listing, "name")
-    if not page.name or not things or not isinstance(name_of(things[0]), str):
+    if not names.text or not things or not isinstance(name_of(things[0]), str):
         return things
-    if page.is_pattern:
-        return await _matching(things, name_of, page.name, slices)
-    wanted = page.name.lower()
+    if names.is_pattern:
+        return await _matching(things, name_of, names.text, slices)
+    wanted = names.text.lower()
     return await _kept(things, lambda thing: wanted in name_of(thing).lower(), slices)
 
 

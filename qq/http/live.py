@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     View = Callable[[web.Request], Awaitable[bytes]]
+    MaySee = Callable[[web.Request], Awaitable[bool]]
+    """Tells whether somebody who has asked for a stream may still see it."""
 
 STREAM_PATH = "/api/stream"
 INTERVAL_S = 2.0
@@ -37,11 +39,12 @@ AT_ONCE = 4
 STREAMS_MAX = 64
 """How many streams there may be at a time, unless the settings say otherwise."""
 STREAM_S = 120.0
-"""How long a stream is: then the page asks for another, and it is looked anew who may see what."""
+"""How long a stream is: then the page asks for another, and it is looked anew who may see what. The stream of a web
+session that ends, ends with it."""
 QUIET_S = 15.0
 """How long nothing may be sent. Then an empty line shows the page that the node is still there."""
 LOOK_S = 1.0
-"""How often it is looked whether there is still somebody, while nothing is sent."""
+"""How often it is looked whether there is still somebody, who may see it, while nothing is sent."""
 READ_WAIT_S = 10.0
 """How long what was sent may wait to be read, when the connection's buffer is full."""
 _NOTHING = b":\n\n"
@@ -149,9 +152,10 @@ class Feed:
 class LiveEndpoint:
     """The handler for streams."""
 
-    def __init__(self, views: Mapping[str, View], streams_max: int) -> None:
-        """There may be so many streams at a time."""
+    def __init__(self, views: Mapping[str, View], streams_max: int, may_see: MaySee) -> None:
+        """There may be so many streams at a time. Each goes on for as long as `may_see` says."""
         self._views = views
+        self._may_see = may_see
         self._streams_max = streams_max
         self._streams = 0
         self._turns = Turns()
@@ -171,7 +175,7 @@ class LiveEndpoint:
         feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns))
         feed.viewers += 1
         try:
-            return await _tell(request, feed)
+            return await _tell(request, feed, self._may_see)
         finally:
             self._streams -= 1
             feed.viewers -= 1
@@ -180,7 +184,7 @@ class LiveEndpoint:
                 await feed.close()
 
 
-async def _tell(request: web.Request, feed: Feed) -> web.StreamResponse:
+async def _tell(request: web.Request, feed: Feed, may_see: MaySee) -> web.StreamResponse:
     told = await feed.first()
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8"})
     await response.prepare(request)
@@ -188,10 +192,15 @@ async def _tell(request: web.Request, feed: Feed) -> web.StreamResponse:
         await _send(response, told.event)
         until_s, silent_s = monotonic() + STREAM_S, 0.0
         while monotonic() < until_s and not has_left(request):
+            is_new = True
             try:
                 async with asyncio.timeout(LOOK_S):
                     told = await feed.newer_than(told)
             except TimeoutError:
+                is_new = False
+            if not await may_see(request):
+                break
+            if not is_new:
                 silent_s += LOOK_S
                 if silent_s < QUIET_S:
                     continue

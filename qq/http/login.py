@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from qq.http.errors import forbidden, is_from_page, not_authorised, unauthorized
+from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -91,6 +92,7 @@ class Operator(NamedTuple):
 
 
 _LOGIN = web.RequestKey("login", Operator)
+_IS_BY_SESSION = web.RequestKey("is_by_session", bool)
 
 
 def login_required(
@@ -122,7 +124,18 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
     check_csrf(request, session)
     operator = Operator(session.user, frozenset(session.tags), session.scopes)
     _require(operator.tags, READERS)
+    request[_IS_BY_SESSION] = True
     return operator
+
+
+async def is_logged_in_still(management: ManagementView, request: web.Request) -> bool:
+    """Whether the web session that has made a long request is still good; a password is not asked for again."""
+    if _IS_BY_SESSION not in request:
+        return True
+    try:
+        return await session_of(management, request) is not None
+    except Unavailable:
+        return True
 
 
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:

@@ -1,9 +1,10 @@
 """Logging in to the page with the page of who issues tokens (OAuth 2, OpenID Connect).
 
 A browser goes to `OAUTH2_LOGIN_PATH`, from there to the issuer, comes back to `CALLBACK_PATH`, and has the cookie of a
-web session then. In between it keeps a cookie that no script can read: the seed of the round.
+web session then. In between it keeps a cookie that no script can read: the seed of the round. Each round has one of its
+own, so that somebody may log in in several tabs at once.
 
-Lives here: the paths, and the round's cookie. Not here: what is asked of the issuer (qq/oauth2/code_flow.py), the
+Lives here: the paths, and the rounds' cookies. Not here: what is asked of the issuer (qq/oauth2/code_flow.py), the
 session (sessions.py).
 
 Law: no token is in an address, or where a script could read it. Nobody is logged in who has not begun the round in the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 from base64 import urlsafe_b64encode
 from http import HTTPStatus
@@ -43,8 +45,10 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 600
 """How long somebody may take at the issuer's page."""
-_ROUND = "login"
-"""What the cookie of a round is for, in its name."""
+ROUNDS_MAX = 8
+"""How many rounds a browser keeps: it sends all its cookies with each request."""
+_KEY_LENGTH = 8
+"""How much of its `state` the cookie of a round has in its name."""
 _SEED_BYTES = 32
 _SEED_LENGTH = 43
 """Characters of a seed, in base64."""
@@ -86,20 +90,24 @@ class OAuth2Endpoints:
     async def login(self, request: web.Request) -> web.Response:
         provider = self._provider()
         seed = _text(secrets.token_bytes(_SEED_BYTES))
+        begun = _round(request, seed)
         try:
-            address = await provider.login_address(_round(request, seed))
+            address = await provider.login_address(begun)
         except Unavailable as error:
             self._complaints.about("begin", f"nobody can log in with the issuer's page: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
-        _set_round_cookie(request, response, seed, ROUND_S)
+        for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest ones first (RFC 6265, 5.4)
+            _set_round_cookie(request, response, use, "", 0)
+        _set_round_cookie(request, response, _use(begun.state), seed, ROUND_S)
         return response
 
     async def callback(self, request: web.Request) -> web.Response:
         """Take a browser that comes back from the issuer."""
         provider = self._provider()
+        login = _login_begun(request)
         try:
-            response = await self._logged_in(request, provider)
+            response = await self._logged_in(request, provider, login)
         except (LoginRefused, Refusal) as refused:
             text = f"a login with the issuer's page from {request.remote} is refused: {refused}"
             self._complaints.about("refused", text)
@@ -108,16 +116,15 @@ class OAuth2Endpoints:
             text = f"a login with the issuer's page from {request.remote} is not decided: {error}"
             self._complaints.about("undecided", text)
             response = _to_page(UNAVAILABLE)
-        _set_round_cookie(request, response, "", 0)
+        if login is not None:
+            _set_round_cookie(request, response, _use(login.state), "", 0)
         return response
 
-    async def _logged_in(self, request: web.Request, provider: LoginProvider) -> web.Response:
-        query, seed = request.query, request.cookies.get(cookie_name(request, _ROUND), "")
-        if len(seed) != _SEED_LENGTH or not seed.isascii():
-            raise LoginRefused(_NOT_BEGUN)
-        login = _round(request, seed)
-        told = query.get("state", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(told, login.state.encode()):
+    async def _logged_in(
+        self, request: web.Request, provider: LoginProvider, login: LoginRound | None
+    ) -> web.Response:
+        query = request.query
+        if login is None:
             raise LoginRefused(_NOT_BEGUN)
         if query.get("iss", provider.issuer) != provider.issuer:  # RFC 9207
             raise LoginRefused("another issuer has sent the browser")
@@ -137,6 +144,17 @@ class OAuth2Endpoints:
         if provider is None:
             raise not_found("this node is logged in to with passwords: [oauth2] client_id is not set")
         return provider
+
+
+def _login_begun(request: web.Request) -> LoginRound | None:
+    """The round that was begun in this browser with the `state` that it comes back with; None if there is none."""
+    told = request.query.get("state", "")
+    seed = request.cookies.get(cookie_name(request, _use(told)), "")
+    if len(seed) != _SEED_LENGTH or not seed.isascii():
+        return None
+    login = _round(request, seed)
+    is_its = hmac.compare_digest(told.encode(errors="surrogateescape"), login.state.encode())
+    return login if is_its else None
 
 
 def _round(request: web.Request, seed: str) -> LoginRound:
@@ -159,6 +177,23 @@ def _to_page(failure: str) -> web.Response:
     return web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
 
 
-def _set_round_cookie(request: web.Request, response: web.Response, seed: str, lifetime_s: int) -> None:
+# --- the rounds' cookies
+
+
+def _use(state: str) -> str:
+    """What the cookie of a round is for, in its name."""
+    return f"login-{state[:_KEY_LENGTH]}"
+
+
+def _rounds(request: web.Request) -> list[str]:
+    """What the cookies are for of the rounds that this browser has begun."""
+    name = re.escape(cookie_name(request, _use("*"))).replace(r"\*", rf"([\w-]{{{_KEY_LENGTH}}})")
+    matches = (re.fullmatch(name, cookie, re.ASCII) for cookie in request.cookies)
+    return [_use(match[1]) for match in matches if match]
+
+
+def _set_round_cookie(
+    request: web.Request, response: web.Response, use: str, seed: str, lifetime_s: int
+) -> None:
     # The browser comes back from another site, with which a strict one would stay behind.
-    set_cookie(request, response, seed, lifetime_s, use=_ROUND, same_site="Lax")
+    set_cookie(request, response, seed, lifetime_s, use=use, same_site="Lax")

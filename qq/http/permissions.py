@@ -131,7 +131,9 @@ class TopicPermissionEndpoints(_Rows):
 
     def routes(self) -> list[web.RouteDef]:
         one = "/api/topic-permissions/{vhost}/{user}/{exchange}"
-        return [*super().routes(), web.get(one, self.one), web.delete(one, self.delete)]
+        # As in RabbitMQ, which exchange it is about is said by the body of a PUT.
+        own = [web.get(one, self.one), web.put(one, self.put), web.delete(one, self.delete)]
+        return [*super().routes(), *own]
 
     def _all(self) -> Sequence[access.TopicPermissions]:
         return self._management.topic_permissions()

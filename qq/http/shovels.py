@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from pamqp.commands import Basic
 
 from qq.http.errors import Refusal, invalid, not_found
 from qq.http.lists import Listing, write_listing
 from qq.http.login import POLICYMAKERS, login_of, require
 from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
-from qq.http.view import AllPublications, NewMessage
+from qq.http.view import AllPublications
 from qq.machine.commands import BindQueue, DeclareQueue, DeleteParameter, Get
 from qq.machine.moves import SHOVEL
 from qq.shovels.definition import InvalidShovel, OtherProtocol, definition_of
@@ -62,7 +61,7 @@ async def check_may_set(request: web.Request, management: ManagementView, vhost:
         await check_permitted(request, management, where, command)
 
 
-def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | NewMessage | AllPublications | Get]]:
+def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | AllPublications | Get]]:
     """What has to be permitted, with the virtual hosts, at the ends that this cluster asks no password for."""
     for end, is_source in ((definition.source, True), (definition.target, False)):
         for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_own):
@@ -72,10 +71,9 @@ def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | NewMess
                 yield vhost, Get(0, 0, 0, 0, end.queue, False, 0) if is_source else writes
             elif is_source:
                 yield vhost, BindQueue(0, 0, "amq.gen-", end.exchange or "", end.key or "", {})
-            elif end.key is None:
+            if not is_source and not definition.is_move:
+                # Whatever the shovel says, messages bring routing keys of their own (CC and BCC).
                 yield vhost, AllPublications(end.exchange or "")
-            else:
-                yield vhost, NewMessage(end.exchange or "", end.key, Basic.Properties(), b"")
             if end.queue and not end.is_predeclared and not definition.is_move:
                 yield vhost, DeclareQueue(0, 0, end.queue, False, True, False, False, False, end.queue_args)
 

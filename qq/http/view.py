@@ -574,8 +574,8 @@ class NodeView(Protocol):
         """Say why the node does not serve clients (under repair, no leader, no listener); None if it does."""
         ...
 
-    def infos(self, endpoint: str) -> Mapping[str, Mapping[str, str]]:
-        """The labels of the metrics that say what this node is, by their names.
+    def infos(self, endpoint: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
+        """The texts and labels of the metrics that say what this node is, by their names behind `rabbitmq_`.
 
         `endpoint` is RabbitMQ's name for what is scraped.
         """

@@ -34,6 +34,7 @@ import msgpack
 
 from qq.machine import versions
 from qq.machine.commands import (
+    NEGATIVE_SINCE,
     OPCODES,
     SINCE,
     Command,
@@ -366,7 +367,7 @@ def _command(row: object, shapes: _Shapes) -> Command:
     if tuple(map(type, row)) != shape.types:
         raise MalformedBatch(f"fields of {shape.command.__name__} have the wrong number or types")
     # The opcode is one of the integers, so there are always two of them and itemgetter gives a tuple.
-    if min(shape.integers(row)) < 0:
+    if min(shape.natural(row)) < 0:
         raise MalformedBatch(f"a negative number in {shape.command.__name__}")
     for position in shape.tables:
         if row[position]:
@@ -389,17 +390,22 @@ class _Shape(NamedTuple):
 
     command: type[Command]
     types: tuple[type, ...]
-    integers: Callable[[list[Any]], tuple[int, ...]]
+    natural: Callable[[list[Any]], tuple[int, ...]]
+    """The numbers that may not be negative."""
     tables: list[int]
     lists: list[tuple[int, type]]
     """Where there are lists, and of what."""
 
 
 @cache
-def _shape(command: type[Command]) -> _Shape:
+def _shape(command: type[Command], version: int) -> _Shape:
     hints = get_type_hints(command)
     types = (int, *((get_origin(hints[field]) or hints[field]) for field in command._fields))
-    positions = [position for position, kind in enumerate(types) if kind is int]
+    positions = [
+        position
+        for position, (field, kind) in enumerate(zip(("", *command._fields), types, strict=True))
+        if kind is int and version < NEGATIVE_SINCE.get((command, field), version + 1)
+    ]
     return _Shape(
         command,
         types,
@@ -418,7 +424,9 @@ class _Shapes(dict[int, _Shape]):
 
     def __init__(self, version: int) -> None:
         super().__init__(
-            (opcode, _shape(command)) for command, opcode in OPCODES.items() if SINCE[command] <= version
+            (opcode, _shape(command, version))
+            for command, opcode in OPCODES.items()
+            if SINCE[command] <= version
         )
         self._version = version
 

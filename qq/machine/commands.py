@@ -452,6 +452,7 @@ class PutPolicy(NamedTuple):
     pattern: str
     apply_to: str
     priority: int
+    """The highest one counts. It may be negative from a version of the state on (`NEGATIVE_SINCE`)."""
     definition: Table
 
 
@@ -612,6 +613,9 @@ Command = (
     | ConnectionDown
     | Change
 )
+
+NEGATIVE_SINCE: dict[tuple[type[Command], str], int] = {(PutPolicy, "priority"): 8}
+"""The fields that may be negative, each with the version of the state since when. No other number may."""
 
 OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
     7: {

@@ -114,7 +114,7 @@ def _wait_for_all(file: Path) -> None:
     done: Counter[tuple[str, str]] = Counter()
     row = re.compile(r'"type":"ok","op":"(\w+)","workload":"(\w+)"')
     enough = dict.fromkeys(product(("publish", "deliver"), WORKLOADS), ENOUGH)
-    enough["deliver", "backlog"] = 0
+    enough["deliver", "backlog"] = enough["deliver", "moved"] = 0
     enough["delete", "churn"] = DELETIONS
     for lines in _flushed(file):
         done.update(row.findall(lines))
@@ -218,6 +218,10 @@ def test_who_asks_for_a_message_is_recorded_and_what_came_is_a_delivery(
 
 def test_the_backlog_is_consumed_in_the_drain_alone(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("backlog")} == {"drain-backlog"}
+
+
+def test_messages_that_nobody_moves_are_consumed_in_the_drain(peaceful: Recorded) -> None:
+    assert {row["process"] for row in peaceful.deliveries("moved-from")} == {"drain-moved-from"}
 
 
 def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:

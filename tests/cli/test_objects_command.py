@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qq.cli import listing
+from qq.cli.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -192,10 +193,10 @@ def test_a_new_password_comes_from_a_file_or_standard_input_and_the_tags_stay(
     assert qq("delete", "user", "--name", "app").status == 0
 
 
-def test_a_list_is_read_as_a_whole_and_with_a_filter_page_by_page(
+def test_a_list_is_read_as_a_whole_also_with_a_filter(
     qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PAGE_SIZE", 3)
+    monkeypatch.setattr(listing, "FIRST", 3)
     monkeypatch.setattr(listing, "PART_CHARS", 50)
     for number in range(8):
         assert qq("declare", "queue", "--name", f"q{number}", "--vhost", vhost).status == 0
@@ -215,25 +216,21 @@ def test_a_list_is_read_as_a_whole_and_with_a_filter_page_by_page(
     ] == names
 
 
-def test_a_list_that_gets_shorter_meanwhile_ends_with_a_note(
-    qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "PAGE_SIZE", 2)
-    for number in range(6):
+def test_a_list_with_a_filter_is_sorted_once(qq: Qq, vhost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much changes while it is printed, nothing is missing, and nothing comes twice."""
+    pages: list[str | None] = []
+    download = Remote.download
+
+    def watched(node: Remote, path: str, media_type: str, query: dict[str, str]) -> Any:
+        pages.append(query.get("page"))
+        return download(node, path, media_type, query)
+
+    monkeypatch.setattr(Remote, "download", watched)
+    for number in range(3):
         assert qq("declare", "queue", "--name", f"q{number}", "--vhost", vhost).status == 0
-    page_at = listing._page_at
-    gone = iter([("q5", "q4", "q3"), ()])
-
-    def at(*arguments: Any) -> Any:
-        for name in next(gone):
-            node, path = arguments[:2]
-            node.send("DELETE", f"{path}/{name}")
-        return page_at(*arguments)
-
-    monkeypatch.setattr(listing, "_page_at", at)
-    said = qq("list", "queues", "--vhost", vhost, "--columns", "name", "--name", "q")
-    assert (said.status, said.lines) == (0, ["name", "q0", "q1", "q2"])
-    assert said.errors == "note: the list has changed while it was read\n"
+    here = "list", "queues", "--vhost", vhost, "--columns", "name", "--regex", "^q[12]$", "--sort", "name"
+    assert qq(*here, "--reverse").lines == ["name", "q2", "q1"]
+    assert pages == ["all"]
 
 
 def test_a_column_that_is_not_there_is_told(qq: Qq) -> None:

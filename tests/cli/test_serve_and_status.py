@@ -146,9 +146,10 @@ def test_status_is_a_table_or_the_answer_itself(
         assert called("status", "--http", url, "--password", "wrong") == (1, "", refused)
 
 
-def test_a_node_is_given_none_of_the_authorities_that_the_system_trusts() -> None:
+def test_a_node_trusts_the_authorities_that_the_system_trusts() -> None:
+    """As a shovel to `amqps://` does whose URI names none."""
     with patch.dict(os.environ, SSL_CERT_FILE="/etc/ssl/cert.pem"):
-        assert node_environment()["SSL_CERT_FILE"] == os.devnull
+        assert node_environment()["SSL_CERT_FILE"] == "/etc/ssl/cert.pem"
 
 
 def test_a_command_takes_the_password_from_an_option_or_the_environment(
@@ -213,12 +214,12 @@ def test_status_says_in_one_line_that_the_answer_is_none(called: Called, answer:
         assert errors.removeprefix(f"qq status: {url}").removeprefix("/api/cluster") == f": {said}\n"
 
 
-def test_a_list_that_has_no_pages_is_not_taken_for_one(called: Called) -> None:
+def test_a_list_of_all_names_is_not_taken_for_one_of_some(called: Called) -> None:
     """As release 0.1 answers, whatever is asked for."""
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
     with answering(whole) as url:
         status, _, errors = called("list", "queues", "--name", "q", "--url", url)
-        older = "this node is of a release that lists nothing page by page; upgrade it first"
+        older = "this node is of a release that looks for no names in lists; upgrade it first"
         assert (status, errors) == (1, f"qq list queues: {url}: {older}\n")
 
 

@@ -108,8 +108,8 @@ class FakeView:
     def ready(self) -> str | None:
         return self.reason
 
-    def infos(self, endpoint: str) -> dict[str, dict[str, str]]:
-        return {"rabbitmq_identity_info": {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint}}
+    def infos(self, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:
+        return {"identity_info": ("This node", {"rabbitmq_node": "n1", "rabbitmq_endpoint": endpoint})}
 
     takes_tokens = False
     login_provider = None

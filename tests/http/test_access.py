@@ -268,6 +268,8 @@ def test_topic_permissions_are_set_shown_and_cleared(node: Machine) -> None:
     shown = {"user": "ann", "vhost": "/", "exchange": "amq.topic", "write": "^a", "read": "^b"}
     assert node.api(path).json == [shown, shown | {"exchange": "other"}]
     assert node.api(f"{path}/amq.topic").json == [shown]
+    assert node.api(f"{path}/amq.topic", "PUT", json=shown).status == 204
+    assert node.api(f"{path}/amq.topic").json == [shown]
     assert node.api("users/ann/topic-permissions").json == node.api("topic-permissions").json
     assert node.api(f"{path}/other", "DELETE").status == 204
     assert node.api("vhosts/%2F/topic-permissions").json == [shown]

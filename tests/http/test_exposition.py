@@ -33,9 +33,11 @@ def declare(node: Node[MachineManagement], name: str) -> None:
 def scraped(node: Node[MachineManagement], path: str) -> Samples:
     answer = node.ask(path)
     assert answer.status == 200
+    families = list(text_string_to_metric_families(answer.text))
+    assert all(family.documentation for family in families)  # promtool wants them
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(answer.text)
+        for family in families
         for sample in family.samples
     }
 

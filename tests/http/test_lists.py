@@ -107,6 +107,15 @@ def test_names_match_a_regular_expression(
     assert names_of(node.tell(ask)) == found
 
 
+def test_all_of_some_names_are_one_list(node: Node[MachineManagement]) -> None:
+    assert names(node.api("queues?page=all")) == names(node.api("queues"))
+    assert names(node.api("queues?page=all&name=GAMMA&sort=name&sort_reverse=true")) == ["gamma.2", "gamma.1"]
+    assert names(node.api("queues?page=all&name=^.amma&use_regex=true&columns=name")) == [
+        "gamma.1",
+        "gamma.2",
+    ]
+
+
 def test_names_are_not_looked_at_without_a_page(node: Node[MachineManagement]) -> None:
     assert names(node.api("queues?name=alpha")) == NAMES
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import ClientTimeout, web
 from aiohttp.test_utils import TestClient, TestServer
-from fakes import MachineManagement
+from fakes import PASSWORD, MachineManagement
 from http_node import GUEST, Node, login
 from prometheus_client import CollectorRegistry
 
@@ -219,8 +219,11 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
     async def view(_: web.Request) -> bytes:
         return next(texts)
 
+    async def may_see(_: web.Request) -> bool:
+        return True
+
     async def story() -> int:
-        endpoint = live.LiveEndpoint({"big": view}, 2)
+        endpoint = live.LiveEndpoint({"big": view}, 2, may_see)
         app = web.Application()
         app.add_routes(endpoint.routes())
         monkeypatch.setattr(live, "_what", lambda request: request.query_string)
@@ -250,6 +253,25 @@ def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
             return len([told async for told in events(answer)])
 
     assert asyncio.run(story()) == 1
+
+
+def test_a_stream_ends_with_the_session_that_has_asked_for_it(node: Node[MachineManagement]) -> None:
+    async def story() -> list[bool]:
+        form = {"username": "guest", "password": PASSWORD}
+        async with served(node) as client, client.post("/api/login", data=form) as begun:
+            csrf = {"X-CSRF-Token": (await begun.json())["csrf_token"]}
+            [cookie] = [f"{each.key}={each.value}" for each in begun.cookies.values()]
+            asked = {"headers": {"Cookie": cookie}}
+            async with client.get("/api/stream?view=queues", **asked) as answer:
+                await anext(events(answer))
+                left = asyncio.ensure_future(answer.content.read())
+                await asyncio.sleep(0.2)
+                ends = [left.done()]
+                async with client.delete("/api/session", headers=asked["headers"] | csrf):
+                    await left  # else it would take longer than a test may
+                return [*ends, left.done()]
+
+    assert asyncio.run(story()) == [False, True]
 
 
 def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_are() -> None:

@@ -122,19 +122,28 @@ def test_who_sets_a_shovel_has_to_be_permitted_what_it_does(node: Machine) -> No
         assert node.api(path, "DELETE", user="reader").status == 401
 
 
-def test_who_may_use_some_topics_only_says_which(node: Machine) -> None:
+def test_who_may_use_some_topics_only_sets_no_shovel_to_them(node: Machine) -> None:
     node.add_user("eve", "policymaker")
     node.management.make(
         SetPermissions("eve", "/", ".*", ".*", ".*"),
         SetTopicPermissions("eve", "/", "amq.topic", "^(mine)?$", ".*"),
     )
     value = {key: each for key, each in VALUE.items() if key != "dest-queue"} | {"dest-exchange": "amq.topic"}
-    answer = put(node, value, user="eve")
-    assert answer.status == 401
-    assert "write access to all topics in exchange 'amq.topic'" in answer.json["reason"]
-    assert put(node, value | {"dest-exchange-key": "other"}, user="eve").status == 401
-    assert put(node, value | {"dest-exchange-key": "mine"}, user="eve").status == 201
-    assert put(node, value | {"dest-exchange": "amq.fanout"}, user="eve").status == 204
+    for shovel in (value, value | {"dest-exchange-key": "mine"}):  # messages bring others, in CC and BCC
+        answer = put(node, shovel, user="eve")
+        assert answer.status == 401
+        assert "write access to all topics in exchange 'amq.topic'" in answer.json["reason"]
+    assert put(node, value | {"dest-exchange": "amq.fanout"}, user="eve").status == 201
+
+
+def test_who_may_write_to_a_queue_only_sets_no_shovel_that_publishes_there(node: Machine) -> None:
+    """What it publishes may go to other queues, too: messages bring their names, in CC and BCC."""
+    node.add_user("eve", "policymaker")
+    permitted = f"^({VALUE['src-queue']}|{VALUE['dest-queue']})$"
+    node.management.make(SetPermissions("eve", "/", permitted, permitted, permitted))
+    answer = put(node, VALUE | {"dest-add-forward-headers": True}, user="eve")
+    assert (answer.status, "exchange 'amq.default'" in answer.json["reason"]) == (401, True)
+    assert put(node, VALUE, user="eve").status == 201  # which is a move
 
 
 def test_shovels_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machine) -> None:

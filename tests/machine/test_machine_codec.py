@@ -39,6 +39,7 @@ from qq.machine.commands import (
     OpenChannel,
     Publish,
     PutHashedUser,
+    PutPolicy,
     PutUser,
     Recover,
     Settle,
@@ -313,3 +314,14 @@ def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> 
     assert set(machine._handlers) | set(machine._methods) == set(OPCODES) - {Enqueue, Commit}
     assert set(machine._methods) == set(METHODS) - {Enqueue, Publish, Commit, OpenChannel}
     assert len(set(OPCODES.values())) == len(OPCODES)
+
+
+def test_policies_have_negative_priorities_since_version_8() -> None:
+    policy = PutPolicy("/", "p", False, "", "all", -20, {"expires": 1})
+    with pytest.raises(InvalidCommand, match="PutPolicy: a negative number in PutPolicy"):
+        check_command(policy, 7)
+    check_command(policy, 8)
+    payload = b"".join(bytes(part) for part in encode_batch([policy], []))
+    assert decode_commands(payload, 8) == [policy]
+    with pytest.raises(MalformedBatch):
+        decode_commands(payload, 7)

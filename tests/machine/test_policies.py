@@ -113,6 +113,15 @@ def test_the_order_in_which_policies_came_does_not_matter() -> None:
         assert tested.match("q", QUORUM) == (other, None)
 
 
+def test_a_policy_of_negative_priority_is_for_what_no_other_matches() -> None:
+    blanket, other = policy({"expires": 1}, name="a")._replace(priority=-20), policy({"expires": 2}, name="b")
+    tested = Policies(Work())
+    tested.put(blanket)
+    assert tested.match("q", QUORUM) == (blanket, None)
+    tested.put(other)
+    assert tested.match("q", QUORUM) == (other, None)
+
+
 def test_an_exchange_gets_its_alternate_exchange_from_the_policy_that_applies() -> None:
     tested = Policies(Work())
     assert alternate_exchange(tested.match_exchange("x")) is None

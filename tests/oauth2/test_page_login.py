@@ -120,7 +120,7 @@ def test_somebody_logs_in_with_the_page_of_the_issuer_and_out_again(
     assert asked["redirect_uri"] == f"http://127.0.0.1:{node.http_port}{CALLBACK}"
     assert len({asked["state"], asked["nonce"], asked["code_challenge"]}) == 3
     [(name, morsel)] = browser.attributes.items()
-    assert name == f"qq-login-{node.http_port}"
+    assert name == cookie_of(asked["state"], node)
     assert (morsel["httponly"], morsel["samesite"], morsel["max-age"]) == (True, "Lax", "600")
     told = browser.go(back)
     assert (told.status, told.place) == (303, "/")
@@ -144,6 +144,32 @@ def test_somebody_logs_in_with_the_page_of_the_issuer_and_out_again(
     assert not any("eyJ" in text for text in browser.seen)
 
 
+def cookie_of(state: str, node: ClusterNode) -> str:
+    """The name of the cookie of a round."""
+    return f"qq-login-{state[:8]}-{node.http_port}"
+
+
+def test_somebody_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
+    browser = Browser(node)
+    one, other = browser.come_back(), browser.come_back()
+    # Nor does a page of somebody else that sends the browser there end what was begun.
+    assert browser.ask(f"{CALLBACK}?code=x&state=y").place == "/?login=refused"
+    for tab in (one, other):
+        assert browser.go(tab).place == "/"
+        assert browser.ask("/api/whoami").json["name"] == "ann"
+    assert list(browser.cookies) == [f"qq-session-{node.http_port}"]
+
+
+def test_a_browser_keeps_the_last_logins_that_it_has_begun(
+    node: ClusterNode, provider: OpenIdProvider
+) -> None:
+    browser = Browser(node)
+    begun = [browser.come_back() for _ in range(10)]
+    assert len(browser.cookies) == 8
+    assert browser.go(begun[1]).place == "/?login=refused"
+    assert browser.go(begun[2]).place == "/"
+
+
 def test_a_session_is_good_at_all_nodes_and_so_is_a_login_that_two_nodes_have_parts_of(
     cluster: LocalCluster, provider: OpenIdProvider
 ) -> None:
@@ -163,7 +189,7 @@ def refusal(node: ClusterNode, browser: Browser, url: str) -> str:
     """Why a browser that comes back is not logged in."""
     log_end = node.log.stat().st_size
     told = browser.go(url)
-    assert (told.status, told.place, browser.cookies) == (303, "/?login=refused", {})
+    assert (told.status, told.place) == (303, "/?login=refused")
     line = node.log_since(log_end)
     assert "eyJ" not in line
     assert "code-" not in line
@@ -184,7 +210,7 @@ def test_a_browser_comes_back_that_has_not_begun_to_log_in(
     )
     for seed in ("", "x" * 43, "\xff" * 43):
         forged = Browser(node)
-        forged.cookies[f"qq-login-{node.http_port}"] = seed
+        forged.cookies[cookie_of(parse_qs(urlsplit(back).query)["state"][0], node)] = seed
         assert "(state)" in refusal(node, forged, back)
 
 
@@ -212,6 +238,7 @@ def test_the_issuer_refuses(node: ClusterNode, provider: OpenIdProvider) -> None
     provider.refuses = True
     browser = Browser(node)
     assert "the issuer says 'access_denied'" in refusal(node, browser, browser.come_back())
+    assert browser.cookies == {}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,16 @@ def test_a_cluster_that_is_hurt_keeps_its_promises_and_the_report_says_what_was_
 ) -> None:
     monkeypatch.setattr(command, "Options", partial(Options, peace_s=1.0, quiet_s=3.0))
     out = tmp_path / "run"
-    asked = ["--for", "8s", "--nemesis", ",".join(FAULTS), "--workloads", "confirm,churn", "--seed", "3"]
+    asked = [
+        "--for",
+        "8s",
+        "--nemesis",
+        ",".join(FAULTS),
+        "--workloads",
+        "confirm,churn,moved",
+        "--seed",
+        "3",
+    ]
     assert command.main([*asked, "--rate", "40", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("seed 3\n")
@@ -46,6 +55,8 @@ def test_a_cluster_that_is_hurt_keeps_its_promises_and_the_report_says_what_was_
     assert ("commit" in made_with) is (versions.commit() is not None)
 
     rows = history.read(out / "history")
+    moved = [row for row in rows if row["op"] == "deliver" and row["process"].startswith("moved-con")]
+    assert {row["queue"] for row in moved} == {"moved-from"}
     done = [row for row in rows if row["op"] == "fault" and row["type"] != "info"]
     assert {row["fault"] for row in done} == set(FAULTS)
     assert {row["type"] for row in done} == {"invoke", "ok"}

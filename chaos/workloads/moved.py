@@ -1,0 +1,31 @@
+"""Messages that go to another queue while it is hurt: a move in the log, which goes on for as long as the run lasts.
+
+They are published to the one queue and consumed from the other, and from both at the end. Where nobody has them moved
+(live/run.py does), they wait in the first one until then.
+"""
+
+from __future__ import annotations
+
+from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
+
+SOURCE, DESTINATION = "moved-from", "moved-to"
+WINDOW = 20
+
+
+class Moved(Workload):
+    name = "moved"
+    weight = 10
+
+    def queues(self) -> list[QueuePlan]:
+        return [QueuePlan(SOURCE, QUORUM), QueuePlan(DESTINATION, QUORUM, moved_from=SOURCE)]
+
+    def clients(self, world: World) -> Clients:
+        nodes = len(world.endpoints)
+        return Clients(
+            publishers=[Publisher(world, "moved-pub", 0, queue=SOURCE, rate=world.rate, window=WINDOW)],
+            consumers=[
+                Consumer(world, f"moved-con-{number}", number % nodes, queue=DESTINATION, known_as=SOURCE)
+                for number in (1, 2)
+            ],
+        )
