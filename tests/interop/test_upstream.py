@@ -108,13 +108,15 @@ SHORT = [
             besides(
                 *("named", "stairway", "closing_waiter", "amqps", "connection_stuck", "heartbeat-timeout"),
                 *("no_free_channels", "queue_timeout", "amqp_channel1", "amqp_channel3"),
+                "confirm_multiple",
             ),
         ],
         100,
         is_whole=False,
     ),
 ]
-"""What waits for seconds is left to `LONG`, and so are the channels of aiormq with another buffer of its own."""
+"""What waits for seconds is left to `LONG`, and so are the channels of aiormq with another buffer of its own, and what
+gives up after 0.2 s, however much the machine has to do."""
 LONG = [
     Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),
