@@ -175,12 +175,12 @@ class SegmentWriter:
                 self._cut(operation)
             case Replace():
                 self._sync_open()
-                self._dropped += self._store(self._manifest.replaced(operation.old, operation.new))
+                self._store(self._manifest.replaced(operation.old, operation.new), removes_later=True)
             case Store():
                 operation.store()
             case Adopt():
                 self._close_open()
-                self._remove(self._store(self._manifest.adopted(operation.rows, operation.runs)))
+                self._store(self._manifest.adopted(operation.rows, operation.runs))
 
     def _begin(self, operation: Begin) -> None:
         self._close_open()
@@ -224,7 +224,7 @@ class SegmentWriter:
         self._lower_mark(
             manifest, operation.size
         )  # an earlier mark of the segment that is open again may be there
-        self._remove(self._store(manifest))
+        self._store(manifest)
         if manifest.open_name is not None:
             self._truncate(operation.size)
 
@@ -285,13 +285,16 @@ class SegmentWriter:
             self._sync_failed = True
             raise
 
-    def _store(self, manifest: Manifest) -> list[str]:
-        """Replace the manifest. Returns the files that are not part of the log any more."""
+    def _store(self, manifest: Manifest, *, removes_later: bool = False) -> None:
+        """Replace the manifest, and remove the files that are not part of the log any more, or drop them."""
         store_manifest(self._disk, path_in(self._directory, MANIFEST_NAME), self._identity, manifest)
         kept = set(manifest.names())
         unneeded = [name for name in self._stored.names() if name not in kept]
         self._manifest = self._stored = manifest
-        return unneeded
+        if removes_later:
+            self._dropped += unneeded
+        else:
+            self._remove(unneeded)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
