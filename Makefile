@@ -105,8 +105,8 @@ tests: collect
 
 quick: venv
 	$(BIN)/ruff check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick $(TESTS)
-	$(BIN)/python -m chaos.sim --seeds 4
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --quick $(TESTS)
+	$(BIN)/python -m chaos.sim --seeds 2
 
 long: java toxiproxy
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m long $(TESTS)

@@ -41,7 +41,6 @@ QUICK = [
         "broker/test_entries.py",
         "broker/test_resume.py",
         "cluster",
-        "http/test_api.py",
         "http/test_app.py",
         "machine",
         "routing",
@@ -49,9 +48,20 @@ QUICK = [
         "simulation/test_simulated_disk.py",
         "system/test_local_cluster.py",
         "test_config.py",
-        "test_garbage.py",
         "test_metrics.py",
         "test_tidy.py",
+    )
+]
+# But not these of them, which take some seconds each.
+NOT_QUICK = [
+    TESTS / name
+    for name in (
+        "cluster/test_group_timers.py",
+        "machine/test_costs.py",
+        "machine/test_limits.py",
+        "machine/test_remains.py",
+        "machine/test_serving.py",
+        "routing/test_hashing.py",
     )
 ]
 
@@ -108,12 +118,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("examples")
     if config.getoption("quick"):
         settings.load_profile("quick")
-        if missing := [path for path in QUICK if not path.exists()]:
+        if missing := [path for path in (*QUICK, *NOT_QUICK) if not path.exists()]:
             raise pytest.UsageError(f"tests/conftest.py: not there any more: {missing}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_quick = any(
+    is_quick = collection_path not in NOT_QUICK and any(
         path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in QUICK
     )
     return True if config.getoption("quick") and not is_quick else None

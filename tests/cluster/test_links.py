@@ -51,7 +51,7 @@ GROUP = 7
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=[pytest.param("asyncio", marks=pytest.mark.slow), "uvloop"])  # nodes have the second
 def run(request: pytest.FixtureRequest) -> Run:
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
 
