@@ -20,7 +20,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -40,7 +39,6 @@ from cluster.log.segment import (
     Record,
     RecordIndex,
     Segment,
-    path_in,
 )
 from cluster.log.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
 from cluster.log.segment_writer import (
@@ -55,6 +53,7 @@ from cluster.log.segment_writer import (
     SegmentWriter,
     Store,
     Truncate,
+    remove_segments,
 )
 from cluster.log.term_runs import TermRuns
 from cluster.log.views import Entry, EntrySlice, LazyEntry
@@ -603,7 +602,7 @@ class SegmentedJournal(Journal):
         operations, target = self._take_operations()
         try:
             self._writer.run(operations)
-            self._remove(self._writer.take_dropped())
+            remove_segments(self._disk.remove, self._directory, self._writer.take_dropped())
         except DiskFull:
             self._put_back(operations)
             raise
@@ -615,12 +614,8 @@ class SegmentedJournal(Journal):
     def _remove_dropped(self) -> None:
         dropped = self._writer.take_dropped()
         if dropped:
-            self._disk.submit_background(partial(self._remove, dropped), self._removed)
-
-    def _remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            with suppress(FileNotFoundError):
-                self._disk.remove_in_parts(path_in(self._directory, name))
+            remove = partial(remove_segments, self._disk.remove_in_parts, self._directory, dropped)
+            self._disk.submit_background(remove, self._removed)
 
     def _removed(self, _result: None, error: Exception | None) -> None:
         if error is not None and not self._failed:

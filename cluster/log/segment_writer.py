@@ -297,6 +297,11 @@ class SegmentWriter:
             self._remove(unneeded)
 
     def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(FileNotFoundError):
-                self._disk.remove(path_in(self._directory, name))
+        remove_segments(self._disk.remove, self._directory, names)
+
+
+def remove_segments(remove: Callable[[str], None], directory: str, names: Iterable[str]) -> None:
+    """Remove files that are no part of the log; it is fine if one is not there any more."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            remove(path_in(directory, name))

@@ -36,11 +36,11 @@ def impatient_node(monkeypatch: pytest.MonkeyPatch) -> Generator[ClusterNode]:
         assert not TROUBLE.search(cluster.nodes[0].log.read_text())
 
 
-def assert_dropped(client: RawClient, after_s: float) -> None:
-    """The node ends the connection after this time, and not much later than a machine as busy as this one may."""
+def assert_dropped(client: RawClient, after_s: float, before_s: float) -> None:
+    """The node ends the connection between these times; on a machine that is busy, later."""
     with Stopwatch() as watch:
         client.expect_end()
-    assert after_s - 0.5 < watch.seconds < (after_s + 2) * watch.slowness
+    assert after_s < watch.seconds < before_s * watch.slowness
 
 
 def test_a_handshake_that_stops_halfway_is_given_up(impatient_node: ClusterNode) -> None:
@@ -67,7 +67,7 @@ def test_a_refused_login_that_cannot_be_told_takes_time(node: ClusterNode) -> No
         client.write(HEADER)
         client.expect(Conn.Start)
         client.send(0, client.start_ok("\0guest\0wrong", capabilities={}))
-        assert_dropped(client, CLOSE_GRACE_S)
+        assert_dropped(client, CLOSE_GRACE_S - 0.5, CLOSE_GRACE_S + 2)
 
 
 def test_guesses_over_http_take_longer_and_longer(node: ClusterNode) -> None:
@@ -99,7 +99,7 @@ def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawC
 def test_a_client_that_ignores_the_close_of_its_connection_is_dropped(raw: RawClient) -> None:
     raw.send(1, Chan.Flow(active=False))
     raw.expect(Conn.Close)
-    assert_dropped(raw, CLOSE_GRACE_S)
+    assert_dropped(raw, CLOSE_GRACE_S - 0.5, CLOSE_GRACE_S + 2)
 
 
 def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, queue: str) -> None:
@@ -107,7 +107,7 @@ def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, 
     with RawClient(node.amqp_port, heartbeat=1) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
-        assert_dropped(client, 2.4)
+        assert_dropped(client, 1.9, 4)
     with RawClient(node.amqp_port) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
