@@ -52,6 +52,8 @@ NOWHERE = "nowhere"
 PUBLISHING, TRANSACTING, CONSUMING = 1, 2, (3, 4)
 """Numbers of channels."""
 UNCONFIRMED_MAX = 40
+GETS_MAX = 4
+"""How many basic.get are sent one after the other, before the first is answered."""
 THINKING_MAX_S = 0.8
 AWAY_MAX_S = 1.0
 NOT_READING_MAX_S = 1.5
@@ -110,6 +112,7 @@ class AmqpClient:
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")
+        self._gets_random: Random = world.random(f"gets of {name}")
         self._process = process
         self._tell_confirmed = confirmed
         self._tell_failure = fail
@@ -320,9 +323,13 @@ class AmqpClient:
     def _get(self, queue: str) -> None:
         channel = self._channels.get(TRANSACTING)
         if channel is not None and channel.is_open and not channel.calls:
-            self._call(
-                TRANSACTING, Basic.Get(queue=queue), (Basic.GetOk, Basic.GetEmpty), partial(self._got, queue)
-            )
+            for _ in range(self._gets_random.randint(1, GETS_MAX)):
+                self._call(
+                    TRANSACTING,
+                    Basic.Get(queue=queue),
+                    (Basic.GetOk, Basic.GetEmpty),
+                    partial(self._got, queue),
+                )
 
     def _got(self, queue: str, frame: Any) -> None:
         if isinstance(frame, Basic.GetOk):

@@ -48,6 +48,7 @@ from qq.machine.commands import (
     Discard,
     Enqueue,
     Get,
+    GetMessages,
     Limit,
     MoveMessages,
     Publish,
@@ -68,6 +69,7 @@ from qq.machine.effects import (
     DeliveryTimeout,
     Failed,
     GetOk,
+    Got,
     QueueDeleted,
     QueuePurged,
     Rejected,
@@ -709,6 +711,10 @@ class QueueOracle:
             case Get():
                 if isinstance(outcomes.results.get(command.session), GetOk):
                     self._begin(origin, command, 0)
+            case GetMessages():
+                result = outcomes.results.get(command.session)
+                if isinstance(result, Got) and result.ranges:
+                    self._begin(origin, command, 0)
             case Cancel():
                 holder = self._holders.get((origin, command.consumer))
                 if holder is not None and holder.session == command.session:
@@ -733,7 +739,7 @@ class QueueOracle:
             case _:
                 pass
 
-    def _begin(self, origin: str, command: Checkout | Get, prefetch: int) -> None:
+    def _begin(self, origin: str, command: Checkout | Get | GetMessages, prefetch: int) -> None:
         model = self._queues[command.queue]
         self._holders[origin, command.consumer] = Holder(command.session, model, prefetch, command.timeout_ms)
         self._delivered_to[origin, command.consumer] = {}
@@ -821,6 +827,10 @@ class QueueOracle:
                     self._delivered(effect)
                 case Reply(node, _, GetOk(consumer, range_, _, history)):
                     self._give(self._holders[node, consumer], (node, consumer), range_, history)
+                case Reply(node, _, Got(consumer, ranges, _, histories)):
+                    for range_ in ranges:
+                        history = histories.get(range_.history)
+                        self._give(self._holders[node, consumer], (node, consumer), range_, history)
                 case Reply(node, session, QueuePurged(messages)):
                     self._purge(machine, self._queues[self._purges[node, session]], messages)
                 case DeliveryTimeout():

@@ -39,6 +39,7 @@ from qq.config import NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     DEFAULT_VHOST,
+    SINCE,
     BindQueue,
     Cancel,
     Checkout,
@@ -50,6 +51,7 @@ from qq.machine.commands import (
     EndMove,
     Enqueue,
     Get,
+    GetMessages,
     Limit,
     Method,
     Publish,
@@ -70,6 +72,7 @@ from qq.machine.effects import (
     Deliver,
     Failed,
     GetOk,
+    Got,
     Known,
     Rejected,
     Reply,
@@ -93,6 +96,8 @@ TENANTS = 0.15
 """How often something happens in another virtual host."""
 CONSUMERS_MAX = 4
 TAKERS_MAX = 3
+GETS_MAX = 4
+"""How many messages are got at once."""
 """Consumers of one session."""
 THINKING_MAX_S = 1.0
 DRAIN_CREDIT = 1_000_000
@@ -365,6 +370,8 @@ class QueueClient(ActingClient):
                 session.cancels -= 1
             case GetOk(consumer, range_):
                 self._delivered(consumer, 0, [range_])
+            case Got(consumer, ranges) if ranges:
+                self._delivered(consumer, 0, ranges)
             case _:
                 pass
 
@@ -472,8 +479,10 @@ class QueueClient(ActingClient):
 
     def _get(self, queue: str) -> None:
         if not self.workload.arguments[queue].get("x-single-active-consumer"):
-            get = Get(0, CONNECTION, CHANNEL, self._fresh_id(), queue, no_ack=False, timeout_ms=0)
-            self._ask(self._asking, get)
+            asked = (0, CONNECTION, CHANNEL, self._fresh_id(), queue, False, 0)
+            count = self.workload.gets_random.randint(1, GETS_MAX)
+            is_known = self.machine.version >= SINCE[GetMessages]
+            self._ask(self._asking, GetMessages(*asked, count) if is_known else Get(*asked))
 
     def _consume(self, queue: str, credit: int) -> None:
         random = self.workload.random
@@ -671,6 +680,7 @@ class QueueWorkload(Workload[QueueClient]):
         if self.moves_messages:
             one_of_each(self.arguments)
         self.tenants_random = world.random("tenants")
+        self.gets_random = world.random("gets")
         self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
 
     def new_client(self, node: SimulatedNode, number: int) -> QueueClient:

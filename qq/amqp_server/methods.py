@@ -27,6 +27,7 @@ from qq.machine.commands import (
     DeleteQueue,
     Enqueue,
     Get,
+    GetMessages,
     Limit,
     Method,
     OpenChannel,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 NO_METHOD = (0, 0)
 PUBLISH, CONSUME = (60, 40), (60, 20)
+GET = (60, 70)
 ACK, NACK, REJECT = (60, 80), (60, 120), (60, 90)
 RECOVER, RECOVER_ASYNC = (60, 110), (60, 100)
 METHODS: dict[type[Method], tuple[int, int]] = {
@@ -54,7 +56,8 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     Checkout: CONSUME,
     ReplyTo: CONSUME,
     Cancel: (60, 30),
-    Get: (60, 70),
+    Get: GET,
+    GetMessages: GET,
     Recover: RECOVER,
     DeclareQueue: (50, 10),
     BindQueue: (50, 20),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp_server.ports import Carrier
-    from qq.machine.effects import Deliver, DirectReply, GetOk, Returned
+    from qq.machine.effects import Deliver, DirectReply, Got, Returned
     from qq.machine.history import History
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
@@ -91,9 +91,20 @@ class _Confirm(NamedTuple):
     refused: bool
 
 
-class _Get(NamedTuple):
-    result: GetOk
+@dataclass(slots=True, eq=False)
+class _Got:
+    """Messages that basic.get has got and that are not yet written, each an answer of its own.
+
+    `next_id` is the message id of the first; behind the last, `remaining` are ready in the queue.
+    """
+
+    consumer: int
     no_ack: bool
+    ranges: deque[Range]
+    remaining: int
+    histories: dict[int, History]
+    counts_failures: bool
+    next_id: int = 0
 
 
 class _Return(NamedTuple):
@@ -105,7 +116,7 @@ class _DirectReply(NamedTuple):
     part: Range
 
 
-_Answer = bytes | _Get | _Return
+_Answer = bytes | _Got | _Return
 _Item = _Answer | _Delivery | _Confirm | _DirectReply
 
 
@@ -161,8 +172,10 @@ class Outgoing:
         self._replies_waiting += 1
         self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
 
-    def got(self, result: GetOk, *, no_ack: bool) -> None:
-        self._put_answer(_Get(result, no_ack))
+    def got(self, result: Got, *, no_ack: bool) -> None:
+        """Send the messages that basic.get has got, of which there is one at least."""
+        consumer, ranges, remaining, histories, counts_failures = result
+        self._put_answer(_Got(consumer, no_ack, deque(ranges), remaining, histories, counts_failures))
 
     def unroutable(self, effect: Returned) -> None:
         self._put_answer(_Return(effect))
@@ -297,8 +310,8 @@ class Outgoing:
                 return True
             case _Delivery():
                 return self._write_delivery(item)
-            case _Get():
-                return self._write_get(item)
+            case _Got():
+                return self._write_got(item)
             case _Return():
                 return self._write_return(item.effect)
             case _DirectReply():
@@ -363,45 +376,58 @@ class Outgoing:
                 submissions.credit(consumer.id, count, lane, is_urgent=is_urgent)
         self._next_tag += count
 
-    def _write_get(self, item: _Get) -> bool:
-        consumer, part, remaining, history, counts_failures = item.result
-        try:
-            stored = self._stored(part, (part,))
-        except MessagesGone:
-            return self._write_lost() if item.no_ack else self._write_get_empty()
-        if stored is None:
-            return False
-        [messages] = stored
-        [message] = self._framed(messages, part, history, counts_failures)
-        redelivered = part.deliveries > 0
-        frame = get_ok(
-            self._number,
-            self._next_tag,
-            redelivered,
-            *published_to(messages, history),
-            remaining,
-            message,
-        )
-        self._connection.write((frame,))
-        counters, counts = self._broker.counters, self._counts
-        counters.messages_redelivered += redelivered
-        counts.redelivered += redelivered
-        if item.no_ack:
-            counters.messages_got_auto_ack += 1
-            counts.got_no_ack += 1
-        else:
-            counters.messages_got_manual_ack += 1
-            counts.got += 1
-            self._unacked.append(self._next_tag, 1, Tagged(consumer, 0))
-        self._next_tag += 1
+    def _write_got(self, item: _Got) -> bool:
+        ranges = item.ranges
+        while ranges:
+            part = ranges[0]
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                if item.no_ack:
+                    return self._write_lost()
+                self._write_get_empty(part.count)
+            else:
+                if stored is None:
+                    return False
+                self._write_got_range(item, part, stored)
+            item.next_id += part.count
+            ranges.popleft()
+            if ranges and not self._connection.has_room:
+                self._connection.pump_later(self)
+                return False
         return True
 
-    def _write_get_empty(self) -> bool:
-        """Answer basic.get with get-empty: the queue was deleted, and the message with it."""
-        self._broker.counters.get_empty += 1
-        self._counts.get_empty += 1
-        self._connection.write((encode(self._number, Basic.GetEmpty()),))
-        return True
+    def _write_got_range(self, item: _Got, part: Range, stored: list[Messages]) -> None:
+        """Write the first range of what was got."""
+        out: list[bytes] = []
+        tag, redelivered = self._next_tag, part.deliveries > 0
+        behind = item.remaining + sum(each.count for each in item.ranges)
+        history = item.histories.get(part.history)
+        for messages in stored:
+            exchange, routing_key = published_to(messages, history)
+            for message in self._framed(messages, part, history, item.counts_failures):
+                behind -= 1
+                out.append(get_ok(self._number, tag, redelivered, exchange, routing_key, behind, message))
+                tag += 1
+        self._connection.write(out)
+        counters, counts, count = self._broker.counters, self._counts, part.count
+        if redelivered:
+            counters.messages_redelivered += count
+            counts.redelivered += count
+        if item.no_ack:
+            counters.messages_got_auto_ack += count
+            counts.got_no_ack += count
+        else:
+            counters.messages_got_manual_ack += count
+            counts.got += count
+            self._unacked.append(self._next_tag, count, Tagged(item.consumer, item.next_id))
+        self._next_tag = tag
+
+    def _write_get_empty(self, count: int) -> None:
+        """Answer basic.get with get-empty: the queue was deleted, and the messages with it."""
+        self._broker.counters.get_empty += count
+        self._counts.get_empty += count
+        self._connection.write((encode(self._number, Basic.GetEmpty()),) * count)
 
     def _write_lost(self) -> bool:
         """Fail the connection: the log was replaced by a snapshot while the last copy of a message waited here."""
@@ -491,7 +517,7 @@ def _needed_index(item: _Item) -> int | None:
     match item:
         case _Return():
             return item.effect.index
-        case _Get(no_ack=True):
-            return item.result.range.index
+        case _Got(no_ack=True):
+            return min(part.index for part in item.ranges)
         case _:
             return None

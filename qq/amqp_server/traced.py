@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from qq.amqp.framing import Method
     from qq.amqp_server.channel.core import ChannelCore
-    from qq.amqp_server.outgoing import OutgoingConsumer, _Get, _Item
+    from qq.amqp_server.outgoing import OutgoingConsumer, _Got, _Item
     from qq.amqp_server.ports import Carrier
     from qq.machine import commands
     from qq.machine.effects import Deliver
@@ -239,11 +239,11 @@ class TracedOutgoing(Outgoing):
         began_ns = self._given_ns(consumer.id, first_id)
         self._trace("deliver", consumer.id, first_tag, began_ns, holds=not consumer.no_ack)
 
-    def _write_get(self, item: _Get) -> bool:
+    def _write_got(self, item: _Got) -> bool:
         tag, began_ns = self._next_tag, time_ns()
-        is_written = super()._write_get(item)
+        is_written = super()._write_got(item)
         if self._next_tag > tag:
-            self._trace("get", item.result.consumer, tag, began_ns, holds=not item.no_ack)
+            self._trace("get", item.consumer, tag, began_ns, holds=not item.no_ack)
         return is_written
 
     def _given_ns(self, consumer: int, message_id: int) -> int:

@@ -203,6 +203,22 @@ class Get(NamedTuple):
     timeout_ms: int
 
 
+class GetMessages(NamedTuple):
+    """Take up to `count` messages, as many as there are, under a fresh consumer id as its messages 0 and on.
+
+    No more than `work.GOT_AT_ONCE` are taken. It is answered with `Got`, also if there is no message.
+    """
+
+    session: int
+    connection: int
+    channel: int
+    consumer: int
+    queue: str
+    no_ack: bool
+    timeout_ms: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
 class Recover(NamedTuple):
     """Put all unacked messages of the session back."""
 
@@ -592,6 +608,7 @@ Method = (
     | ReplyTo
     | Cancel
     | Get
+    | GetMessages
     | Recover
     | Declaration
     | Connect
@@ -676,6 +693,7 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         BeginMove: 59,
         MoveMessages: 60,
         EndMove: 61,
+        GetMessages: 62,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

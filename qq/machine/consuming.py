@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from qq.machine.arguments import CLASSIC, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.consumers import CREDIT_MAX
-from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
+from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
 from qq.machine.errors import (
     access_refused,
     internal_error,
@@ -34,13 +34,17 @@ from qq.machine.limits import (
 from qq.machine.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
+from qq.machine.work import GOT_AT_ONCE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.machine.commands import (
         Cancel,
         Checkout,
         Credit,
         Get,
+        GetMessages,
         Limit,
         Recover,
         ReplyTo,
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     )
     from qq.machine.core import Core
     from qq.machine.queue import Queue
+    from qq.ranges import Range
 
 
 _FATES: dict[type[Settlement], int] = {
@@ -82,6 +87,31 @@ class Taking:
         return Recovered()
 
     def get(self, command: Get) -> GetOk | GetEmpty:
+        queue = self._queue_to_get_from(command)
+        if not self._bring_back(queue, 1):
+            queue.note_empty()
+            return GetEmpty()
+        taker = self._taker(command, queue)
+        [message] = queue.get(taker, 1, self._core.time_ms)
+        history = queue.histories.get(message.history)
+        self._got(queue, taker, (message,))
+        return GetOk(taker.id, message, queue.ready, history, queue.counts_failures)
+
+    def get_messages(self, command: GetMessages) -> Got:
+        queue = self._queue_to_get_from(command)
+        wanted = min(max(command.count, 1), GOT_AT_ONCE)
+        count = min(self._bring_back(queue, wanted), wanted)
+        for _ in range(count, wanted):
+            queue.note_empty()
+        if not count:
+            return Got(command.consumer, [], 0, {}, queue.counts_failures)
+        taker = self._taker(command, queue)
+        ranges = queue.get(taker, count, self._core.time_ms)
+        histories = queue.histories_of(ranges)
+        self._got(queue, taker, ranges)
+        return Got(taker.id, ranges, queue.ready, histories, queue.counts_failures)
+
+    def _queue_to_get_from(self, command: Get | GetMessages) -> Queue:
         core = self._core
         requester = core.requester(command.session, command.queue)
         if requester is not None:
@@ -97,15 +127,21 @@ class Taking:
         core.serve(queue)
         queue.use(core.time_ms)
         core.touch(queue)
-        if queue.returning and not queue.available:
-            queue.bring_back(1, core.time_ms)
-        if not queue.available:
-            queue.note_empty()
-            return GetEmpty()
+        return queue
+
+    def _bring_back(self, queue: Queue, count: int) -> int:
+        """Have `count` messages ready, as far as it can be at once; returns how many there are, which may be more."""
+        if queue.returning and queue.available < count:
+            queue.bring_back(count - queue.available, self._core.time_ms)
+        return queue.available
+
+    def _taker(self, command: Get | GetMessages, queue: Queue) -> Consumer:
+        """Somebody who takes what is got, and wants no more."""
+        core = self._core
         if not command.no_ack:
             vhost = core.vhost(command.session)
             vhost.check_room(f"get from queue '{queue.name}'", MAX_CONSUMERS, vhost.consumers)
-        taker = Consumer(
+        return Consumer(
             node=core.origin,
             session=command.session,
             channel=command.channel,
@@ -125,14 +161,14 @@ class Taking:
             budget=None,
             live=False,
         )
-        message = queue.get(taker, core.time_ms)
-        history = queue.histories.get(message.history)
-        if command.no_ack:
-            queue.forget((message,))
+
+    def _got(self, queue: Queue, taker: Consumer, ranges: Sequence[Range]) -> None:
+        """See to what a queue has given away."""
+        if taker.no_ack:
+            queue.forget(ranges)
         else:
-            core.enter_consumer(taker)
-            core.watch(taker)
-        return GetOk(taker.id, message, queue.ready, history, queue.counts_failures)
+            self._core.enter_consumer(taker)
+            self._core.watch(taker)
 
     # Consumers
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
-from qq.machine.work import CHEAP_STEPS_MAX, MOVED_AT_ONCE, QUEUES_GONE_MAX, RANGES_AT_ONCE
+from qq.machine.work import CHEAP_STEPS_MAX, GOT_AT_ONCE, MOVED_AT_ONCE, QUEUES_GONE_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
@@ -62,6 +62,9 @@ _QUEUE_GONE = 10
 _CONNECTION = 2
 _IN_A_MASS = 4
 """How many queues and consumers are one step, where very many of them go together."""
+_GET = 25
+_GOT = 3
+"""The steps for each message that is got, if all of them lie alone."""
 _DYING = 10
 _MOVED = 12
 """The steps for each message that is moved, if all of them lie alone."""
@@ -75,7 +78,7 @@ _FLAT: dict[type[c.Command], int] = {
     c.UnbindQueue: 30,
     c.UnbindExchange: 30,
     c.Checkout: 25,
-    c.Get: 25,
+    c.Get: _GET,
     c.Credit: CREDIT_STEPS,
     c.SetPrefetch: 8,
     c.PutPolicy: BATCH_STEPS_MAX,
@@ -144,6 +147,8 @@ class Costs:
                 return _COMMAND + _CONNECTION * len(core.catalog.connections) + objects // _IN_A_MASS
             case c.DeleteUser():
                 return _COMMAND + _CONNECTION * len(core.catalog.connections)
+            case c.GetMessages():
+                return _GET + _GOT * min(command.count, GOT_AT_ONCE)
             case c.MoveMessages():
                 return _CHUNKS + _MOVED * min(command.examined, MOVED_AT_ONCE)
             case c.DeadLetter():

@@ -64,6 +64,18 @@ class GetEmpty(NamedTuple):
     pass
 
 
+class Got(NamedTuple):
+    """The result of `GetMessages`; the ids of the messages are 0 and on, in the order of the ranges."""
+
+    consumer: int
+    ranges: list[Range]
+    remaining: int
+    """How many messages are ready behind the last of these."""
+    histories: dict[int, History]
+    """The histories that the ranges refer to, by their ids."""
+    counts_failures: bool
+
+
 class Recovered(NamedTuple):
     pass
 
@@ -89,6 +101,7 @@ Result = (
     | ConsumerCancelled
     | GetOk
     | GetEmpty
+    | Got
     | Recovered
     | Committed
     | Limited

@@ -48,7 +48,7 @@ VHOST_LIMITS: Mapping[str, int] = {
     MAX_BINDINGS_PER_QUEUE: 1_000,  # all go when it is deleted, in one step
     MAX_BINDINGS_PER_EXCHANGE: 50_000,  # a message may go to the queues of all of them, in one step
     MAX_POLICIES: 1_000,  # 4.8 kB: 5 MB; those of operators count, too
-    MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; a message that was got and is not acknowledged counts as one
+    MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; what one command got and is not acknowledged counts as one
     MAX_CONSUMERS_PER_QUEUE: 10_000,
     MAX_CONSUMERS_PER_CHANNEL: 5_000,  # all go with the channel, in one step
     MAX_ARGUMENT_BYTES: 128 * 1024 * 1024,  # of all queues, exchanges and bindings, as `table_bytes` counts
@@ -116,10 +116,10 @@ def reached(doing: str, name: str, limit: int, where: str) -> Refused:
 def table_bytes(table: Table) -> int:
     """The size of a field table: its octets and `VALUE_BYTES` for each value, also for those within others."""
     size = VALUE_BYTES * len(table)
-    for name, value in table.items():
-        size += _octets(name)
-        if type(value) is str:  # as most are
-            size += _octets(value)
+    for name, value in table.items():  # most are short texts, and none of them is worth a call
+        size += len(name) if name.isascii() else _octets(name)
+        if type(value) is str:
+            size += len(value) if value.isascii() else _octets(value)
         elif type(value) is not int:
             size += _value_bytes(value) - VALUE_BYTES
     return size
@@ -150,4 +150,4 @@ def _value_bytes(value: Any) -> int:
 
 
 def _octets(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogateescape"))
+    return len(text.encode(errors="surrogateescape"))

@@ -119,6 +119,7 @@ class QueueMachine:
             c.ReplyTo: taking.reply_to,
             c.Cancel: taking.cancel,
             c.Get: taking.get,
+            c.GetMessages: taking.get_messages,
             c.Recover: taking.recover,
             c.Limit: taking.limit,
             c.DeclareQueue: declaring.declare_queue,

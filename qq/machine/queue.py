@@ -769,22 +769,22 @@ class Queue:
         """Count a get that finds no message."""
         self.tally.get_empty += 1
 
-    def get(self, consumer: Consumer, now_ms: int) -> Range:
-        """Check out one message, which has to be there, to a consumer that wants no more.
+    def get(self, consumer: Consumer, count: int, now_ms: int) -> list[Range]:
+        """Check out the first `count` messages, which have to be there, to a consumer that wants no more.
 
-        If the consumer is `no_ack` it does not hold the message, and the caller has to call `forget`.
+        If the consumer is `no_ack` it does not hold the messages, and the caller has to call `forget`.
         """
-        (message,) = self._take(1, 1)
+        ranges = self._take(count, count)
         if consumer.no_ack:
-            self.tally.got_no_ack += 1
+            self.tally.got_no_ack += count
         else:
-            self.tally.got += 1
+            self.tally.got += count
             self.holders[consumer] = None
-            consumer.hold(1)
-            self._check_out(consumer, [message], now_ms)
-            consumer.next_id = 0  # it is told in the answer, not as a delivery
-            self.tally.delivered -= 1  # and counts as got
-        return message
+            consumer.hold(count)
+            self._check_out(consumer, ranges, now_ms)
+            consumer.next_id = 0  # they are told in the answer, not as a delivery
+            self.tally.delivered -= count  # and count as got
+        return ranges
 
     def purge(self) -> int:
         """Drop all messages that no consumer holds. Returns how many there were."""

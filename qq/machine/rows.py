@@ -34,6 +34,7 @@ from qq.machine.effects import (
     Failed,
     GetEmpty,
     GetOk,
+    Got,
     Limited,
     QueueDeclared,
     QueueDeleted,
@@ -572,6 +573,7 @@ _RESULTS: tuple[type[Result], ...] = (
     Committed,
     Limited,
     Connected,
+    Got,
 )
 """All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New ones go to the end."""
 
@@ -582,11 +584,14 @@ def answer_row(answer: Answer | None) -> Sequence[Any] | None:
         return None
     if isinstance(answer, Failed):
         return FailedRow(answer.number, _FAILED, answer.code, answer.text, answer.opcode)
-    fields = tuple(answer.result)
-    if isinstance(answer.result, GetOk) and answer.result.history is not None:
-        history = answer.result.history.row()
-        fields = tuple(answer.result._replace(history=history))
-    return answer.number, _RESULTS.index(type(answer.result)) + 1, *fields
+    result = answer.result
+    fields = tuple(result)
+    if isinstance(result, GetOk) and result.history is not None:
+        fields = tuple(result._replace(history=result.history.row()))
+    elif isinstance(result, Got):
+        *fields, histories, counts_failures = result
+        fields += [[(key, each.row()) for key, each in histories.items()], counts_failures]
+    return answer.number, _RESULTS.index(type(result)) + 1, *fields
 
 
 def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer | None:
@@ -600,6 +605,10 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
     if isinstance(result, GetOk):
         history = History.of(result.history) if result.history else None
         result = result._replace(range=Range(*result.range), history=history)
+    elif isinstance(result, Got):
+        consumer, ranges, remaining, histories, counts_failures = fields
+        known = {key: History.of(row) for key, row in histories}
+        result = Got(consumer, [Range(*each) for each in ranges], remaining, known, counts_failures)
     return Reply(node, session, result, number)
 
 

@@ -22,7 +22,7 @@ from qq.machine import columns
 from qq.ranges import LEVELS, MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 BLOCK_ROWS = 256
 """How many rows, of 80 octets, a block may have: to move half of them takes less than a microsecond."""
@@ -65,8 +65,7 @@ class Shelf:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._age = 0
-        self._due = _Moments()
-        self._expiring = _Moments()
+        self._due = self._expiring = _NO_MOMENTS
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -109,8 +108,12 @@ class Shelf:
             history << _MARK_BITS | level << 1 | returned,
         ]
         if due_ms:
+            if self._due is _NO_MOMENTS:
+                self._due = _Moments()
             self._due.add(due_ms, key)
         if expires_ms and (returned or not due_ms):
+            if self._expiring is _NO_MOMENTS:
+                self._expiring = _Moments()
             self._expiring.add(expires_ms, key)
         number = self._place(key)
         if number == len(self._blocks):
@@ -218,8 +221,7 @@ class Shelf:
 
     def clear(self) -> None:
         self._blocks.clear()
-        self._due.clear()
-        self._expiring.clear()
+        self._due = self._expiring = _NO_MOMENTS
 
     def browse(self) -> Iterator[Range]:
         """All ranges in order; nothing may change meanwhile."""
@@ -252,8 +254,7 @@ class Shelf:
                     due.append((due_ms, key))
                 if expires_ms and (not due_ms or marks & 1):
                     expiring.append((expires_ms, key))
-        self._due.load(due)
-        self._expiring.load(expiring)
+        self._due, self._expiring = _moments(due), _moments(expiring)
 
     def _place(self, key: int) -> int:
         """The number of the block for a new key; one more than the last for a new block."""
@@ -389,17 +390,25 @@ class _Moments:
         if not block.times:
             del self._blocks[number]
 
-    def load(self, moments: Iterable[tuple[int, int]]) -> None:
-        """Replace all pairs."""
-        self.clear()
-        pairs = sorted(moments)
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Replace all pairs by these, which are in order."""
+        self._blocks = []
         for at in range(0, len(pairs), BLOCK_MOMENTS):
             part = pairs[at : at + BLOCK_MOMENTS]
             times, keys = zip(*part, strict=True)
             self._blocks.append(_Times(part[0], array("Q", times), array("Q", keys)))
 
-    def clear(self) -> None:
-        self._blocks.clear()
+
+_NO_MOMENTS = _Moments()
+"""Nothing is added to these, which all shelves have that need none: there may be very many shelves."""
+
+
+def _moments(pairs: list[tuple[int, int]]) -> _Moments:
+    if not pairs:
+        return _NO_MOMENTS
+    moments = _Moments()
+    moments.load(sorted(pairs))
+    return moments
 
 
 class _Times:

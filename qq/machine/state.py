@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine import versions
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.codec import make_packer, unpack_list
-from qq.machine.effects import GetOk, Reply
+from qq.machine.effects import GetOk, Got, Reply
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
 from qq.machine.rows import (
@@ -156,8 +156,12 @@ class FrozenMachine(NamedTuple):
                 yield index, slot + piece.offset, piece.count
         for session in self.sessions:
             # The client may not have the message yet, whatever became of it since.
-            if isinstance(session.answer, Reply) and isinstance(session.answer.result, GetOk):
-                yield session.answer.result.range[:3]
+            result = session.answer.result if isinstance(session.answer, Reply) else None
+            if isinstance(result, GetOk):
+                yield result.range[:3]
+            elif isinstance(result, Got):
+                for messages in result.ranges:
+                    yield messages[:3]
 
 
 class Dump(NamedTuple):

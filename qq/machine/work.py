@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 REVIEW_STEPS_MAX = 15_000
 """How many steps one entry may spend on finding the policies that apply; what is left is for the next entries."""
 
+GOT_AT_ONCE = 64
+"""How many messages one command may get: the last answer of each session is kept."""
 RANGES_AT_ONCE = 1_000
 """How many ranges of messages one command may settle or bring back; if there are more, all are put off."""
 MOVED_AT_ONCE = 1_000

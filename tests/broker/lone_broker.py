@@ -32,6 +32,7 @@ from qq.config import ClientTls, NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.machine.versions import VERSIONS
 from qq.sessions import submissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
@@ -146,6 +147,7 @@ class LoneBroker:
         new_group: type[LoneGroup] = LoneGroup,
         proxies: Sequence[str] = (),
         make_channel: Callable[[Broker, Any, int], Channel] = Channel,
+        version: int = VERSIONS[1],
         **limits: Any,
     ) -> None:
         self._settings = settings or Settings()
@@ -153,6 +155,7 @@ class LoneBroker:
         self._new_loop = new_loop
         self._new_group = new_group
         self._make_channel = make_channel
+        self._version = version
         self._proxies = [ip_network(network) for network in proxies]
         self._limits = NodeLimits(**limits)
         self._skipping = ExitStack()
@@ -166,6 +169,7 @@ class LoneBroker:
 
     async def _start(self) -> int:
         self.machine = QueueMachine(content_of)
+        self.machine.raise_to(self._version)
         guest = PutUser("guest", SALT, hash_password(SALT, b"guest"), [])
         may_do_all = SetPermissions("guest", DEFAULT_VHOST, ".*", ".*", ".*")
         self.machine.apply_batch(NAME, 1, 0, 0, b"".join(encode_batch([guest, may_do_all], [])))

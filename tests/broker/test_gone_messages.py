@@ -99,16 +99,20 @@ def test_a_returned_message_that_waits_is_needed(broker: LoneBroker, client: Raw
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_a_fetched_message_that_waits_is_needed_if_no_queue_has_it(
+def test_fetched_messages_that_wait_are_needed_if_no_queue_has_it(
     broker: LoneBroker, client: RawClient, other: RawClient, no_ack: bool
 ) -> None:
-    other.write(publish(1, "small", b"fetched"))
-    index = wait_until_applied(broker, b"fetched")
-    client.send(1, Basic.Get(queue="small", no_ack=no_ack))
+    bodies = [b"fetched", b"and another", b"and one more"]
+    indices: list[int] = []
+    for body in bodies:
+        other.write(publish(1, "small", body))
+        indices.append(wait_until_applied(broker, body))
+    client.send(1, *[Basic.Get(queue="small", no_ack=no_ack)] * 3)
     wait_until_waiting(broker)
-    assert needed_from(broker) == (index if no_ack else None)
+    assert needed_from(broker) == (indices[0] if no_ack else None)
     read_backlog(client)
-    assert client.expect_message()[2] == b"fetched"
+    for body in bodies:
+        assert client.expect_message()[2] == body
     assert needed_from(broker) is None
 
 
@@ -128,16 +132,21 @@ def test_deliveries_of_a_deleted_queue_are_skipped_if_nothing_is_left_of_them(
     assert (method.delivery_tag, body) == (delivered + 1, b"still there")
 
 
-def test_a_fetched_message_of_a_deleted_queue_is_no_message(
+def test_fetched_messages_of_a_deleted_queue_are_no_messages(
     broker: LoneBroker, client: RawClient, other: RawClient
 ) -> None:
-    other.write(publish(1, "small", b"fetched"))
-    wait_until_applied(broker, b"fetched")
-    client.send(1, Basic.Get(queue="small"))
+    for body in (b"first", b"second", b"last"):
+        other.write(publish(1, "small", body))
+        wait_until_applied(broker, body)
+    client.send(1, *[Basic.Get(queue="small")] * 4)
     wait_until_waiting(broker)
+    while other.call(1, Queue.Declare(queue="small", passive=True), Queue.DeclareOk).message_count:
+        pass
     other.call(1, Queue.Delete(queue="small"), Queue.DeleteOk)
     broker.call(broker.lose_messages)
     count_deliveries_before(client, Basic.GetEmpty)
+    for _ in range(3):
+        client.expect(Basic.GetEmpty)
     client.call(1, Basic.Qos(prefetch_count=1), Basic.QosOk)
 
 

@@ -11,6 +11,7 @@ from pamqp import commands
 from raw_client import HEADER, RawClient
 
 from qq.errors import reply_text
+from qq.machine.versions import VERSIONS
 from qq.scopes import Scopes, TokenUser
 from qq.sessions.login import InvalidToken
 
@@ -97,7 +98,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def test_while_a_member_may_be_of_the_last_release_nobody_is_vouched_for() -> None:
-    with LoneBroker() as broker:
+    with LoneBroker(version=VERSIONS[0]) as broker:
         broker.broker.logins.verifier = Verifier()
         with opening(broker) as client:
             closed(client, 530, "tokens are good for a login when the upgrade of the cluster is finished")

@@ -14,6 +14,7 @@ from qq.machine.effects import (
     Deliver,
     Failed,
     GetOk,
+    Got,
     Known,
     Reply,
 )
@@ -148,6 +149,8 @@ def live_messages(machine: QueueMachine) -> list[Place]:
         answer = session.answer
         if isinstance(answer, Reply) and isinstance(answer.result, GetOk):
             ranges.append(answer.result.range)
+        elif isinstance(answer, Reply) and isinstance(answer.result, Got):
+            ranges += answer.result.ranges
     return [(index, slot >> MESSAGE_BITS, slot & MESSAGE_MASK) for index, slot, _ in messages_of(ranges)]
 
 

@@ -317,6 +317,8 @@ class Oracle:
                 assert self._reply() == e.ConsumerCancelled(consumer)
             case c.Get(session, _, _, consumer, name, no_ack):
                 self._get(session, consumer, name, no_ack=no_ack)
+            case c.GetMessages(session, _, _, consumer, name, no_ack, _, count):
+                self._get_messages(session, consumer, name, count, no_ack=no_ack)
             case c.Recover(session):
                 assert self._reply() == e.Recovered()
                 mine = [k for k, v in self.consumers.items() if k[0] == node and v.session == session]
@@ -341,12 +343,38 @@ class Oracle:
         message = queue.take()
         assert [message.seen()] == seen_of([reply.range], {reply.range.history: reply.history})
         assert reply.remaining == len(queue.ready())
-        taker = Consumer(
-            self.node, session, name, 0, 0, auto_credit=False, budget=None, live=False, delivered=1
-        )
         if not no_ack:
-            taker.held[0] = message
-            self.consumers[self.node, consumer] = taker
+            self._takes(session, consumer, name, [message])
+
+    def _get_messages(self, session: int, consumer: int, name: str, count: int, *, no_ack: bool) -> None:
+        queue = self.queues[name]
+        if queue.get("x-single-active-consumer"):
+            self._fails(session)
+            return
+        self._serve(queue)
+        reply = self._reply()
+        assert isinstance(reply, e.Got)
+        assert sum(part.count for part in reply.ranges) == min(len(queue.ready()), count)
+        messages = [queue.take() for _ in range(min(len(queue.ready()), count))]
+        assert [message.seen() for message in messages] == seen_of(reply.ranges, reply.histories)
+        assert reply.remaining == len(queue.ready())
+        if messages and not no_ack:
+            self._takes(session, consumer, name, messages)
+
+    def _takes(self, session: int, consumer: int, name: str, messages: Sequence[Message]) -> None:
+        taker = Consumer(
+            self.node,
+            session,
+            name,
+            0,
+            0,
+            auto_credit=False,
+            budget=None,
+            live=False,
+            delivered=len(messages),
+        )
+        taker.held.update(enumerate(messages))
+        self.consumers[self.node, consumer] = taker
 
     def _commit(self, command: c.Commit, content: Sequence[c.Command]) -> None:
         if (self.node, command.session) in self.failed:

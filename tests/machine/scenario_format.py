@@ -245,6 +245,8 @@ class Scenario:
                 lines += self._histories(ranges, histories)
             case e.Reply(_, _, e.GetOk(_, message, _, history)) if history is not None:
                 lines += self._histories([message], {message.history: history})
+            case e.Reply(_, _, e.Got(_, ranges, _, histories)):
+                lines += self._histories(ranges, histories)
             case _:
                 pass
         return lines
@@ -292,6 +294,8 @@ class Scenario:
         match result:
             case e.GetOk(consumer, message, remaining):
                 return f"get-ok c{consumer} {self._names([message])[0]} remaining={remaining}"
+            case e.Got(consumer, ranges, remaining):
+                return f"got c{consumer} {' '.join(self._names(ranges))} remaining={remaining}"
             case e.QueueDeclared(name, messages, consumers):
                 return f"declared {name} messages={messages} consumers={consumers}"
             case _:
@@ -389,6 +393,9 @@ def _command(
             timeout_ms = options.get("timeout", 0)
             ids = (session, connection, session, number(1))
             return c.Get(*ids, plain[0], *on("no_ack"), timeout_ms), [], []
+        case "get-messages":
+            ids = (session, connection, session, number(1))
+            return c.GetMessages(*ids, plain[0], *on("no_ack"), options.get("timeout", 0), number(2)), [], []
         case "declare":
             properties = on("passive", "durable", "exclusive", "auto_delete", "server_named")
             return c.DeclareQueue(session, connection, plain[0], *properties, options), [], []

@@ -43,6 +43,7 @@ from qq.machine.commands import (
     EndMove,
     Enqueue,
     Get,
+    GetMessages,
     Limit,
     MoveMessages,
     OpenChannel,
@@ -650,7 +651,9 @@ class Chance(Random):
                     flags = self.random() < 0.1, False, self.random() < 0.8, False, self.random() < 0.5
                     found.append(Checkout(*ids, *flags, self.choice([0, 1_000]), arguments))
                 case 2:
-                    found.append(Get(number, connection, 1, free, queue.name, self.random() < 0.3, 1_000))
+                    asked = (number, connection, 1, free, queue.name, self.random() < 0.3, 1_000)
+                    several = GetMessages(*asked, self.randrange(1, 5))
+                    found.append(several if self.random() < 0.5 else Get(*asked))
                 case 3:
                     found.append(Limit(number, self.randrange(4)))
                 case 4 | 5:

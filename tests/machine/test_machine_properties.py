@@ -26,6 +26,7 @@ from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine import runs
 from qq.machine.machine import QueueMachine
+from qq.machine.versions import VERSIONS
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class Run:
         self.machine = QueueMachine()
         self.twin = QueueMachine()
         """Loaded at every entry."""
+        for machine in (self.machine, self.twin):
+            machine.raise_to(VERSIONS[1])
         self.heirs: list[QueueMachine] = []
         """Each was loaded once, and followed the log from there."""
         self.moments: list[Moment] = []
@@ -300,7 +303,8 @@ class Run:
             case "cancel":
                 return c.Cancel(known.session if known else session, consumer)
             case "get":
-                return c.Get(session, 9, 1, next(self.ids), queue, three % 4 == 0, 0)
+                asked = (session, 9, 1, next(self.ids), queue, three % 4 == 0, 0)
+                return c.GetMessages(*asked, 1 + two % 5) if one % 2 else c.Get(*asked)
             case "recover":
                 return c.Recover(session)
             case "session-down":

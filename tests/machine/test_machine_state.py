@@ -17,6 +17,7 @@ from qq.machine.commands import (
     DeleteQueue,
     Enqueue,
     Get,
+    GetMessages,
     PurgeQueue,
     Recover,
     ReplyTo,
@@ -31,6 +32,7 @@ from qq.machine.effects import (
     Failed,
     GetEmpty,
     GetOk,
+    Got,
     Known,
     QueueDeclared,
     QueueDeleted,
@@ -41,6 +43,7 @@ from qq.machine.effects import (
 )
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
+from qq.machine.versions import VERSIONS
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -68,11 +71,15 @@ def owed(driver: Driver) -> list[Effect]:
         (consume(5, "q", 0), Consuming(5)),
         (get(5, "q"), GetOk(5, Range(2, 0, 1, size=1), 1, None, False)),
         (get(5, "empty"), GetEmpty()),
+        (GetMessages(1, 1, 1, 5, "q", False, 0, 3), Got(5, [Range(2, 0, 2, size=2)], 0, {}, False)),
+        (GetMessages(1, 1, 1, 5, "q", True, 0, 1), Got(5, [Range(2, 0, 1, size=1)], 1, {}, False)),
+        (GetMessages(1, 1, 1, 5, "empty", False, 0, 3), Got(5, [], 0, {}, False)),
         (Recover(1), Recovered()),
     ],
 )
 def test_the_last_answer_is_remembered(command: Command, result: Result) -> None:
     driver = Driver()
+    driver.machine.raise_to(VERSIONS[1])
     driver.apply(declare("q"), declare("empty"))
     driver.apply(publish(2), messages=[b"x"] * 2)
     answer = driver.apply(command)

@@ -9,19 +9,23 @@ Law: a consumer is known from basic.consume to the answer to its cancellation, s
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pamqp.commands as amqp
 
+from qq.amqp.encoding import encode
+from qq.amqp.framing import Method
 from qq.amqp_server.channel import transacting
 from qq.amqp_server.channel.transaction import Transaction
 from qq.amqp_server.methods import ACK, CONSUME, NACK, RECOVER, RECOVER_ASYNC, REJECT
 from qq.amqp_server.outgoing import OutgoingConsumer
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine import commands, effects
-from qq.machine.commands import LIVE_UNLIMITED
+from qq.machine.commands import LIVE_UNLIMITED, SINCE
 from qq.machine.errors import the_queue
 from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
+from qq.machine.work import GOT_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from qq.amqp.framing import Acks
-    from qq.amqp_server.channel.core import ChannelCore
+    from qq.amqp_server.channel.core import ChannelCore, Event
 
 log = logging.getLogger(__name__)
 
@@ -242,27 +246,36 @@ class ConsumingMethods:
         core.ask(commands.Cancel(core.session, consumer.id), answer, nowait=nowait)
 
     def get(self, frame: amqp.Basic.Get) -> None:
+        """Get a message, and with it those that the client has asked for behind it in the same words."""
         core = self._core
         core.check_queue("read", frame.queue)
-        command = commands.Get(
+        broker, connection = core.broker, core.connection
+        at_once = GOT_AT_ONCE if broker.machine.version >= SINCE[commands.GetMessages] else 1
+        count = 1 + core.take_held(partial(_is_alike, frame), at_once - 1)
+        if core.closed:
+            return
+        asked = (
             core.session,
-            core.connection.id,
+            connection.id,
             core.number,
-            core.broker.new_id(),
+            broker.new_id(),
             frame.queue,
             frame.no_ack,
-            core.broker.limits.consumer_timeout_ms,
+            broker.limits.consumer_timeout_ms,
         )
 
-        def answer(result: effects.GetOk | effects.GetEmpty) -> Frame | None:
-            if isinstance(result, effects.GetEmpty):
-                core.broker.counters.get_empty += 1
-                core.counts.get_empty += 1
-                return amqp.Basic.GetEmpty()
-            core.outgoing.got(result, no_ack=frame.no_ack)
-            return None
+        def answer(result: effects.Got | effects.GetOk | effects.GetEmpty) -> bytes | None:
+            got = result if isinstance(result, effects.Got) else _as_got(result)
+            if got.ranges:
+                core.outgoing.got(got, no_ack=frame.no_ack)
+            empty = count - sum(part.count for part in got.ranges)
+            if not empty:
+                return None
+            broker.counters.get_empty += empty
+            core.counts.get_empty += empty
+            return encode(core.number, amqp.Basic.GetEmpty()) * empty
 
-        core.ask(command, answer)
+        core.ask(commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked), answer)
 
     # From the log
 
@@ -320,6 +333,22 @@ def _started(consumer: OutgoingConsumer) -> Callable[[effects.Consuming], Frame]
         return amqp.Basic.ConsumeOk(consumer.tag)
 
     return answer
+
+
+def _is_alike(frame: amqp.Basic.Get, event: Event) -> bool:
+    """Whether this is the same basic.get once more."""
+    if not isinstance(event, Method) or not isinstance(event.frame, amqp.Basic.Get):
+        return False
+    return event.frame.queue == frame.queue and event.frame.no_ack == frame.no_ack
+
+
+def _as_got(result: effects.GetOk | effects.GetEmpty) -> effects.Got:
+    """What has come of a `Get`, as that of a `GetMessages`."""
+    if isinstance(result, effects.GetEmpty):
+        return effects.Got(0, [], 0, {}, counts_failures=False)
+    consumer, part, remaining, history, counts_failures = result
+    histories = {} if history is None else {part.history: history}
+    return effects.Got(consumer, [part], remaining, histories, counts_failures)
 
 
 def _cancel_notification(consumer: OutgoingConsumer) -> Frame:

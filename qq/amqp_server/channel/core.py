@@ -4,8 +4,8 @@ Lives here: which answer of the log is whose, and what is held back until it has
 (publishing.py, consuming.py, declaring.py, transacting.py), what leaves the channel and when (outgoing.py).
 
 Law: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
-channel's methods were carried out one by one. So does one that has to wait until this node is up to date, and so do
-messages for which a limit of publishing has no room yet.
+channel's methods were carried out one by one; those next ones that ask for the same go with it (`take_held`). So does
+one that has to wait until this node is up to date, and so do messages for which a limit of publishing has no room yet.
 """
 
 from __future__ import annotations
@@ -142,6 +142,23 @@ class ChannelCore:
             self._carry_out(self._held.popleft())
             self.access.certain = False
             self._release_held()
+
+    def take_held(self, is_alike: Callable[[Event], bool], most: int) -> int:
+        """Take out, of the events that are held behind the one that is carried out, those next ones that are alike.
+
+        They are carried out with it; so are acknowledgements between them, since no message that these are of comes
+        from what is asked for now. Returns how many were taken out, which are `most` at most.
+        """
+        held, count = self._held, 0
+        while held and count < most:
+            if isinstance(held[0], Acks):
+                self._carry_out(held.popleft())
+            elif is_alike(held[0]):
+                held.popleft()
+                count += 1
+            else:
+                break
+        return count
 
     def answer_when_applied(self, frame: Frame) -> None:
         """Answer a method when its commands, which the log does not answer, are applied; hold all back meanwhile."""
