@@ -430,7 +430,7 @@ class Engine(Stock):
         made: dict[int, tuple[Append, int]] = {}
         for peer, progress in self.progress.items():
             if progress.pace is not None:
-                progress.pace.log_grew(grown_bytes)
+                progress.pace.log_grew(grown_bytes, now_s)
             if self._nodes[peer] in self._SyncObj__connectedNodes and not self._rests(progress, now_s):
                 self._feed(peer, progress, made, now_s)
 

@@ -162,16 +162,11 @@ class RealDisk:
 
     def remove_in_parts(self, path: str) -> None:
         target = self._root / path
-        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            found = os.fstat(descriptor)
-            if found.st_nlink == 1:  # else somebody has kept the content under another name
-                for size in range(found.st_size - PART_BYTES, 0, -PART_BYTES):
-                    if self._closing.wait(PART_REST_S):
-                        break
-                    os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
+        while (found := target.stat()).st_nlink == 1 and found.st_size > PART_BYTES:
+            # With another name, somebody has kept the content. At the end of the process nothing rests.
+            if self._closing.wait(PART_REST_S):
+                break
+            os.truncate(target, found.st_size - PART_BYTES)
         target.unlink()
 
     def remove_directory(self, path: str) -> None:

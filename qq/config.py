@@ -290,8 +290,8 @@ class NodeLimits:
     for so long, and others are not let in; 0: never. Elections take seconds; after a minute a majority without this
     node gives its clients up."""
     catch_up_bytes_per_s: int = 64 * 1024 * 1024
-    """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. Where the log
-    grows by more than half of that, it is fed twice as fast as the log grows."""
+    """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. While the log
+    grows it is a quarter of that, but no less than twice what the log grows by."""
     drain_grace_s: float = 5.0
     """How long clients may stay on a node whose maintenance has begun. Before they are told to go, their balancer
     should have noticed that it is not ready, or they come back at once."""

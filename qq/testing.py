@@ -176,9 +176,11 @@ class ClusterNode:
         self._running_process().send_signal(signal.SIGCONT)
         self._paused = False
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the node serves AMQP clients and knows a leader."""
-        _wait_until(lambda: self._not_ready() is None, lambda: f"{self.name}: {self._not_ready()}")
+        _wait_until(
+            lambda: self._not_ready() is None, lambda: f"{self.name}: {self._not_ready()}", patience_s
+        )
 
     def _running_process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None or self._process.poll() is not None:
@@ -282,8 +284,11 @@ class LocalCluster:
                 error.add_note(f"The end of the log of {node.name}:\n{node.log_since()}")
         self._cleanup.close()
 
-    def add_node(self) -> ClusterNode:
-        """Start one more node, which joins the cluster, and wait until it serves. A cluster has 5 at most."""
+    def add_node(self, patience_s: float = PATIENCE_S) -> ClusterNode:
+        """Start one more node, which joins the cluster, and wait until it serves. A cluster has 5 at most.
+
+        With a large backlog and clients at work it may take longer than `patience_s`: it has to be sent all of it.
+        """
         first, number = self._files[0], len(self._files)
         if number == NODE_COUNT_MAX:
             raise ClusterError(f"a local cluster has {NODE_COUNT_MAX} nodes at most")
@@ -295,7 +300,7 @@ class LocalCluster:
         self._files.append(files)
         self.nodes.append(node)
         node.start()
-        node.wait_ready()
+        node.wait_ready(patience_s)
         return node
 
     def forget_node(self, node: ClusterNode) -> None:
@@ -409,11 +414,13 @@ def _applied_index(node: ClusterNode) -> int:
     return next(view["applied_index"] for view in node.status()["nodes"] if view["name"] == node.name)
 
 
-def _wait_until(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def _wait_until(
+    condition: Callable[[], bool], complaint: Callable[[], str], patience_s: float = PATIENCE_S
+) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"after {PATIENCE_S:g} s: {complaint()}")
+            raise ClusterError(f"after {patience_s:g} s: {complaint()}")
         time.sleep(_POLL_S)
 
 

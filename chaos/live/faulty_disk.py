@@ -24,6 +24,7 @@ import os
 import shutil
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -41,6 +42,7 @@ _JOURNAL = "journal"
 _FILES = "files"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"  # made anew by every process that opens the directory
+_PART_BYTES = 64 * 1024
 _OF_CONTENT = ("sync", "truncate", "overwrite")
 
 
@@ -108,6 +110,12 @@ class FaultyDisk(RealDisk):
             self._must_exist(path)
             self._history.note("remove", path)
             super().remove(path)
+
+    def remove_in_parts(self, path: str) -> None:
+        """In two parts, of which the first is small: what it takes is noted."""
+        with closing(self.open(path)) as file:
+            file.truncate(max(file.size - _PART_BYTES, 0))
+        self.remove(path)
 
     def remove_directory(self, path: str) -> None:
         if not (self._root_path / path).exists():

@@ -291,7 +291,7 @@ class SimulatedNode:
     @property
     def has_id(self) -> bool:
         """Whether its directory has an id: an empty one has none before a start has gone far enough."""
-        return MEMBER_FILE in self.disk.list_directory(GROUP)
+        return f"{GROUP}/{MEMBER_FILE}" in self.disk.by_path
 
     @property
     def misconfigured(self) -> bool:

@@ -358,13 +358,16 @@ def _durable_claim(data: bytes, start: int, seed: int) -> int:
 
 
 def read_at(file: File, path: str, offset: int, length: int) -> bytes:
-    """Read from a file; raises CorruptJournal if the disk cannot read that any more."""
+    """Read from a file; raises CorruptJournal if the disk cannot read that any more, or the file ends before."""
     try:
-        return file.pread(offset, length)
+        data = file.pread(offset, length)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise CorruptJournal(path, offset, f"cannot be read: {error.strerror}") from error
+    if len(data) < length:
+        raise CorruptJournal(path, offset + len(data), "the file ends here")
+    return data
 
 
 def read_extent(file: File, path: str, seed: int, extent: Extent) -> list[bytes]:

@@ -69,7 +69,8 @@ HELD_BYTES_MAX = 256 * 1024
 """Octets that a client may send while one of its channels holds methods back until an earlier one is answered."""
 BULK_BYTES = 64 * 1024
 """A read of so many octets is likely to be followed by others. The event loop would read up to 32 times in a row, 8 MiB
-in all, before it looks at any other socket; so the connection is not read again until the others were."""
+in all, before it looks at any other socket; so the connection is not read again until the others were. Not so with TLS:
+uvloop goes on reading the socket meanwhile, and drops what it has if the client hangs up behind it."""
 BEATS = 2
 """How often in a heartbeat interval it is looked whether something was read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
@@ -287,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
             if self._held_bytes > HELD_BYTES_MAX:
                 self.pause_for(_HELD)
                 self._look_for_end_later()
-        if len(data) >= BULK_BYTES:
+        if len(data) >= BULK_BYTES and self._transport.get_extra_info("ssl_object") is None:
             self.pause_for(_OTHERS)
             self._broker.runtime.call_soon(self._others_were_served)
         self._go_on(self._amqp.receive, data)

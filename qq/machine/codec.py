@@ -368,7 +368,7 @@ def _command(row: object, shapes: _Shapes) -> Command:
         raise MalformedBatch(f"fields of {shape.command.__name__} have the wrong number or types")
     # The opcode is one of the integers, so there are always two of them and itemgetter gives a tuple.
     if min(shape.natural(row)) < 0:
-        raise MalformedBatch(f"a negative number in {shape.command.__name__}")
+        raise MalformedBatch(shapes.why_not_negative(shape.command, row))
     for position in shape.tables:
         if row[position]:
             try:
@@ -428,10 +428,17 @@ class _Shapes(dict[int, _Shape]):
             for command, opcode in OPCODES.items()
             if SINCE[command] <= version
         )
-        self._version = version
+        self._agreed = f"the cluster has agreed on version {version}"
+
+    def why_not_negative(self, command: type[Command], row: list[Any]) -> str:
+        """Why a number in the row of a command, which is negative, may not be that."""
+        for (known, field), since in NEGATIVE_SINCE.items():
+            if known is command and row[1 + command._fields.index(field)] < 0:
+                return f"{field} may be negative from version {since} of the state on, and {self._agreed}"
+        return f"a negative number in {command.__name__}"
 
     def __missing__(self, opcode: int) -> NoReturn:
-        agreed = f"the cluster has agreed on version {self._version}"
+        agreed = self._agreed
         for command, known in OPCODES.items():
             if known == opcode:
                 name, since = command.__name__, SINCE[command]

@@ -40,6 +40,8 @@ RATE = 500
 AROUND_S = 1.0
 """The load works for so long before a change begins, and at least as long after it has ended."""
 LOAD_S = 15.0
+CATCH_UP_S_MAX = 200.0
+"""A new node is given up after so long. Beside clients it is fed slowly."""
 
 
 def qq(node: ClusterNode, *arguments: str) -> None:
@@ -85,7 +87,7 @@ def waited_ms(result: dict[str, Any]) -> float:
 
 
 def add(cluster: LocalCluster, asked: ClusterNode) -> None:
-    node = cluster.add_node()
+    node = cluster.add_node(CATCH_UP_S_MAX)
     qq(asked, "member", "add", node.name, f"127.0.0.1:{node.amqp_port + PEER_PORT_OFFSET}")
 
 

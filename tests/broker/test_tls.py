@@ -23,7 +23,7 @@ import pika.exceptions
 import pytest
 import uvloop
 from certificates import Authority, Files
-from lone_broker import LoneBroker
+from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import HEADER, RawClient, publish
 
@@ -136,6 +136,27 @@ def test_a_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, aut
         assert broker.call(connection._transport.get_write_buffer_size) < 5_000_000
         for number in range(count):
             assert consumer.expect_message()[2] == bytes([number]) * size
+
+
+@pytest.mark.parametrize("with_tls", [True, False])
+def test_what_a_client_has_sent_is_taken_although_it_has_hung_up_behind_it(
+    broker: LoneBroker, authority: Authority, with_tls: bool
+) -> None:
+    """The messages are not confirmed, so nothing is promised: but many programs only publish, and end."""
+    count = 1000
+    port, context = (broker.amqps_port, authority.context()) if with_tls else (broker.amqp_port, None)
+    with RawClient(broker.amqp_port) as other, RawClient(port, tls=context) as client:
+        for each in (client, other):
+            each.open_channel(1)
+        client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        client.write(publish(1, "q", bytes(3000)) * count)
+        client.socket.shutdown(socket.SHUT_WR)
+
+        def messages() -> int:
+            answer = other.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            return answer.message_count
+
+        wait_until(lambda: messages() == count, "all that was sent")
 
 
 def test_a_client_of_another_authority_does_not_trust_this_one(broker: LoneBroker, tmp_path: Path) -> None:

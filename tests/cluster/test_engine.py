@@ -1229,10 +1229,10 @@ def test_a_learner_has_to_say_on_each_link_what_it_holds() -> None:
 
 
 def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
-    """20 MiB of log: a voter is sent them as fast as it goes, the learner 64 MiB a second."""
+    """10 MiB of log: a voter is sent them as fast as it goes, the learner 16 MiB a second, as there are clients."""
     node = leading()
     first = node.journal.last_index + 1
-    for _ in range(20):
+    for _ in range(10):
         node.engine.propose(bytes(1024 * 1024))
     node.turn()  # they have grown the log, and that is forgiven
     node.engine.propose(entry_with("abc", "d"))
@@ -1243,12 +1243,12 @@ def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
         node.turn()
         turns += 1
         for peer in {*PEERS, "d"} - done_s.keys():
-            if any(first + 19 in indexes(append) for append in node.appends_to(peer)):
+            if any(first + 9 in indexes(append) for append in node.appends_to(peer)):
                 done_s[peer] = node.world.now_s - begun_s
         if not node.engine.behind:
             node.world.now_s = node.engine.resume_s
     assert done_s["b"] == done_s["c"] == 0
-    assert 0.2 < done_s["d"] < 0.4
+    assert 0.4 < done_s["d"] < 0.7
     assert turns < 100
 
 

@@ -476,6 +476,38 @@ def test_a_read_job_finds_its_entry_again_in_the_segment_that_was_written_anew()
     assert not isinstance(raised.value, EntryMoved)  # nobody need look again
 
 
+class _Shrinking:
+    """A file of which nothing is left after so many reads; its size is what it was when it was opened."""
+
+    def __init__(self, file: SimulatedFile, reads: int) -> None:
+        self._file = file
+        self._reads = reads
+        self.size = file.size
+        self.close = file.close
+
+    def pread(self, offset: int, length: int) -> bytes:
+        if not self._reads:
+            self._file.truncate(0)
+        self._reads -= 1
+        return self._file.pread(offset, length)
+
+
+@pytest.mark.parametrize("reads", range(3))
+def test_a_read_job_says_so_when_its_file_is_being_removed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, reads: int
+) -> None:
+    node = Node(cache_bytes=0)
+    node.add(30)
+    node.sync()
+    node.open()  # no index of a sealed segment is in memory
+    job = node.journal.read_job([2])
+    node.compact(slice(2), lambda _index: False)
+    open_file = node.disk.open
+    monkeypatch.setattr(node.disk, "open", lambda path: _Shrinking(open_file(path), reads))
+    with pytest.raises(EntryMoved):
+        job()
+
+
 def test_reads_come_in_the_order_asked_for_from_cache_and_disk() -> None:
     node = Node(cache_bytes=1000)
     node.add(30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.pace import REST_MIN_S, Pace
+from cluster.pace import CALM_S, REST_MIN_S, SHARE_WITH_CLIENTS, Pace
 
 RATE = 1_000_000.0
 BURST_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple
 def test_who_keeps_up_with_the_log_never_rests() -> None:
     pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
     for _ in range(1000):
-        pace.log_grew(BURST_BYTES // 2)
+        pace.log_grew(BURST_BYTES // 2, 0.0)
         pace.spend(BURST_BYTES // 2, 0.0)
         assert pace.rest_s(0.0) == 0.0
 
@@ -45,8 +45,37 @@ def test_who_is_behind_gains_on_a_log_that_grows_faster_than_its_rate() -> None:
     for _ in range(1000):
         now_s += 0.01
         lag += part  # ten times the rate
-        pace.log_grew(part)
+        pace.log_grew(part, now_s)
         while pace.rest_s(now_s) == 0.0:
             pace.spend(part, now_s)
             lag -= part
     assert begun - 1200 * part < lag < begun - 900 * part
+
+
+def fed_bytes(pace: Pace, from_s: float, to_s: float, growth_bytes: int) -> int:
+    """What a learner is sent that always lacks something, while the log grows by so much every 10 ms."""
+    sent, part = 0, BURST_BYTES // 64
+    for tick in range(int(from_s * 100), int(to_s * 100)):
+        now_s = tick / 100
+        pace.log_grew(growth_bytes, now_s)
+        while pace.rest_s(now_s) == 0.0:
+            pace.spend(part, now_s)
+            sent += part
+    return sent
+
+
+def test_a_learner_is_fed_slowly_while_there_are_clients_and_faster_when_they_have_gone() -> None:
+    pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
+    fed_bytes(pace, 0, 1, growth_bytes=1)
+    beside_clients = fed_bytes(pace, 1, 11, growth_bytes=1)
+    assert 0.9 < beside_clients / (10 * SHARE_WITH_CLIENTS * RATE) < 1.1
+    fed_bytes(pace, 11, 11 + CALM_S, growth_bytes=0)
+    alone = fed_bytes(pace, 12, 22, growth_bytes=0)
+    assert 0.9 < alone / (10 * RATE) < 1.1
+
+
+def test_no_rest_is_too_long_when_clients_come() -> None:
+    pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
+    pace.spend(100 * BURST_BYTES, 0.0)
+    pace.log_grew(1, 0.0)
+    assert pace.rest_s(0.0) <= REST_MAX_S * 1.001

@@ -168,13 +168,13 @@ def test_a_large_file_is_removed_in_parts_but_what_has_another_name_stays_whole(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    truncate = os.ftruncate
+    truncate = os.truncate
 
-    def noted(descriptor: int, size: int) -> None:
+    def noted(path: Path, size: int) -> None:
         sizes.append(size)
-        truncate(descriptor, size)
+        truncate(path, size)
 
-    monkeypatch.setattr(os, "ftruncate", noted)
+    monkeypatch.setattr(os, "truncate", noted)
     content = bytes(2 * PART_BYTES + 1)
     for name in ("alone", "linked"):
         file = disk.open(name, create=True)

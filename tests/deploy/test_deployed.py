@@ -35,6 +35,8 @@ ALERTS = {
 # A node that stops hands over, one that is killed may be taken for silent, and an election takes a few seconds then.
 PAUSE_AFTER_STOP_S = 3.0
 PAUSE_AFTER_KILL_S = 8.0
+DOWN_S = 180.0
+"""A node that cannot start is down for good by then: compose tries six times, and each start may take long."""
 
 
 def port_of(service: str, inside: int) -> int:
@@ -187,7 +189,7 @@ def test_data_are_there_after_down_and_up(cluster: Deployment) -> None:
 def test_a_node_with_a_mistake_in_its_settings_ends_and_stays_down(cluster: Deployment) -> None:
     cluster.compose("up", "--detach", "--no-build", "n3", QQ_CLUSTER_SECRET="short")
     ended_s = wait_until(
-        lambda: cluster.state("n3")["Status"] == "exited", 60, lambda: cluster.last_words("n3")
+        lambda: cluster.state("n3")["Status"] == "exited", DOWN_S, lambda: cluster.last_words("n3")
     )
     assert cluster.state("n3")["ExitCode"] == 78
     tried = cluster.inspect("n3")["RestartCount"]
@@ -240,7 +242,7 @@ def test_a_fourth_node_joins_and_the_leader_is_removed_under_load(
         publisher.wait_for_confirms()
         wait_until(
             lambda: new_cluster.state(leader)["Status"] == "exited",
-            60,
+            DOWN_S,
             lambda: new_cluster.last_words(leader),
         )
         assert new_cluster.state(leader)["ExitCode"] == 78

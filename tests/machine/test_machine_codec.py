@@ -318,7 +318,8 @@ def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> 
 
 def test_policies_have_negative_priorities_since_version_8() -> None:
     policy = PutPolicy("/", "p", False, "", "all", -20, {"expires": 1})
-    with pytest.raises(InvalidCommand, match="PutPolicy: a negative number in PutPolicy"):
+    said = "PutPolicy: priority may be negative from version 8 of the state on, and the cluster has agreed on version 7"
+    with pytest.raises(InvalidCommand, match=said):
         check_command(policy, 7)
     check_command(policy, 8)
     payload = b"".join(bytes(part) for part in encode_batch([policy], []))

@@ -186,6 +186,15 @@ def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life()
     checks.check_agreement()
 
 
+def test_nobody_counts_on_a_directory_that_no_start_has_made() -> None:
+    """As when the first start of an emptied one found no space (seed 6001191)."""
+    simulation = Simulation(1, Options())
+    node = simulation.cluster.nodes[0]
+    assert not simulation.checks.counts(node)
+    node.start()
+    assert node.has_id
+
+
 def test_an_operator_takes_in_again_who_was_removed_while_its_directory_was_lost() -> None:
     simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world = simulation.cluster, simulation.world

@@ -113,6 +113,18 @@ def test_a_file_removed_without_a_sync_of_its_directory_may_come_back(tmp_path: 
     assert sorted(outcomes(tmp_path, do), key=len) == [{}, {"a": b"content"}]
 
 
+def test_a_file_removed_in_parts_may_come_back_without_some_of_them(tmp_path: Path) -> None:
+    def do(machine: Machine) -> None:
+        machine.write("a", b"content")
+        machine.disk.sync_directory("d")
+        machine.disk.remove_in_parts("d/a")
+
+    found = outcomes(tmp_path, do)
+    assert {} in found
+    assert {"a": b"content"} in found
+    assert any(len(files.get("a", b"content")) < len(b"content") for files in found)
+
+
 def test_a_rename_may_be_undone_and_loses_neither_file(tmp_path: Path) -> None:
     def do(machine: Machine) -> None:
         for name in ("a", "b"):
@@ -204,9 +216,9 @@ def dies(*_: object) -> None:
 
 def test_the_space_of_removed_files_is_given_back(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    for _ in range(5):
+    for remove in (machine.disk.remove, machine.disk.remove_in_parts):
         machine.write("a", b"content")
-        machine.disk.remove("d/a")
+        remove("d/a")
         machine.disk.sync_directory("d")
     assert list((tmp_path / "side" / "files").iterdir()) == []
     machine.disk.close()
@@ -247,7 +259,18 @@ def test_a_slow_disk_takes_its_time_for_a_sync(tmp_path: Path) -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("write", "write unsynced", "replace", "remove", "rename", "sync names", "restart")),
+        st.sampled_from(
+            (
+                "write",
+                "write unsynced",
+                "replace",
+                "remove",
+                "remove in parts",
+                "rename",
+                "sync names",
+                "restart",
+            )
+        ),
         st.sampled_from(NAMES),
         st.sampled_from(NAMES),
     ),
@@ -306,6 +329,8 @@ def carry_out(machine: Machine, step: str, name: str, other: str) -> None:
         machine.disk.replace_file(f"d/{name}", f"{other}!".encode())
     elif step == "remove" and there:
         machine.disk.remove(f"d/{name}")
+    elif step == "remove in parts" and there:
+        machine.disk.remove_in_parts(f"d/{name}")
     elif step == "rename" and there and name != other:
         machine.disk.rename(f"d/{name}", f"d/{other}")
     elif step == "sync names":
