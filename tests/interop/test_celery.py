@@ -131,6 +131,7 @@ def test_a_worker_that_starts_again_does_what_came_meanwhile(tasks: Tasks) -> No
     wait_ready(tasks.app, tasks.worker)
 
 
+@pytest.mark.long
 def test_every_task_is_done_although_the_leader_is_killed(tmp_path: Path) -> None:
     done = tmp_path / "done"
     done.mkdir()

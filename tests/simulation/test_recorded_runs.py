@@ -22,7 +22,7 @@ RECORD = """
 import sys
 from dataclasses import replace
 from chaos.sim import __main__ as program
-program.OPTIONS = replace(program.OPTIONS, duration_s=3.0)
+program.OPTIONS = replace(program.OPTIONS, duration_s=2.0)
 sys.exit(program.main())
 """
 
