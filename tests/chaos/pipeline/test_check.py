@@ -1,4 +1,4 @@
-"""What a check of a small run finds and leaves behind. All that it may find is in test_promises.py and test_tables.py."""
+"""What a check of a small run finds and leaves behind. test_promises.py and test_tables.py have all that it may find."""
 
 from __future__ import annotations
 
