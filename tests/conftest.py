@@ -68,16 +68,21 @@ NOT_QUICK = [
 # What one worker alone has to do for minutes begins first, and then the simulation: else the others have nothing left
 # while one of them is at it. Short tests of a module stay together, because to hand each of them out takes longer.
 FIRST = [
-    "faults",
-    "spark",
     "members",
-    "interop-suites",
-    "interop-celery",
+    "faults",
     "releases",
+    "spark",
+    "queues-0",
+    "queues-1",
+    "interop-suites",
     "live",
-    "seeds",
+    "page",
+    "queues-processes",
+    "interop-celery",
+    "examples",
     "workloads",
     "deploy",
+    "seeds",
 ]
 
 _SHARED = pytest.StashKey[dict[str, Any]]()

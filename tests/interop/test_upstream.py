@@ -103,7 +103,9 @@ SHORT = [
         [
             *IN_ASYNCIO,
             "-k",
-            besides("named", "queue_timeout", "amqp_channel1", "amqp_channel3", "confirm_multiple"),
+            besides(
+                "named", "queue_timeout", "amqp_channel1", "amqp_channel3", "confirm_multiple", "big_message"
+            ),
         ],
         15,
         is_whole=False,

@@ -1,4 +1,4 @@
-"""What a check of a small run finds and leaves behind. test_promises.py and test_tables.py have all that it may find."""
+"""What a check of a small run finds and leaves behind; all that one may find: test_promises.py, test_tables.py."""
 
 from __future__ import annotations
 
