@@ -13,7 +13,7 @@ import pytest
 from chaos import history
 from chaos.sim.loop import SimulatedLoop
 from chaos.sim.recorded import record
-from chaos.sim.world import World
+from chaos.sim.world import SimulatedWorld
 from chaos.workloads.catalog import WORKLOADS
 from chaos.workloads.moved import Moved
 
@@ -46,7 +46,7 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
 
 
 def test_what_waits_on_the_simulated_loop_waits_for_the_world() -> None:
-    world = World(1)
+    world = SimulatedWorld(1)
     heard: list[tuple[float, str]] = []
 
     async def wait(name: str, seconds: float) -> None:
@@ -77,7 +77,7 @@ def test_what_still_waits_when_the_world_ends_is_cancelled() -> None:
             ended.append("main")
 
     with pytest.raises(TimeoutError, match="not done at 5 s"):
-        SimulatedLoop(World(1)).run(main(), until_s=5.0)
+        SimulatedLoop(SimulatedWorld(1)).run(main(), until_s=5.0)
     assert ended == ["main"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from long_cases import cases
 
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import LOG, Options, SimulatedNode
+from chaos.sim.cluster import LOG, SimulatedNode, SimulationOptions
 from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
@@ -23,7 +23,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 
-SMALL_LOGS = Options(
+SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,
     fault_interval_s=1e9,
     faults={"reset": 1.0},
@@ -49,7 +49,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def running(options: Options = SMALL_LOGS, until_s: float = 4.0) -> Simulation:
+def running(options: SimulationOptions = SMALL_LOGS, until_s: float = 4.0) -> Simulation:
     """A cluster that has been serving for a while."""
     simulation = Simulation(1, options)
     for node in simulation.cluster.nodes:
