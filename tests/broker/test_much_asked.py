@@ -219,6 +219,7 @@ def test_a_batch_of_tiny_messages_is_as_small_as_one_of_large_ones(key: str) -> 
         for start in range(0, 60_000, 10_000):
             raw.write(b"".join(publish(1, key.format(each), b"") for each in range(start, start + 10_000)))
         broker.call(broker.group.release)
+        raw.socket.settimeout(60)
         raw.call(1, Basic.Qos(), Basic.QosOk)
         assert sum(messages for _, _, messages in found) == 60_000
         # Some is read at once that a batch has to take in whole.

@@ -97,22 +97,9 @@ SHORT = [
         20,
         is_whole=False,
     ),
-    Suite(
-        "aiormq",
-        ["tests/test_channel.py"],
-        [
-            *IN_ASYNCIO,
-            "-k",
-            besides(
-                "named", "queue_timeout", "amqp_channel1", "amqp_channel3", "confirm_multiple", "big_message"
-            ),
-        ],
-        15,
-        is_whole=False,
-    ),
 ]
-"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are the
-channels of aiormq with another buffer of its own, and what gives up after 0.2 s, however much the machine has to do."""
+"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`; so is aiormq, which
+aio-pika stands on."""
 LONG = [
     Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),

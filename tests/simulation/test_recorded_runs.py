@@ -32,7 +32,7 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
     for number in "12":
         directory = tmp_path / number
         subprocess.run(
-            [sys.executable, "-c", RECORD, "--seed", "5", "--nodes", "5", "--out", str(directory)],
+            [sys.executable, "-c", RECORD, "--seed", "5", "--nodes", "3", "--out", str(directory)],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": number},
             check=True,
@@ -42,7 +42,7 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
     assert files[0] == files[1]
     rows = history.read(tmp_path / "1" / "history")
     assert {row["workload"] for row in rows if row["op"] == "deliver"} == WORKLOADS.keys() - {Moved.name}
-    assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3", "n4", "n5"}
+    assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3"}
 
 
 def test_what_waits_on_the_simulated_loop_waits_for_the_world() -> None:

@@ -267,6 +267,7 @@ def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restart
     checks.check_agreement()
 
 
+@pytest.mark.long
 def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
     simulation = running(until_s=8.0)
     world, cluster = simulation.world, simulation.cluster

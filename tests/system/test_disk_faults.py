@@ -160,11 +160,9 @@ DAMAGES = {
 ALWAYS_TRIED = {
     "stored messages",
     "open segment",
-    "all checkpoints",
-    "whole hard state",
     "everything deleted",
 }
-"""One of each kind of file. What the log makes of each damage is in the tests of `cluster`, too."""
+"""Of messages, of what was written last, and of all there is. What the log makes of each damage is in the tests of `cluster`, too."""
 LOST_LOGS = [
     "sealed segment",
     "stored messages",
