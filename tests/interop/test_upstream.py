@@ -98,8 +98,8 @@ SHORT = [
         is_whole=False,
     ),
 ]
-"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`; so is aiormq, which
-aio-pika stands on."""
+"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so is
+aiormq, which aio-pika stands on."""
 LONG = [
     Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),

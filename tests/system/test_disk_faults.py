@@ -162,7 +162,7 @@ ALWAYS_TRIED = {
     "open segment",
     "everything deleted",
 }
-"""Of messages, of what was written last, and of all there is. What the log makes of each damage is in the tests of `cluster`, too."""
+"""What the log makes of each damage is in the tests of `cluster`, too."""
 LOST_LOGS = [
     "sealed segment",
     "stored messages",
