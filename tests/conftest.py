@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 # Each run draws others, so few in each find in time what many find at once: `make fuzz` is for many.
-settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 # A test that wants more examples than others, or fewer, or is there once for each of some seeds, says how many in terms
 # of `settings.default.max_examples`: else `make quick` would try all of them, and `make fuzz` no more.
 settings.register_profile("quick", settings.get_profile("qq"), max_examples=10)
@@ -68,16 +68,21 @@ NOT_QUICK = [
 # What one worker alone has to do for minutes begins first, and then the simulation: else the others have nothing left
 # while one of them is at it. Short tests of a module stay together, because to hand each of them out takes longer.
 FIRST = [
-    "faults",
-    "spark",
     "members",
-    "interop-suites",
-    "interop-celery",
+    "faults",
     "releases",
+    "spark",
+    "queues-0",
+    "queues-1",
+    "interop-suites",
     "live",
-    "seeds",
+    "page",
+    "queues-processes",
+    "interop-celery",
+    "examples",
     "workloads",
     "deploy",
+    "seeds",
 ]
 
 _SHARED = pytest.StashKey[dict[str, Any]]()
@@ -107,7 +112,7 @@ def until_left(request: pytest.FixtureRequest) -> Callable[[str, AbstractContext
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="what `make quick` runs, with few examples")
-    parser.addoption("--examples", type=int, help="how many examples and seeds, where 50 are usual")
+    parser.addoption("--examples", type=int, help="how many examples and seeds, where 25 are usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:

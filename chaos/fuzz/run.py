@@ -57,11 +57,11 @@ BY_AND_BY = 0.1
 _LINUX_FIGURES = Path("/proc")
 
 
-class Violation(Exception):
+class HarmError(Exception):
     """Something that must hold does not."""
 
 
-class Outcome(NamedTuple):
+class FuzzOutcome(NamedTuple):
     """The result of a seed."""
 
     seed: int
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
     violation: str
 
 
-def run_seed(seed: int, clients: int, until_s: float) -> Outcome:
+def run_seed(seed: int, clients: int, until_s: float) -> FuzzOutcome:
     """Send `clients` damaged conversations, or fewer if it is `until_s` by the monotonic clock."""
     told: Counter[str] = Counter()
     sent = growth_mib = 0
@@ -86,9 +86,9 @@ def run_seed(seed: int, clients: int, until_s: float) -> Outcome:
                 growth_mib = watch.check()
             watch.hang_up()
             watch.check_sockets()
-        except (Violation, OSError) as error:
+        except (HarmError, OSError) as error:
             violation = f"up to client {sent + CHECK_EVERY}: {error or type(error).__name__}"
-    return Outcome(seed, sent, growth_mib, told, violation)
+    return FuzzOutcome(seed, sent, growth_mib, told, violation)
 
 
 def served(port: int) -> Counter[str]:
@@ -162,7 +162,7 @@ class _Watch:
             return
         client.shutdown(socket.SHUT_WR)
         if not _read_to_end(client, told, WAIT_S):
-            raise Violation(f"the node does not hang up in {WAIT_S:g} s")
+            raise HarmError(f"the node does not hang up in {WAIT_S:g} s")
 
     def hang_up(self) -> None:
         while self._left_open:
@@ -171,14 +171,14 @@ class _Watch:
     def check(self) -> int:
         """Check that the node is well; return how much it has grown, in MiB."""
         if not self._node.running:
-            raise Violation("the node is gone")
+            raise HarmError("the node is gone")
         trouble = [line for line in self._node.log.read_text().splitlines() if TROUBLE.search(line)]
         if trouble:
-            raise Violation(f"the node logs {trouble[0]}")
+            raise HarmError(f"the node logs {trouble[0]}")
         self._good.round_trip()
         growth_mib = self._memory_mib() - self._rss_mib
         if growth_mib > GROWTH_MIB_MAX:
-            raise Violation(f"the node has grown by {growth_mib} MiB")
+            raise HarmError(f"the node has grown by {growth_mib} MiB")
         return growth_mib
 
     def check_sockets(self) -> None:
@@ -186,7 +186,7 @@ class _Watch:
         until_s = time.monotonic() + WAIT_S
         while (left := self._open_sockets() - self._sockets) > 0:
             if time.monotonic() > until_s:
-                raise Violation(f"{left} sockets are left")
+                raise HarmError(f"{left} sockets are left")
             time.sleep(0.05)
 
     def _memory_mib(self) -> int:
@@ -231,7 +231,7 @@ class _GoodClient:
         self._expect(commands.Basic.Ack)
         self._socket.sendall(marshal(1, commands.Basic.Get(queue=self._queue, no_ack=True)))
         if self._expect(ContentBody).value != body:
-            raise Violation("a client without fault has got another message")
+            raise HarmError("a client without fault has got another message")
 
     def _expect(self, kind: type[F]) -> F:
         passed = (commands.Connection.Start, commands.Connection.Tune, commands.Connection.OpenOk)
@@ -242,12 +242,12 @@ class _GoodClient:
                 self._socket.settimeout(WAIT_S)
                 data = self._socket.recv(65536)
                 if not data:
-                    raise Violation("a client without fault was hung up on")
+                    raise HarmError("a client without fault was hung up on")
                 self._frames.add(data)
             elif isinstance(frame, kind):
                 return frame
             elif not isinstance(frame, passed):
-                raise Violation(f"a client without fault was told {frame!r}")
+                raise HarmError(f"a client without fault was told {frame!r}")
 
 
 class _Frames:
@@ -264,7 +264,7 @@ class _Frames:
         return self._rest
 
     def next(self) -> FrameTypes | None:
-        """Return the next frame, None if it has not come; raise Violation if it is none."""
+        """Return the next frame, None if it has not come; raise HarmError if it is none."""
         if not self._rest or PROTOCOL_HEADER.startswith(self._rest):
             return None
         try:
@@ -272,7 +272,7 @@ class _Frames:
         except exceptions.UnmarshalingException as error:
             if _is_begun(self._rest):
                 return None
-            raise Violation(f"the node has sent {self._rest[:40]!r}: {error}") from None
+            raise HarmError(f"the node has sent {self._rest[:40]!r}: {error}") from None
         if not size:
             return None
         self._rest = self._rest[size:]
@@ -317,17 +317,17 @@ def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> b
     except ConnectionError:
         return True
     if frames.rest not in {b"", PROTOCOL_HEADER}:
-        raise Violation(f"the node has ended in the middle of a frame: {frames.rest[:40]!r}")
+        raise HarmError(f"the node has ended in the middle of a frame: {frames.rest[:40]!r}")
     return True
 
 
 def _note(frame: FrameTypes, told: Counter[str], *, closed: bool) -> None:
     if closed and not isinstance(frame, commands.Connection.CloseOk):
-        raise Violation(f"behind its connection.close the node has sent {frame!r}")
+        raise HarmError(f"behind its connection.close the node has sent {frame!r}")
     if isinstance(frame, commands.Connection.Close | commands.Channel.Close):
         told[f"{frame.name.split('.')[0].lower()} {frame.reply_code}"] += 1
         if frame.reply_code == INTERNAL_ERROR:
-            raise Violation(f"a client was told {frame.reply_text}")
+            raise HarmError(f"a client was told {frame.reply_text}")
 
 
 INTERNAL_ERROR = 541

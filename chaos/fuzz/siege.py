@@ -36,7 +36,7 @@ from pamqp.common import FieldTable
 
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
-from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, Violation
+from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.realworld import ReadOnlyDisk
@@ -107,7 +107,7 @@ def run_siege(
             ):
                 try:
                     step()
-                except (Violation, OSError, ClusterError, http.client.HTTPException) as error:
+                except (HarmError, OSError, ClusterError, http.client.HTTPException) as error:
                     violations.append(f"{error or type(error).__name__} ({siege.where()})")
         finally:
             siege.stop()
@@ -193,9 +193,9 @@ class _Siege:
             one.check()
         for node in self._cluster.nodes:
             if not node.running and node in self._nodes:
-                raise Violation(f"{node.name} is gone: {_trouble(node) or 'it says nothing'}")
+                raise HarmError(f"{node.name} is gone: {_trouble(node) or 'it says nothing'}")
             if trouble := _trouble(node):
-                raise Violation(f"{node.name} logs {trouble}")
+                raise HarmError(f"{node.name} logs {trouble}")
 
     def count(self) -> None:
         """Check that every confirmed message is there, when the hostile clients have gone."""
@@ -203,7 +203,7 @@ class _Siege:
             publisher.finish()
         lost = [complaint for publisher in self._publishers if (complaint := publisher.collect())]
         if lost:
-            raise Violation("; ".join(lost))
+            raise HarmError("; ".join(lost))
         self.check()
 
     def compare(self, directory: Path) -> None:
@@ -260,14 +260,14 @@ class _Background:
             self._thread.join(PATIENCE_S)
 
     def check(self) -> None:
-        """Raise Violation if the task has failed, or has waited for too long."""
+        """Raise HarmError if the task has failed, or has waited for too long."""
         if self._error is not None:
-            raise Violation(f"{self}: {self._error or type(self._error).__name__}") from self._error
+            raise HarmError(f"{self}: {self._error or type(self._error).__name__}") from self._error
         begun_s = self.begun_s
         waited_s = max(self.longest_s, time.monotonic() - begun_s if begun_s else 0.0)
         if waited_s > WAIT_MAX_S:
             self.longest_s = waited_s
-            raise Violation(f"{self} has waited {waited_s:.1f} s")
+            raise HarmError(f"{self} has waited {waited_s:.1f} s")
 
     def _run(self) -> None:
         try:
@@ -277,7 +277,7 @@ class _Background:
                 self.begun_s = None
                 self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
                 self._stopped.wait(self.interval_s())
-        except (Violation, OSError, http.client.HTTPException) as error:
+        except (HarmError, OSError, http.client.HTTPException) as error:
             self._error = error
 
     def act(self) -> None:
@@ -305,7 +305,7 @@ class _Pulse(_Background):
         finally:
             connection.close()
         if status != http.client.OK:
-            raise Violation(f"answers {status}")
+            raise HarmError(f"answers {status}")
 
     def interval_s(self) -> float:
         return LIVEZ_INTERVAL_S
@@ -389,21 +389,21 @@ class _Client:
         self._socket.close()
 
     def expect(self, kind: Any, wait_s: float = PATIENCE_S) -> Any:
-        """The next frame of this kind; raises Violation if what comes is bad news, TimeoutError if nothing does."""
+        """The next frame of this kind; raises HarmError if what comes is bad news, TimeoutError if nothing does."""
         bad = (commands.Connection.Close, commands.Channel.Close, commands.Basic.Nack, commands.Basic.Return)
         while True:
             frame = self._next(wait_s)
             if isinstance(frame, kind):
                 return frame
             if isinstance(frame, bad):
-                raise Violation(f"was told {frame.name} {getattr(frame, 'reply_text', '')}")
+                raise HarmError(f"was told {frame.name} {getattr(frame, 'reply_text', '')}")
 
     def _next(self, wait_s: float) -> Any:
         while (taken := _take_frame(self._rest)) is None:
             self._socket.settimeout(wait_s)
             data = self._socket.recv(65_536)
             if not data:
-                raise Violation("was hung up on")
+                raise HarmError("was hung up on")
             self._rest += data
         return pamqp.frame.unmarshal(taken)[2]
 
@@ -411,7 +411,7 @@ class _Client:
 def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], told: Counter[str]) -> None:
     """Send all of an act and read what comes; if it has one connection, take leave. The socket stays open.
 
-    Raises Violation if the node says what it may not.
+    Raises HarmError if the node says what it may not.
     """
     _HostileClient(client, told).run(act, frames)
 
@@ -446,7 +446,7 @@ class _HostileClient:
     def _pump(self, pieces: Iterable[bytes], done: Callable[[], bool]) -> None:
         """Write as much as the node takes and read what it says, until all is written and it is `done`.
 
-        Not after a connection.close. Raises Violation if nothing happens for long.
+        Not after a connection.close. Raises HarmError if nothing happens for long.
         """
         client, data = self._socket, iter(pieces)
         client.setblocking(False)
@@ -454,7 +454,7 @@ class _HostileClient:
         while (piece or not done()) and not self._ended:
             readable, writable, _ = select.select([client], [client] if piece else [], [], PATIENCE_S)
             if not readable and not writable:
-                raise Violation(f"a hostile client has heard nothing for {PATIENCE_S:g} s")
+                raise HarmError(f"a hostile client has heard nothing for {PATIENCE_S:g} s")
             if readable:
                 self._read(client.recv(SEND_BYTES))
             if writable:
@@ -465,7 +465,7 @@ class _HostileClient:
 
     def _read(self, data: bytes) -> None:
         if not data:
-            raise Violation("a hostile client was hung up on without a word")
+            raise HarmError("a hostile client was hung up on without a word")
         self._rest += data
         while (frame := _take_frame(self._rest)) is not None:
             if frame[0] == _METHOD_FRAME:
@@ -480,7 +480,7 @@ class _HostileClient:
             self._ended = self._ended or kind == _CLOSE
             self._told[f"{'connection' if kind == _CLOSE else 'channel'} {close.reply_code}"] += 1
             if close.reply_code == INTERNAL_ERROR:
-                raise Violation(f"a hostile client was told {close.reply_text}")
+                raise HarmError(f"a hostile client was told {close.reply_text}")
 
 
 def _pieces(first: list[bytes], more: Iterable[bytes]) -> Iterator[bytes]:
@@ -496,9 +496,9 @@ def _pieces(first: list[bytes], more: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _take_frame(rest: bytearray) -> bytes | None:
-    """Take a whole frame from the front; None if it has not come, raises Violation if it is none."""
+    """Take a whole frame from the front; None if it has not come, raises HarmError if it is none."""
     if rest and rest[0] not in _FRAME_TYPES:
-        raise Violation(f"the node has sent {bytes(rest[:40])!r}")
+        raise HarmError(f"the node has sent {bytes(rest[:40])!r}")
     if len(rest) < _FRAME_START_BYTES:
         return None
     end = int.from_bytes(rest[3:_FRAME_START_BYTES], "big") + _FRAME_START_BYTES + 1
@@ -507,7 +507,7 @@ def _take_frame(rest: bytearray) -> bytes | None:
     frame = bytes(rest[:end])
     del rest[:end]
     if frame[-1] != _FRAME_END:
-        raise Violation(f"the node has sent {frame[:40]!r}")
+        raise HarmError(f"the node has sent {frame[:40]!r}")
     return frame
 
 
@@ -516,7 +516,7 @@ def _put(path: str, body: Any) -> Request:
 
 
 def _ask(node: ClusterNode, request: Request) -> int:
-    """Send a request and return its status; raises Violation if the node says that the fault is its own."""
+    """Send a request and return its status; raises HarmError if the node says that the fault is its own."""
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)
@@ -526,7 +526,7 @@ def _ask(node: ClusterNode, request: Request) -> int:
     finally:
         connection.close()
     if status == http.client.INTERNAL_SERVER_ERROR:
-        raise Violation(f"{request.method} {request.path[:80]}: status {status}")
+        raise HarmError(f"{request.method} {request.path[:80]}: status {status}")
     return status
 
 
@@ -537,7 +537,7 @@ def _trouble(node: ClusterNode) -> str:
 
 
 def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
-    """Raise Violation if checkpoints of one index differ between nodes that do not run; how many were compared."""
+    """Raise HarmError if checkpoints of one index differ between nodes that do not run; how many were compared."""
     seen: dict[int, tuple[str, bytes]] = {}
     compared = 0
     for name, directory in nodes:
@@ -547,6 +547,6 @@ def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
             body = read_checkpoint(disk, f"log/{checkpoint_name(index)}", identity).body
             other, known = seen.setdefault(index, (name, body))
             if known != body:
-                raise Violation(f"{other} and {name} have different states at index {index}")
+                raise HarmError(f"{other} and {name} have different states at index {index}")
             compared += other != name
     return compared

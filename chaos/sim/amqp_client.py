@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from chaos.history import Call, Fields, Process
     from chaos.sim.client_socket import ClientSocket
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
 
 Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
     commands.Basic,
@@ -101,7 +101,7 @@ class AmqpClient:
     def __init__(
         self,
         name: str,
-        world: World,
+        world: SimulatedWorld,
         process: Process,
         confirmed: Callable[[str], None],
         fail: Callable[[str], None],

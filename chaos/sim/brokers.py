@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.client_socket import ClientSide
     from chaos.sim.cluster import SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
     from cluster.ports import Buffer
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
@@ -58,7 +58,7 @@ class Brokers(NodeEvents):
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
         limits: NodeLimits,
         *,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
     from cluster.configuration import Configuration
     from cluster.machine import Machine
     from cluster.membership import Membership
@@ -104,7 +104,7 @@ class Checks:
 
     listener: AppliedListener | None = None
 
-    def __init__(self, world: World, machine: Callable[[], Machine]) -> None:
+    def __init__(self, world: SimulatedWorld, machine: Callable[[], Machine]) -> None:
         self.committed: list[Committed] = []
         """Committed entries in order of index, from 2: entry 1 is the same empty one everywhere."""
         self.history: list[Applied] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from chaos.sim.cluster import SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
     from cluster.strangers import Place
     from qq.amqp_server.server import AmqpServer
 
@@ -48,7 +48,7 @@ class ClientSocket:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         random: Random,
         node: SimulatedNode,
         server: AmqpServer,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from chaos.sim.checks import Checks
     from chaos.sim.client_socket import ClientSocket
-    from chaos.sim.cluster import Options, SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world import SimulatedWorld
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6
@@ -65,7 +65,9 @@ class LoggedMessages(QueueOracle):
 class ClientWorkload(Submitters):
     """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that."""
 
-    def __init__(self, world: World, checks: Checks, options: Options, logged: LoggedMessages) -> None:
+    def __init__(
+        self, world: SimulatedWorld, checks: Checks, options: SimulationOptions, logged: LoggedMessages
+    ) -> None:
         timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
         super().__init__(checks)
         # When all clocks jump, every delivery would be out for too long.

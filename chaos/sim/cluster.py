@@ -1,7 +1,7 @@
 """The production node below the sockets, several times, in one world.
 
-Lives here: what a run is made of (`Options`), a node through its lives (`SimulatedNode`), the cluster. Not here: load
-(workload.py), faults (nemesis.py), what is right (checks.py), the course of a run (run.py).
+Lives here: what a run is made of (`SimulationOptions`), a node through its lives (`SimulatedNode`), the cluster. Not
+here: load (workload.py), faults (nemesis.py), what is right (checks.py), the course of a run (run.py).
 
 Law: everything above the ports is production code, built as production builds it.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.watched import Program
-from chaos.sim.world import SimulatedRuntime, WallClock, World
+from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine
@@ -60,7 +60,7 @@ AT_ONCE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """The options of a run, which run.py draws from the seed."""
 
     nodes: int = 3
@@ -410,8 +410,8 @@ class SimulatedCluster:
 
     def __init__(
         self,
-        world: World,
-        options: Options,
+        world: SimulatedWorld,
+        options: SimulationOptions,
         parts: Parts,
         watcher: Watcher,
         network: Network | None = None,

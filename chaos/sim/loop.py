@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from contextvars import Context
 
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
 
 T = TypeVar("T")
 ENDINGS_MAX = 10
@@ -34,7 +34,7 @@ class _Handle(asyncio.TimerHandle):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._last: deque[_Handle] | None = None
         """What has to be called yet, once the world has stopped."""

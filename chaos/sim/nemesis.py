@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.disk import DiskContent
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
 
 
 NOBODY = "n9"
@@ -82,7 +82,7 @@ FAULTS = {
 class Nemesis:
     """Does harm at random times. A fault that finds nobody whom it may hit does not count as done."""
 
-    def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
+    def __init__(self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
         self.installed = dict.fromkeys(cluster.names, Program.CURRENT)
         """The programs that operators have installed, without a wrong one that a node is given for a while."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from random import Random
 
-    from chaos.sim.world import SimulatedRuntime, World
+    from chaos.sim.world import SimulatedRuntime, SimulatedWorld
     from cluster.link_ports import LinkEvents
     from cluster.ports import Buffer
 
@@ -124,7 +124,7 @@ class Pipe:
 ANY_VERSIONS = Versions(0, 2**16 - 1)
 
 
-class Connection:
+class LinkEpoch:
     """One epoch of a pair of nodes."""
 
     def __init__(self, dialler: str, acceptor: str, limits: LinkLimits, now_s: float) -> None:
@@ -166,7 +166,7 @@ class SimulatedLinks:
         self.known = KnownMembers(name, versions, process, listed)
         self.runtime = runtime
         self.seeds = seeds
-        self.current: dict[str, Connection] = {}
+        self.current: dict[str, LinkEpoch] = {}
         self.dialling: set[str | PeerAddress] = set()
         """Peers and seeds that are going to be dialled, or are being dialled."""
         self.events: LinkEvents | None = None
@@ -209,7 +209,9 @@ class SimulatedLinks:
 class Network:
     """All connections, and the faults on the way."""
 
-    def __init__(self, world: World, names: Sequence[str], options: NetworkOptions, random: Random) -> None:
+    def __init__(
+        self, world: SimulatedWorld, names: Sequence[str], options: NetworkOptions, random: Random
+    ) -> None:
         self.options = options
         self._world = world
         self._random = random
@@ -219,7 +221,7 @@ class Network:
         self._lives = 0
         self._cuts: dict[tuple[str, str], int] = {}
         self._lag_s: dict[tuple[str, str], float] = {}
-        self._connections: list[Connection] = []
+        self._connections: list[LinkEpoch] = []
 
     # Processes
 
@@ -283,7 +285,7 @@ class Network:
     def _places_of(self, name: str, host: Host) -> list[Place]:
         return [place for place in self._places.values() if (place.name, place.host) == (name, host)]
 
-    def _end_stream(self, connection: Connection, source: str) -> None:
+    def _end_stream(self, connection: LinkEpoch, source: str) -> None:
         """Send a FIN behind what is in flight or, as often, a reset that discards it."""
         pipe = connection.pipes[source]
         if self._random.random() < 0.5:
@@ -321,11 +323,11 @@ class Network:
         """Whether bytes get through both ways."""
         return not self._blocked(source, target) and not self._blocked(target, source)
 
-    def _time_out(self, connection: Connection, end: str) -> None:
+    def _time_out(self, connection: LinkEpoch, end: str) -> None:
         if self._is_cut(connection):
             self._close_end(connection, end)
 
-    def _break(self, connection: Connection) -> None:
+    def _break(self, connection: LinkEpoch) -> None:
         connection.broken = True
         for pipe in connection.pipes.values():
             pipe.frames.clear()
@@ -334,7 +336,7 @@ class Network:
 
     # Bytes
 
-    def transmit(self, connection: Connection, source: str, frame: bytes) -> None:
+    def transmit(self, connection: LinkEpoch, source: str, frame: bytes) -> None:
         pipe = connection.pipes[source]
         if connection.broken:
             return
@@ -358,7 +360,7 @@ class Network:
         self._put_parts(connection, pipe, len(frame))
         self._put(connection, pipe, frame)
 
-    def _put_parts(self, connection: Connection, pipe: Pipe, size: int) -> None:
+    def _put_parts(self, connection: LinkEpoch, pipe: Pipe, size: int) -> None:
         """Let the receiver hear that something is coming, while it takes the line; the last part is the frame."""
         duration_s = size / self.options.bytes_per_s
         begin_s = max(pipe.last_arrival_s, self._world.now_s)
@@ -369,20 +371,20 @@ class Network:
         if parts:
             self._move(connection, pipe)
 
-    def _put(self, connection: Connection, pipe: Pipe, frame: bytes | None) -> None:
+    def _put(self, connection: LinkEpoch, pipe: Pipe, frame: bytes | None) -> None:
         delay_s = self._delay_s() + self._lag_s.get((pipe.source, pipe.target), 0.0)
         pipe.last_arrival_s = max(pipe.last_arrival_s, self._world.now_s + delay_s)
         pipe.frames.append((pipe.last_arrival_s, frame))
         self._move(connection, pipe)
 
-    def _move(self, connection: Connection, pipe: Pipe) -> None:
+    def _move(self, connection: LinkEpoch, pipe: Pipe) -> None:
         if pipe.moving or not pipe.frames:
             return
         pipe.moving = True
         time_s = max(pipe.frames[0][0], self._world.now_s)
         self._world.at(time_s, partial(self._arrive, connection, pipe))
 
-    def _arrive(self, connection: Connection, pipe: Pipe) -> None:
+    def _arrive(self, connection: LinkEpoch, pipe: Pipe) -> None:
         pipe.moving = False
         end = connection.ends[pipe.target]
         if end is End.CLOSED or not pipe.frames:
@@ -398,7 +400,7 @@ class Network:
             self._links[pipe.target].runtime.enter(partial(self._receive, connection, pipe, frame))
         self._move(connection, pipe)
 
-    def _receive(self, connection: Connection, pipe: Pipe, frame: bytes) -> None:
+    def _receive(self, connection: LinkEpoch, pipe: Pipe, frame: bytes) -> None:
         links = self._links[pipe.target]
         if links.current.get(pipe.source) is not connection:
             return
@@ -415,7 +417,7 @@ class Network:
         if links.events is not None:
             links.events.frame_received(pipe.source, frame)
 
-    def _notify_drained(self, connection: Connection, pipe: Pipe) -> None:
+    def _notify_drained(self, connection: LinkEpoch, pipe: Pipe) -> None:
         links = self._links.get(pipe.source)
         if links is not None:
             links.runtime.enter(partial(_tell_drained, links, connection, pipe.target))
@@ -479,7 +481,7 @@ class Network:
         )
 
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
-        connection = Connection(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
+        connection = LinkEpoch(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
         connection.protocol = min(dialler.speaks, acceptor.speaks)
         connection.terms = {
             links.name: told_in(connection.protocol, links.known.terms) for links in (dialler, acceptor)
@@ -490,7 +492,7 @@ class Network:
 
     def _open_acceptor(
         self,
-        connection: Connection,
+        connection: LinkEpoch,
         dialler: SimulatedLinks,
         acceptor: SimulatedLinks,
         whom: str | PeerAddress,
@@ -498,7 +500,7 @@ class Network:
         acceptor.runtime.enter(partial(self._opened, connection, acceptor))
         self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler, whom))
 
-    def _open_dialler(self, connection: Connection, dialler: SimulatedLinks, whom: str | PeerAddress) -> None:
+    def _open_dialler(self, connection: LinkEpoch, dialler: SimulatedLinks, whom: str | PeerAddress) -> None:
         dialler.dialling.discard(whom)
         if connection.welcomed and not self._is_cut(connection) and not dialler.runtime.paused:
             dialler.runtime.enter(partial(self._opened, connection, dialler))
@@ -508,7 +510,7 @@ class Network:
         if whom not in dialler.current:
             self._dial_soon(dialler, whom, again=True)
 
-    def _opened(self, connection: Connection, links: SimulatedLinks) -> None:
+    def _opened(self, connection: LinkEpoch, links: SimulatedLinks) -> None:
         """The end is authenticated: in the process, a new epoch begins and an older one is over."""
         if connection.ends[links.name] is not End.OPENING or self._links.get(links.name) is not links:
             return
@@ -539,7 +541,7 @@ class Network:
         silent_s = self._world.now_s - connection.heard_s[links.name]
         return Link(connection.terms[peer].process, silent_s)
 
-    def _close_end(self, connection: Connection, name: str) -> None:
+    def _close_end(self, connection: LinkEpoch, name: str) -> None:
         """One end learns that the connection is over."""
         links = self._links.get(name)
         if connection.ends[name] is End.CLOSED:
@@ -549,7 +551,7 @@ class Network:
             return
         links.runtime.enter(partial(self._lose, connection, links))
 
-    def _lose(self, connection: Connection, links: SimulatedLinks) -> None:
+    def _lose(self, connection: LinkEpoch, links: SimulatedLinks) -> None:
         if connection.ends[links.name] is End.CLOSED or self._links.get(links.name) is not links:
             return
         self._shut(connection, links.name)
@@ -564,7 +566,7 @@ class Network:
             self._probe(links, peer, PROBES)
             self._dial_soon(links, peer)
 
-    def _shut(self, connection: Connection, name: str) -> None:
+    def _shut(self, connection: LinkEpoch, name: str) -> None:
         connection.ends[name] = End.CLOSED
         if connection.ends[_other(connection, name)] is End.CLOSED and connection in self._connections:
             self._connections.remove(connection)
@@ -592,13 +594,13 @@ class Network:
 
     # What the above is made of
 
-    def _connections_of(self, name: str) -> list[Connection]:
+    def _connections_of(self, name: str) -> list[LinkEpoch]:
         return [connection for connection in self._connections if name in connection.ends]
 
     def _blocked(self, source: str, target: str) -> bool:
         return self._cuts.get((source, target), 0) > 0
 
-    def _is_cut(self, connection: Connection) -> bool:
+    def _is_cut(self, connection: LinkEpoch) -> bool:
         return not self.reachable(connection.dialler, connection.acceptor)
 
     def _delay_s(self) -> float:
@@ -616,10 +618,10 @@ def told_in(protocol: int, terms: Terms) -> Terms:
     return Terms.unpacked(terms.packed(protocol), protocol)
 
 
-def _other(connection: Connection, name: str) -> str:
+def _other(connection: LinkEpoch, name: str) -> str:
     return connection.acceptor if name == connection.dialler else connection.dialler
 
 
-def _tell_drained(links: SimulatedLinks, connection: Connection, peer: str) -> None:
+def _tell_drained(links: SimulatedLinks, connection: LinkEpoch, peer: str) -> None:
     if links.current.get(peer) is connection and links.events is not None:
         links.events.peer_drained(peer)

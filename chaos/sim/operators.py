@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
 
 MORE_MAX = 2
 """There are at most so many nodes more than at first, which with five makes as many as a cluster may have."""
@@ -40,7 +40,9 @@ TIMES_MAX = 20
 class Operators:
     """Those who ask for changes of the members."""
 
-    def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks, random: Random) -> None:
+    def __init__(
+        self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, random: Random
+    ) -> None:
         self._world = world
         self._cluster = cluster
         self._checks = checks
@@ -82,7 +84,7 @@ class Growth:
     """The operator under whom a cluster grows and shrinks."""
 
     def __init__(
-        self, world: World, cluster: SimulatedCluster, checks: Checks, installed: dict[str, Program]
+        self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, installed: dict[str, Program]
     ) -> None:
         """`installed` is what operators have installed on each node, which a new one is noted in."""
         self.done = {"add node": 0, "remove node": 0}

@@ -33,7 +33,7 @@ from chaos.sim.queue_features import (
 from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
 from chaos.sim.watched import TAG
-from chaos.sim.workload import ActingClient, Workload
+from chaos.sim.workload import ActingClient, SimulatedWorkload
 from cluster.log.segment import CorruptJournal
 from qq.config import NodeLimits
 from qq.machine.codec import encode_batch
@@ -82,8 +82,8 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import Options, SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world import SimulatedWorld
     from qq.machine.machine import QueueMachine
 
 CONNECTION = 1
@@ -108,7 +108,7 @@ PATIENCE_MAX_S = 2.0
 """A publisher waits at most this long for a confirm before it publishes again somewhere else."""
 
 
-class Publisher:
+class RepeatingPublisher:
     """A client that publishes the same again until it knows that it is enqueued, at whatever node it can."""
 
     def __init__(self, name: str, queue: str) -> None:
@@ -122,7 +122,7 @@ class Publisher:
 class Attempt(NamedTuple):
     """What a publisher has published and not heard of."""
 
-    publisher: Publisher
+    publisher: RepeatingPublisher
     sequence: int
     first_seq: int
     """Number of the first message among all that the channel has published."""
@@ -135,7 +135,7 @@ class Attempt(NamedTuple):
         publisher.waits_until_s = 0.0
 
 
-class Delivery(NamedTuple):
+class HeldMessages(NamedTuple):
     """Messages that a client works at."""
 
     consumer: int
@@ -179,7 +179,7 @@ class QueueClient(ActingClient):
         """Attempts that may still be heard of, by sequence of the batch."""
         self._next_ids: dict[int, int] = {}
         """Message id that a consumer is given next."""
-        self._reading: dict[int, Delivery] = {}
+        self._reading: dict[int, HeldMessages] = {}
         """Deliveries that will be read again, by their number."""
         self._deliveries = 0
         self._draining = False
@@ -420,7 +420,7 @@ class QueueClient(ActingClient):
             messages = self._messages(queue, random.randint(1, 12))
             self._batch(self._publishes(exchange, queue, messages), messages)
 
-    def _publish_again(self, publisher: Publisher) -> None:
+    def _publish_again(self, publisher: RepeatingPublisher) -> None:
         """Publish again, or for the first time; an attempt may repeat any part of an earlier one.
 
         Now and then the publisher has lost count, and begins with what has long been enqueued.
@@ -580,11 +580,11 @@ class QueueClient(ActingClient):
             return
         delay_s = self.workload.random.uniform(0.0, THINKING_MAX_S)
         self._deliveries += 1
-        delivery = Delivery(consumer, first_id, message_id - 1, ranges[-1])
+        delivery = HeldMessages(consumer, first_id, message_id - 1, ranges[-1])
         self._reading[self._deliveries] = delivery
         self.node.runtime.call_later(delay_s, partial(self._decide, self._deliveries, delivery))
 
-    def _decide(self, number: int, delivery: Delivery) -> None:
+    def _decide(self, number: int, delivery: HeldMessages) -> None:
         """Mostly settle, now and then only a part of it, or nothing."""
         was_there = self._reading.pop(number, None) is not None
         if self.workload.clients.get(self.node.name) is not self:
@@ -667,8 +667,10 @@ def _without(ranges: Sequence[Range], count: int) -> list[Range]:
     return rest
 
 
-class QueueWorkload(Workload[QueueClient]):
-    def __init__(self, world: World, checks: Checks, options: Options, oracle: QueueOracle) -> None:
+class QueueWorkload(SimulatedWorkload[QueueClient]):
+    def __init__(
+        self, world: SimulatedWorld, checks: Checks, options: SimulationOptions, oracle: QueueOracle
+    ) -> None:
         super().__init__(world, checks, options)
         self.oracle = oracle
         self.brokers = Brokers(world, self.submit, NodeLimits(), have_users=False)
@@ -681,7 +683,7 @@ class QueueWorkload(Workload[QueueClient]):
             one_of_each(self.arguments)
         self.tenants_random = world.random("tenants")
         self.gets_random = world.random("gets")
-        self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
+        self._publishers = [RepeatingPublisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
 
     def new_client(self, node: SimulatedNode, number: int) -> QueueClient:
         return QueueClient(node, number, self)
@@ -711,7 +713,7 @@ class QueueWorkload(Workload[QueueClient]):
             for queue in QUEUES
         }
 
-    def impatient_publisher(self) -> Publisher | None:
+    def impatient_publisher(self) -> RepeatingPublisher | None:
         """A publisher that waits for nothing any more; None if there is none, or if this run has no such publishers."""
         now_s = self.world.now_s
         waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]

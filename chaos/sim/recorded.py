@@ -19,7 +19,7 @@ from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
 from chaos.sim.brokers import PASSWORD, USER, Brokers
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import Options, Parts
+from chaos.sim.cluster import Parts, SimulationOptions
 from chaos.sim.loop import SimulatedLoop
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.transport import SimulatedConnection
@@ -57,7 +57,7 @@ FAULTS = {
     "clock jump": 0.3,
     "transfer": 0.5,
 }
-OPTIONS = Options(
+OPTIONS = SimulationOptions(
     queues=True,
     duration_s=20.0,
     fault_interval_s=1.5,
@@ -73,7 +73,7 @@ OPTIONS = Options(
 def record(
     seed: int,
     directory: Path,
-    options: Options = OPTIONS,
+    options: SimulationOptions = OPTIONS,
     parts: Parts = Parts(),  # noqa: B008 - immutable
     workloads: Sequence[str] = (catalog.ALL,),
 ) -> Sequence[str]:

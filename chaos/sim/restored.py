@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedNode
     from chaos.sim.stored import MessagesOf
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
     from cluster.machine import Machine
 
 ASKED_EVERY_S = 0.2
@@ -68,7 +68,7 @@ class Backups:
     """Those who make one backup in a run and, at the end, a new cluster of it."""
 
     def __init__(
-        self, world: World, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf
+        self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf
     ) -> None:
         self.contents: Contents | None = None
         """What the backup is; None as long as none was made."""

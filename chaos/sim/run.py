@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.client_workload import ClientWorkload, LoggedMessages
-from chaos.sim.cluster import Options, Parts, SimulatedCluster
+from chaos.sim.cluster import Parts, SimulatedCluster, SimulationOptions
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
@@ -24,8 +24,8 @@ from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.restored import Backups
 from chaos.sim.stored import StoredMessages
 from chaos.sim.upgrade import Upgrade
-from chaos.sim.workload import LedgerWorkload, Workload
-from chaos.sim.world import World
+from chaos.sim.workload import LedgerWorkload, SimulatedWorkload
+from chaos.sim.world import SimulatedWorld
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Outcome(NamedTuple):
     """What became of the messages of queues."""
 
 
-def draw_options(seed: int) -> Options:
+def draw_options(seed: int) -> SimulationOptions:
     """The mix of one seed. Each fault is common in some runs and absent in others."""
     random = Random(f"{seed}/program")
     options = _draw_load_and_faults(seed)
@@ -113,12 +113,12 @@ def draw_options(seed: int) -> Options:
     )
 
 
-def _draw_load_and_faults(seed: int) -> Options:
+def _draw_load_and_faults(seed: int) -> SimulationOptions:
     random = Random(f"{seed}/options")
     spikes = random.random() < 0.3
     busy = random.random() < 0.7
     large_batches = random.choice((0.0, 0.0, 0.05, 0.3))
-    options = Options(
+    options = SimulationOptions(
         nodes=5 if random.random() < 0.3 else 3,
         queues=random.random() < 0.5,
         duration_s=random.uniform(5.0, 15.0),
@@ -151,7 +151,7 @@ def _draw_load_and_faults(seed: int) -> Options:
     return options
 
 
-def with_largest_entries(options: Options, bytes_per_s: int) -> Options:
+def with_largest_entries(options: SimulationOptions, bytes_per_s: int) -> SimulationOptions:
     """Have entries so large that, at a low bandwidth, one takes as long as an election, and two exceed a frame."""
     return replace(
         options,
@@ -167,7 +167,7 @@ def with_largest_entries(options: Options, bytes_per_s: int) -> Options:
     )
 
 
-def _with_check_of_disk_use(options: Options) -> Options:
+def _with_check_of_disk_use(options: SimulationOptions) -> SimulationOptions:
     """Have so little kept in any case that it shows if something is not removed."""
     return replace(
         options,
@@ -180,7 +180,7 @@ def _with_check_of_disk_use(options: Options) -> Options:
     )
 
 
-def run(seed: int, options: Options, parts: Parts = Parts()) -> Outcome:  # noqa: B008 - immutable
+def run(seed: int, options: SimulationOptions, parts: Parts = Parts()) -> Outcome:  # noqa: B008 - immutable
     """Run the seed with these options."""
     simulation = Simulation(seed, options, parts)
     violation = ""
@@ -202,10 +202,10 @@ def run_seed(seed: int, parts: Parts = Parts(), nodes: int = 0) -> Outcome:  # n
 class Scene:
     """All that takes part in a run, but what makes the load."""
 
-    def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
+    def __init__(self, seed: int, options: SimulationOptions, parts: Parts = Parts()) -> None:  # noqa: B008
         self.seed = seed
         self.options = options
-        self.world = World(seed)
+        self.world = SimulatedWorld(seed)
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
         self.checks.watch(self.cluster)
@@ -251,7 +251,7 @@ class Scene:
 class Simulation(Scene):
     """A run whose load is random, at each node."""
 
-    def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
+    def __init__(self, seed: int, options: SimulationOptions, parts: Parts = Parts()) -> None:  # noqa: B008
         super().__init__(seed, options, parts)
         self.workload = self._workload()
         self.cluster.events.append(self.workload)
@@ -285,7 +285,7 @@ class Simulation(Scene):
         self.workload.submit_once()
         self.converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
-        if self.options.checks_disk_use and isinstance(self.workload, Workload):
+        if self.options.checks_disk_use and isinstance(self.workload, SimulatedWorkload):
             self._check_disk_use(self.workload)
         if isinstance(self.workload, ClientWorkload):
             self._check_clients(self.workload)
@@ -331,7 +331,7 @@ class Simulation(Scene):
             self.world.run_until(self.world.now_s + SLICE_S)
         self.converge(SERVICE_S, "does not come to rest")
 
-    def _check_disk_use(self, workload: Workload[Any]) -> None:
+    def _check_disk_use(self, workload: SimulatedWorkload[Any]) -> None:
         """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
         workload.go_on(LIGHT_LOAD_S)
         nodes = self.cluster.nodes

@@ -20,7 +20,7 @@ from cluster.member_changes import MemberChange, Verb
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.nemesis import Nemesis
-    from chaos.sim.world import World
+    from chaos.sim.world import SimulatedWorld
 
 DONE_BY = 0.5
 """Share of the time of faults in which all nodes are upgraded."""
@@ -33,7 +33,7 @@ ASKED_EVERY_S = 1.0
 class Upgrade:
     """The operator who upgrades a cluster."""
 
-    def __init__(self, world: World, cluster: SimulatedCluster, nemesis: Nemesis) -> None:
+    def __init__(self, world: SimulatedWorld, cluster: SimulatedCluster, nemesis: Nemesis) -> None:
         self._world = world
         self._cluster = cluster
         self._nemesis = nemesis

@@ -19,8 +19,8 @@ from chaos.sim.watched import TAG
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import Options, SimulatedNode
-    from chaos.sim.world import World
+    from chaos.sim.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world import SimulatedWorld
     from cluster.ports import Buffer
 
 PENDING_MAX = 100
@@ -29,7 +29,7 @@ DISOBEDIENCE = 0.1
 """How often a client publishes all the same while its node says that publishers must wait."""
 
 
-class Client:
+class SimulatedClient:
     """One client generation of one node."""
 
     def __init__(self, node: SimulatedNode, number: int, checks: Checks) -> None:
@@ -66,10 +66,10 @@ class Client:
         """Hear of something that an entry did."""
 
 
-class ActingClient(Client, ABC):
+class ActingClient(SimulatedClient, ABC):
     """A client that does something at random times."""
 
-    def __init__(self, node: SimulatedNode, number: int, workload: Workload[Any]) -> None:
+    def __init__(self, node: SimulatedNode, number: int, workload: SimulatedWorkload[Any]) -> None:
         super().__init__(node, number, workload.checks)
         self.random = workload.random
 
@@ -96,7 +96,7 @@ class LedgerClient(ActingClient):
             self.submit([make_batch(random.randbytes(size))])
 
 
-C = TypeVar("C", bound=Client)
+C = TypeVar("C", bound=SimulatedClient)
 A = TypeVar("A", bound=ActingClient)
 
 
@@ -149,17 +149,17 @@ class Generations(NodeEvents, ABC, Generic[C]):
         return None if client is None or client.life != node.life else client.needed_from()
 
 
-class Submitters(Generations[Client]):
+class Submitters(Generations[SimulatedClient]):
     """The clients that submit what brokers make: such batches are numbered, and their confirms compared, as all are."""
 
-    def new_client(self, node: SimulatedNode, number: int) -> Client:
-        return Client(node, number, self.checks)
+    def new_client(self, node: SimulatedNode, number: int) -> SimulatedClient:
+        return SimulatedClient(node, number, self.checks)
 
 
-class Workload(Generations[A]):
+class SimulatedWorkload(Generations[A]):
     """Load: each client does something at random times."""
 
-    def __init__(self, world: World, checks: Checks, options: Options) -> None:
+    def __init__(self, world: SimulatedWorld, checks: Checks, options: SimulationOptions) -> None:
         super().__init__(checks)
         self.world = world
         self.random = world.random("workload")
@@ -199,6 +199,6 @@ class Workload(Generations[A]):
         self._later(client)
 
 
-class LedgerWorkload(Workload[LedgerClient]):
+class LedgerWorkload(SimulatedWorkload[LedgerClient]):
     def new_client(self, node: SimulatedNode, number: int) -> LedgerClient:
         return LedgerClient(node, number, self)

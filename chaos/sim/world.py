@@ -38,7 +38,7 @@ class Event:
         self.callback = None
 
 
-class World:
+class SimulatedWorld:
     """Time and chance of one simulation."""
 
     def __init__(self, seed: int) -> None:
@@ -88,7 +88,7 @@ class World:
 class WorldClock:
     """The true time, for histories."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
 
     def now_ns(self) -> int:
@@ -98,7 +98,7 @@ class WorldClock:
 class WallClock:
     """A node's idea of the time of day: wrong, and changed now and then."""
 
-    def __init__(self, world: World, skew_ms: int) -> None:
+    def __init__(self, world: SimulatedWorld, skew_ms: int) -> None:
         self._world = world
         self.skew_ms = skew_ms
 
@@ -115,7 +115,7 @@ class SimulatedRuntime:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         wall: WallClock,
         random: Random,
         happened: Callable[[], None],

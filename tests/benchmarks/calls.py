@@ -29,7 +29,7 @@ import qq
 from chaos.sim import client_socket
 from chaos.sim.brokers import Brokers
 from chaos.sim.client_socket import ClientSide, ClientSocket
-from chaos.sim.cluster import Options
+from chaos.sim.cluster import SimulationOptions
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Scene
 from chaos.sim.workload import Submitters
@@ -42,7 +42,7 @@ BODY = b"alone".ljust(12)
 WARM_UP = 50
 PATIENCE_S = 60.0
 FRAME_OVERHEAD = 8
-OPTIONS = Options(
+OPTIONS = SimulationOptions(
     queues=True,
     clients=True,
     network=NetworkOptions(delay_min_s=0.0001, delay_max_s=0.0002),

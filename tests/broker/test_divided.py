@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from hypothesis import settings
 from lone_broker import LoneBroker
 from pamqp import commands
 from pamqp.body import ContentBody
@@ -388,7 +389,8 @@ class Story:
         assert publisher.returned == [m.body for m in accepted if m.mandatory and not m.way.targets]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(settings.default.max_examples // 5))
 def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     steps, size = rng.choice([40, 100, 5000]), rng.choice([1000, 5000, 1 << 20])

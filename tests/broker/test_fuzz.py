@@ -17,7 +17,7 @@ from raw_client import HEADER, RawClient, marshal
 from chaos.fuzz.conversations import conversations
 from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
-from chaos.fuzz.run import TROUBLE, Violation, _Frames, _note, run_seed, served
+from chaos.fuzz.run import TROUBLE, HarmError, _Frames, _note, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
 from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
@@ -94,7 +94,7 @@ def test_an_honest_publisher_that_waits_too_long_is_noticed(node: ClusterNode) -
     publisher = HonestPublisher(node.amqp_port, "patient")
     publisher.check()
     publisher.begun_s = time.monotonic() - WAIT_MAX_S
-    with pytest.raises(Violation, match=r"the honest publisher to patient has waited 10\.\d s"):
+    with pytest.raises(HarmError, match=r"the honest publisher to patient has waited 10\.\d s"):
         publisher.check()
     publisher.finish()
 
@@ -114,7 +114,7 @@ def test_what_a_hostile_client_may_not_hear_is_noticed(said: bytes, complaint: s
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as node:
             node.sendall(said)
             node.shutdown(socket.SHUT_WR)
-            with pytest.raises(Violation, match=complaint):
+            with pytest.raises(HarmError, match=complaint):
                 hostile_client(client, Act("", USER, "/"), [], Counter())
 
 
@@ -130,7 +130,7 @@ def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
         keep(name, index, b"state")
     assert compare_states(nodes) == 1
     keep("n2", 6, b"another")
-    with pytest.raises(Violation, match="n2 and n3 have different states at index 6"):
+    with pytest.raises(HarmError, match="n2 and n3 have different states at index 6"):
         compare_states(nodes)
 
 
@@ -148,7 +148,7 @@ def test_an_answer_that_is_no_frame_is_noticed() -> None:
     ]
     assert frames(HEADER) == []
     for wrong in (close[:-1] + b"\0", struct.pack(">BHI", 9, 0, 0) + b"\xce"):
-        with pytest.raises(Violation):
+        with pytest.raises(HarmError):
             frames(wrong)
 
 
@@ -157,9 +157,9 @@ def test_what_may_not_be_said_is_noticed() -> None:
     _note(commands.Connection.CloseOk(), told, closed=True)
     _note(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), told, closed=False)
     assert told == {"channel 404": 1}
-    with pytest.raises(Violation, match="behind its connection"):
+    with pytest.raises(HarmError, match="behind its connection"):
         _note(commands.Channel.OpenOk(), told, closed=True)
-    with pytest.raises(Violation, match="INTERNAL_ERROR"):
+    with pytest.raises(HarmError, match="INTERNAL_ERROR"):
         _note(
             commands.Connection.Close(541, "INTERNAL_ERROR - an unexpected error", 0, 0), told, closed=False
         )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import settings
 
 from qq.machine import core as core_module
 from qq.machine.codec import decode_batch, encode_batch
@@ -571,7 +572,8 @@ def test_a_command_costs_what_it_does_when_it_is_taken_and_not_when_it_was_asked
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(settings.default.max_examples // 5))
 def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng.choice([1, 2, 5]))

@@ -229,6 +229,7 @@ def read_messages(client: RawClient, body: bytes, count: int) -> None:
     client.socket.settimeout(None)
 
 
+@pytest.mark.long
 def test_unacknowledged_messages_on_all_channels_that_there_may_be_take_little(
     small_node: ClusterNode, queue: str
 ) -> None:

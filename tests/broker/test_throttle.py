@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import settings
 from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
@@ -448,7 +449,8 @@ def test_nothing_is_kept_of_who_has_left_and_of_limits_that_nobody_uses() -> Non
     assert dict(throttle._waiting_of) == {last.id: 1}
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(settings.default.max_examples // 5))
 def test_whatever_operators_and_clients_do_no_more_passes_than_limits_allow_and_nobody_waits_for_ever(
     seed: int,
 ) -> None:

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.xdist_group("workloads"), pytest.mark.timeout(90)]
 
 ENOUGH = 30
 """What each workload does of what is looked at, however slow the machine is."""
-DELETIONS = CLIENTS * NAMES + 10
+DELETIONS = CLIENTS * NAMES + 4
 """All before the run begins, and some again."""
 FROZEN_S = 0.2
 """Some forty messages are published in it, and no election has begun."""
@@ -116,6 +116,7 @@ def _wait_for_all(file: Path) -> None:
     enough = dict.fromkeys(product(("publish", "deliver"), WORKLOADS), ENOUGH)
     enough["deliver", "backlog"] = enough["deliver", "moved"] = 0
     enough["delete", "churn"] = DELETIONS
+    enough["tx_commit", "tx"] = ENOUGH // 2
     for lines in _flushed(file):
         done.update(row.findall(lines))
         if all(done[what] >= count for what, count in enough.items()):

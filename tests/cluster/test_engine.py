@@ -28,7 +28,7 @@ from pysyncobj.transport import Transport
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
-from chaos.sim.world import SimulatedRuntime, WallClock, World
+from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.departures import Departure
 from cluster.elections import Role
@@ -212,7 +212,7 @@ class OurNode:
         **journal: Any,
     ) -> None:
         """The journal holds entries of these terms, synced."""
-        self.world = World(1)
+        self.world = SimulatedWorld(1)
         wall = WallClock(self.world, 0)
         self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise, _nothing)
         self.world.now_s = 100.0
@@ -838,7 +838,7 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
         def end_entry(self, time_ms: int) -> Sequence[Any]:
             raise ZeroDivisionError
 
-    world = World(1)
+    world = SimulatedWorld(1)
     failures: list[BaseException] = []
     runtime = SimulatedRuntime(
         world, WallClock(world, 0), world.random("a"), _nothing, failures.append, _nothing

@@ -15,7 +15,7 @@ from toy_queue import FrozenToy
 
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
-from chaos.sim.world import EPOCH_MS, SimulatedRuntime, WallClock, World
+from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.clock import PATIENCE_S
 from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
@@ -199,7 +199,7 @@ class Trio:
         """`listed` are the members that each node's file lists besides itself; all if none are told."""
         self.names = names
         self.listed = listed or names
-        self.world = World(1)
+        self.world = SimulatedWorld(1)
         self.network = Network(self.world, names, NetworkOptions(), self.world.random("network"))
         self.failures: list[BaseException] = []
         self.members = [Member(name, self) for name in names]

@@ -7,7 +7,7 @@ from typing import get_args
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
-from chaos.sim.world import SimulatedRuntime, WallClock, World
+from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.configuration import PeerAddress
 from cluster.envelope import (
     Append,
@@ -32,7 +32,7 @@ def _nothing(*_: object) -> None:
 
 
 def make_group() -> Group:
-    world = World(1)
+    world = SimulatedWorld(1)
     runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _nothing, _nothing, _nothing)
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)

@@ -48,6 +48,7 @@ def test_a_cluster_in_a_block_of_its_own_shows_the_logs_of_its_nodes_in_unittest
     assert LOGGED in tested.stderr
 
 
+@pytest.mark.long
 def test_pytest_shows_the_logs_where_unittest_does_not(tmp_path: Path) -> None:
     code = recipe("OrdersTest").replace('assertEqual(body, b"one chair")', 'fail("as it should")')
     by_unittest, by_pytest = run(tmp_path, code, UNITTEST), run(tmp_path, code, PYTEST)

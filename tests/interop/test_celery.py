@@ -123,6 +123,7 @@ def test_events_of_worker_and_tasks_arrive(tasks: Tasks) -> None:
     assert wanted <= seen
 
 
+@pytest.mark.long
 def test_a_worker_that_starts_again_does_what_came_meanwhile(tasks: Tasks) -> None:
     tasks.worker.stop()
     results = [tasks.task("add", number, 1).delay() for number in range(10)]
@@ -131,6 +132,7 @@ def test_a_worker_that_starts_again_does_what_came_meanwhile(tasks: Tasks) -> No
     wait_ready(tasks.app, tasks.worker)
 
 
+@pytest.mark.long
 def test_every_task_is_done_although_the_leader_is_killed(tmp_path: Path) -> None:
     done = tmp_path / "done"
     done.mkdir()

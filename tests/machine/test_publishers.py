@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qq.machine import publishers as publishers_module
@@ -134,7 +134,8 @@ def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
     assert len(publishers.freeze()[2][0][3]) == REFUSED_MAX
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(settings.default.max_examples))
 def test_however_many_are_refused_no_message_is_new_twice_at_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leader_changes import CHANGES
 from nodes_here import ClusterHere
 from queue_world import World, world_here
 
@@ -73,9 +74,9 @@ def trouble() -> Generator[Trouble]:
     assert handler.records == []
 
 
-@pytest.fixture(params=["quiet", "handover"])
+@pytest.fixture(params=CHANGES)
 def world(request: pytest.FixtureRequest) -> Generator[World]:
-    """The cluster, twice: nothing happens to it, and leadership is handed over; `KILLED` adds a third time."""
+    """The cluster, twice: leadership is handed over, and nothing happens to it; `ALSO_KILLED` adds a third time."""
     if request.param == "kill":
         yield from _world_of_processes(request.getfixturevalue("processes"))
     else:

@@ -1,10 +1,13 @@
-"""What happens to the leader in the middle of a test; without one of these: nothing, and a handover."""
+"""What happens to the leader in the middle of a test; without one of these: a handover, and nothing (a long test)."""
 
 from __future__ import annotations
 
 import pytest
+from long_cases import cases
 
+CHANGES = cases(["quiet", "handover"], lambda change: change == "handover")
+"""A cluster in which nothing happens shows little that one does not in which leadership is handed over."""
 QUIET = pytest.mark.parametrize("world", ["quiet"], indirect=True)
 """For what a leader has no part in."""
 KILLED = pytest.mark.parametrize("world", ["kill"], indirect=True)
-ALSO_KILLED = pytest.mark.parametrize("world", ["quiet", "handover", "kill"], indirect=True)
+ALSO_KILLED = pytest.mark.parametrize("world", [*CHANGES, "kill"], indirect=True)

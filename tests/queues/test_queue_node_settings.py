@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pika.exceptions
 import pytest
-from leader_changes import QUIET
+from leader_changes import CHANGES, QUIET
 from nodes_here import ClusterHere
 from queue_clients import PATIENCE_S, Taker, barrier, bodies_of, declare, drain, publish, refused
 from queue_world import World, world_here
@@ -33,7 +33,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Generator[ClusterHer
         assert len(cluster.digests()) == 1
 
 
-@pytest.fixture(params=["quiet", "handover"])
+@pytest.fixture(params=CHANGES)
 def world(configured: ClusterHere, request: pytest.FixtureRequest) -> Generator[World]:
     yield from world_here(configured, request.param)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.cluster import Options
+from chaos.sim.cluster import SimulationOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ AWAY_S = 3.5
 """Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
 CUTS_S = (3.0, 8.0, 13.0)
 """When a node is cut off: one after the other."""
-OPTIONS = Options(
+OPTIONS = SimulationOptions(
     queues=True,
     duration_s=14.0,
     submit_interval_s=0.25,

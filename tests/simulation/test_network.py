@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.sim.network import Network, NetworkOptions, SimulatedLinks, address_of
-from chaos.sim.world import SimulatedRuntime, WallClock, World
+from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster import known_members
 from cluster.configuration import Configuration, Member, PeerAddress
 from cluster.configurations import Configurations
@@ -88,7 +88,7 @@ class Net:
     """Some nodes in one world."""
 
     def __init__(self, names: str, seed: int = 1, options: NetworkOptions | None = None) -> None:
-        self.world = World(seed)
+        self.world = SimulatedWorld(seed)
         self.network = Network(self.world, names, options or NetworkOptions(), self.world.random("network"))
         self.nodes = [Node(name, self) for name in names]
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from operator import attrgetter
 
 import pytest
 from long_cases import cases
 
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import LOG, Options, SimulatedNode
+from chaos.sim.cluster import LOG, SimulatedNode, SimulationOptions
 from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
@@ -22,7 +23,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 
-SMALL_LOGS = Options(
+SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,
     fault_interval_s=1e9,
     faults={"reset": 1.0},
@@ -48,7 +49,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def running(options: Options = SMALL_LOGS, until_s: float = 4.0) -> Simulation:
+def running(options: SimulationOptions = SMALL_LOGS, until_s: float = 4.0) -> Simulation:
     """A cluster that has been serving for a while."""
     simulation = Simulation(1, options)
     for node in simulation.cluster.nodes:
@@ -183,6 +184,7 @@ def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None
     checks.check_agreement()
 
 
+@pytest.mark.long
 def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durable() -> None:
     """The damaged file went before the new log was known to be durable, and the check expected too much (700477)."""
     simulation = running()
@@ -243,7 +245,7 @@ def fill(simulation: Simulation, node: SimulatedNode) -> None:
     housekeeping.turn = turn  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", cases([False, True], bool))
 def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restarts: bool) -> None:
     simulation = running(until_s=8.0)
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
@@ -265,6 +267,7 @@ def test_a_disk_that_is_full_of_what_nobody_needs_any_more_is_given_back(restart
     checks.check_agreement()
 
 
+@pytest.mark.long
 def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
     simulation = running(until_s=8.0)
     world, cluster = simulation.world, simulation.cluster
@@ -283,9 +286,11 @@ def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
     assert leader.up
 
 
-@pytest.mark.parametrize("steps", range(8))
-@pytest.mark.parametrize("power_loss", [False, True])
-def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(steps: int, power_loss: bool) -> None:
+@pytest.mark.parametrize(
+    "end", cases(product(range(8), (False, True)), lambda end: end[1] == bool(end[0] % 2)), ids=str
+)
+def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(end: tuple[int, bool]) -> None:
+    steps, power_loss = end
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
     _, follower, _ = leader_first(simulation)

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode, LocalCluster
 
 PATIENCE_S = 45.0
-RATE = 30
+RATE = 20
 """Messages a second over all publishers, each of which goes to two queues. More cost time, and show nothing else."""
 POLL_S = 0.05
 COMMAND_POLL_S = 0.3
 """Between two commands that ask for the same: each is a process, which takes the machine from what is waited for."""
-ENOUGH = 4
+ENOUGH = 3
 """Confirms or deliveries that show that a client works."""
 SHOWN = 20
 SHARED, ORDERED = "shared", "ordered"

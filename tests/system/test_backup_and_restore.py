@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from system_clients import PERSISTENT, pika_connection
+from system_commands import run_qq
 from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
@@ -49,29 +50,34 @@ def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"QQ_LIMITS_{name}", value)
 
 
-def qq(*arguments: object, given: bytes = b"") -> tuple[int, bytes, str]:
+def qq(*arguments: object) -> tuple[int, str, str]:
     """Call a command; returns its exit status, its output and what it complains of."""
-    done = subprocess.run(
-        [sys.executable, "-m", "qq", *map(str, arguments)],
-        input=given,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr.decode()
+    done = run_qq(*map(str, arguments))
+    return done.returncode, done.stdout, done.stderr
 
 
-def make_backup(node: ClusterNode, target: Path | str) -> bytes:
-    status, output, errors = qq("backup", target, "--http", f"http://127.0.0.1:{node.http_port}")
+def make_backup(node: ClusterNode, target: Path) -> None:
+    status, _, errors = qq("backup", target, *asking(node))
     assert (status, errors) == (0, "")
-    return output
 
 
-def restore(node: ClusterNode, backup: Path | str, given: bytes = b"") -> None:
+def restore(node: ClusterNode, backup: Path) -> None:
     """Begin a new cluster on the node, whose directory is emptied."""
     shutil.rmtree(NodeFiles(node).root)
-    status, _, errors = qq("restore", backup, "--config", config_of(node), given=given)
+    status, _, errors = qq("restore", backup, "--config", config_of(node))
     assert (status, errors) == (0, "")
+
+
+def piped(*arguments: object, given: bytes = b"") -> bytes:
+    """What a command writes to a pipe that reads another one."""
+    command = [sys.executable, "-m", "qq", *map(str, arguments)]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def asking(node: ClusterNode) -> tuple[str, str]:
+    return "--http", f"http://127.0.0.1:{node.http_port}"
 
 
 def config_of(node: ClusterNode) -> Path:
@@ -162,12 +168,12 @@ def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
     """One node after the other is asked, while housekeeping removes what is old."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster, loaded(cluster) as load:
         load.fault_begins()
-        for number in range(6):
-            make_backup(cluster.nodes[number % 3], tmp_path / f"backup{number}")
+        for node in cluster.nodes:
+            make_backup(node, tmp_path / node.name)
         load.until_all_work()
         load.assert_waited_less_than(PAUSE_MAX_S)
-        for number in range(6):
-            assert qq("inspect", tmp_path / f"backup{number}")[0] == 0
+        for node in cluster.nodes:
+            assert qq("inspect", tmp_path / node.name)[0] == 0
 
 
 def publish_to(node: ClusterNode, count: int) -> list[str]:
@@ -184,10 +190,11 @@ def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejo
         first, second, _ = cluster.nodes
         declare(first)
         confirmed = publish_to(second, 20)
-        data = make_backup(second, "-")
+        data = piped("backup", "-", *asking(second))
         until_named(cluster)
         kill_all(cluster)
-        restore(first, "-", given=data)
+        shutil.rmtree(NodeFiles(first).root)
+        piped("restore", "-", "--config", config_of(first), given=data)
         first.start()
         first.wait_ready()
         stays_away(second, first)
@@ -202,9 +209,8 @@ def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejo
 
 def until_safe_to_stop(node: ClusterNode) -> None:
     """Wait until the others vote, and are enough."""
-    url = f"http://127.0.0.1:{node.http_port}"
     poll(
-        lambda: qq("check", "safe-to-stop", "--http", url)[0] == 0,
+        lambda: qq("check", "safe-to-stop", *asking(node))[0] == 0,
         lambda: "the others are not enough",
         COMMAND_POLL_S,
     )
@@ -224,7 +230,7 @@ def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None
         kill_all(cluster)
         status, output, _ = qq("recover", "--unsafe-from", root)
         assert status == 1
-        assert b"may be missing" in output
+        assert "may be missing" in output
         status, output, errors = qq("recover", "--unsafe-from", root, "--yes")
         assert (status, errors) == (0, "")
         second.start()

@@ -160,11 +160,9 @@ DAMAGES = {
 ALWAYS_TRIED = {
     "stored messages",
     "open segment",
-    "all checkpoints",
-    "whole hard state",
     "everything deleted",
 }
-"""One of each kind of file. What the log makes of each damage is in the tests of `cluster`, too."""
+"""What the log makes of each damage is in the tests of `cluster`, too."""
 LOST_LOGS = [
     "sealed segment",
     "stored messages",
@@ -516,6 +514,7 @@ def test_a_node_whose_sync_failed_stops_and_comes_back(
         poll(lambda: is_whole(NodeFiles(node)), lambda: f"what is damaged: {NodeFiles(node).problems()}")
 
 
+@pytest.mark.long
 def test_a_node_that_cannot_read_a_sector_is_repaired(
     limits: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_large_transactions_reach_a_follower_that_was_away(tmp_path: Path) -> No
         check_logs(cluster)
 
 
+@pytest.mark.long
 def test_a_message_larger_than_any_buffer_passes_a_node_that_would_not_take_it_from_a_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

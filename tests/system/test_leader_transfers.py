@@ -35,7 +35,7 @@ def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> Non
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         nodes = cluster.nodes
         load.fault_begins()
-        for number in range(6):
+        for number in range(4):
             asked, target = nodes[number * 2 % 3], nodes[number % 3]
             assert qq(asked, "leader", "transfer", "--to", target.name) == (0, f"{target.name} leads")
             assert qq(target, "leader", "show") == (0, target.name)

@@ -106,6 +106,7 @@ def empty(node: ClusterNode) -> None:
     shutil.rmtree(NodeFiles(node).root)
 
 
+@pytest.mark.long
 def test_lists_that_differ_from_the_log_do_not_count(tmp_path: Path) -> None:
     """Of two of five nodes, which would be a majority of the three that they list; one of them is emptied, too."""
     with LocalCluster(5, tmp_path) as cluster, loaded(cluster) as load:

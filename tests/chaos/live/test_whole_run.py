@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.xdist_group("spark"),
     pytest.mark.usefixtures("spark"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 FAULTS = ("kill_leader", "latency")

@@ -12,7 +12,7 @@ from chaos.judge import Violation, violations
 from chaos.pipeline import job
 from chaos.sim.amqp_client import QUEUES
 from chaos.sim.client_workload import ClientWorkload, LoggedMessages
-from chaos.sim.cluster import Options
+from chaos.sim.cluster import SimulationOptions
 from chaos.sim.run import Simulation
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
@@ -31,7 +31,9 @@ pytestmark = [
 
 STORIES = 600
 JUDGED_BY_BOTH = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic"}
-CLIENT_RUN = Options(queues=True, clients=True, duration_s=10.0, submit_interval_s=0.1, faults={"kill": 1.0})
+CLIENT_RUN = SimulationOptions(
+    queues=True, clients=True, duration_s=10.0, submit_interval_s=0.1, faults={"kill": 1.0}
+)
 
 
 def tell_anything(story: Story, random: Random) -> None:

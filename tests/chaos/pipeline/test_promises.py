@@ -11,7 +11,7 @@ from pipeline_stories import HEALTHY, PLANTED
 from chaos.promises import PROMISES
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def found(judged: Judged, story: str) -> dict[str, list[Row]]:

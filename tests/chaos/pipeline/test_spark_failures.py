@@ -1,4 +1,4 @@
-"""A Spark that does not start, or dies, is a verdict in a line; each in a process of its own."""
+"""A Spark that does not start, or dies, and a job of it that fails, are verdicts in a line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
-# Each waits for a Spark of its own.
+from chaos.pipeline import job
+
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 DYING = """
@@ -39,6 +42,21 @@ def told(*arguments: str | Path) -> str:
     return line
 
 
+def test_a_job_that_fails_is_a_line(run: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise PySparkException(
+            "An error occurred while it was read.\n: no space left\n\tat a place in a trace"
+        )
+
+    monkeypatch.setattr(job, "read_rows", fails)
+    verdict = job.check(run)
+    assert (verdict.valid, verdict.error) == (False, "the check failed in Spark: no space left")
+
+
+# Each of these waits for a Spark of its own.
+
+
+@pytest.mark.long
 def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
     line = told("-m", "chaos", "check", run, "--master", "moon")
     log = run / "logs" / "spark.log"

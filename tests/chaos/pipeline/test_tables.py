@@ -11,7 +11,7 @@ import pytest
 from pipeline_histories import SECONDS, Judged
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def table(judged: Judged, name: str) -> list[dict[str, Any]]:
