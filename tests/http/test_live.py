@@ -22,7 +22,7 @@ from qq.http.server import HttpLimits
 from qq.machine.commands import DeclareQueue, DeleteQueue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     Client = TestClient[Any, Any]
 
@@ -190,14 +190,14 @@ def test_what_many_look_at_is_made_once(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
-    rows = node.management.queue_rows
+    rows = node.management.queues_by_name
 
-    def counted(vhost: str | None) -> Any:
+    async def counted(is_seen: Callable[[str], bool]) -> Any:
         nonlocal made
         made += 1
-        return rows(vhost)
+        return await rows(is_seen)
 
-    monkeypatch.setattr(node.management, "queue_rows", counted)
+    monkeypatch.setattr(node.management, "queues_by_name", counted)
     monkeypatch.setattr(live, "INTERVAL_S", 60)
 
     async def story() -> None:
