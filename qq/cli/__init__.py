@@ -9,6 +9,7 @@ Law: an operating error is one line on standard error and the exit status of its
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit status."""
     find_cluster()
+    _open_missing_streams()
     from qq.cli.running import run  # noqa: PLC0415
 
     return run(sys.argv[1:] if arguments is None else arguments)
+
+
+def _open_missing_streams() -> None:
+    """Have something in place of standard streams that whoever began this process has closed, as `>&-` does."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from qq.cli.output import print_rows, value_in
@@ -61,10 +62,12 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
     if columns or form != "json":
         query["columns"] = ",".join(shown)
     path = path_of(*kind.path(wanted.vhost))
+    if wanted.sort is not None and wanted.sort not in kind.columns:
+        _check_known(node, path, kind, [wanted.sort])
     with counted(f"reading {kind.name}", prints=True) as count:
         rows = things(node, path, query, count)
         if columns:
-            rows = _with_columns(rows, columns, lambda: _known(node, path, kind))
+            rows = _with_columns(rows, columns, partial(_check_known, node, path, kind))
         print_rows(form, rows, shown)
     return 0
 
@@ -128,7 +131,7 @@ def _check_names_matter(node: Remote, path: str) -> None:
 
 
 def _with_columns(
-    rows: Iterator[dict[str, Any]], columns: Sequence[str], known: Callable[[], list[str]]
+    rows: Iterator[dict[str, Any]], columns: Sequence[str], check_known: Callable[[Sequence[str]], None]
 ) -> Iterator[dict[str, Any]]:
     """Pass rows on; raises CommandError if none of the first rows has one of the columns."""
     seen: list[dict[str, Any]] = []
@@ -138,18 +141,17 @@ def _with_columns(
             break
     missing = [each for each in columns if seen and all(value_in(row, each) is None for row in seen)]
     if missing:
-        names = known()
-        unknown = [each for each in missing if each.partition(".")[0] not in names]
-        if unknown:
-            raise CommandError(f"there is no column {unknown[0]!r}; there are {', '.join(names)}")
+        check_known(missing)
     yield from seen
     yield from rows
 
 
-def _known(node: Remote, path: str, kind: Kind) -> list[str]:
-    """The columns that there are."""
+def _check_known(node: Remote, path: str, kind: Kind, columns: Sequence[str]) -> None:
+    """Raise CommandError if one of the columns is not there; where there are no things, nobody can tell."""
     items = node.get(path, _ONE).get("items")
     if not isinstance(items, list):
         raise node.is_foreign()
-    of_first = items[0] if items else {}
-    return sorted({*of_first, *(column.partition(".")[0] for column in kind.columns)})
+    names = sorted({*(items[0] if items else ()), *(column.partition(".")[0] for column in kind.columns)})
+    unknown = [each for each in columns if each.partition(".")[0] not in names]
+    if items and unknown:
+        raise CommandError(f"there is no column {unknown[0]!r}; there are {', '.join(names)}")

@@ -87,11 +87,14 @@ class TimesWindow:
         count = self.count
         return (self._samples[-1].total_s - self._samples[0].total_s) / count if count else 0.0
 
-    def quantile(self, share: float) -> float:
-        """The least bound that so large a share did not exceed, in seconds; 0 if nothing was counted."""
+    def quantile(self, share: float, spared: int = 0) -> float:
+        """The least bound that so large a share did not exceed, in seconds; 0 if nothing was counted.
+
+        So many are `spared`: if no more than these exceed a bound, it is not exceeded.
+        """
         counts = self._counts
-        wanted = share * sum(counts)
-        if not wanted:
+        wanted = min(share * sum(counts), sum(counts) - spared)
+        if wanted <= 0:
             return 0.0
         bounds = [*self._times.bounds_s, inf]
         return next(

@@ -44,6 +44,9 @@ from qq.http.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.users import UserEndpoints
 from qq.http.vhosts import VhostEndpoints
 
+ESCAPED = "/api/escaped/"
+"""What the paths begin with in which names are escaped."""
+
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
@@ -82,9 +85,25 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
         OAuth2Endpoints(view, management),
     )
     found = [route for resource in resources for route in resource.routes()]
+    found += [_escaped(route) for route in found if "{" in route.path]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.
     with_slash = [web.RouteDef(each.method, f"{each.path}/", each.handler, each.kwargs) for each in found]
     return [_any_name(route) for route in (*found, *with_slash)]
+
+
+def _escaped(route: web.RouteDef) -> web.RouteDef:
+    """The same below another path, with `~` before each name.
+
+    Browsers, and others who follow https://url.spec.whatwg.org, take "." and ".." out of a path, however these are
+    written: what has such a name cannot be asked for by RabbitMQ's paths.
+    """
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        for part, name in request.match_info.items():
+            request.match_info[part] = name.removeprefix("~")
+        return await route.handler(request)
+
+    return web.RouteDef(route.method, route.path.replace("/api/", ESCAPED, 1), handler, route.kwargs)
 
 
 def _any_name(route: web.RouteDef) -> web.RouteDef:

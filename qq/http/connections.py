@@ -7,6 +7,7 @@ Law: monitors see everybody's connections and administrators close them; others 
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from qq.machine.commands import CloseConnection
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-    from qq.http.view import Client, ManagementView
+    from qq.http.view import Client, ConnectionHead, ManagementView
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
@@ -75,8 +76,14 @@ class ConnectionEndpoints:
     # Connections
 
     async def connections(self, request: web.Request) -> web.StreamResponse:
-        found = await self._matching(request, self._management.connections)
-        return await write_listing(request, Listing(map(client_document, found), basic=CONNECTION_BASICS))
+        vhost = await vhost_if_named(request, self._management, MONITORS)
+        user, own = request.match_info.get("user"), only_own(request)
+        heads = [
+            head
+            for head in await self._management.connection_heads()
+            if vhost in (None, head.vhost) and user in (None, head.user) and own in (None, head.user)
+        ]
+        return await write_listing(request, connection_listing(self._management, heads))
 
     async def connections_of(self, request: web.Request) -> web.StreamResponse:
         require_owner(request, request.match_info["user"], MONITORS)
@@ -162,6 +169,21 @@ class ConnectionEndpoints:
                     require_owner(request, each["user"], all_seeing)
                     return each
         raise not_found()
+
+
+def connection_listing(
+    management: ManagementView, heads: Sequence[ConnectionHead]
+) -> Listing[ConnectionHead]:
+    """The list of these connections, of which no more are asked for than are shown."""
+
+    async def whole(some: Sequence[ConnectionHead]) -> Sequence[dict[str, Any]]:
+        return [client_document(each) for each in await management.connections_of(some)]
+
+    return Listing(heads, _HEAD, is_in_order=True, basic=CONNECTION_BASICS, whole=whole)
+
+
+_HEAD = {name: attrgetter(name) for name in ("name", "vhost", "user", "node")}
+"""What is told of a connection that all nodes know."""
 
 
 def _closing(request: web.Request, connection: Client) -> CloseConnection:

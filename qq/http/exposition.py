@@ -3,14 +3,15 @@
 Lives here: the text (https://prometheus.io/docs/instrumenting/exposition_formats/), and how much of a node's time those
 who ask may take. Not here: which figures there are (qq/management/figures.py), the node's own metrics (qq/metrics.py).
 
-Law: nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for others.
+Two laws. Nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for
+others. And most queues of very many are as they were: no text is made of what has not changed since it was told last.
 """
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic, thread_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,16 +19,22 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from qq.http.slices import SLICE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from qq.http.view import ObjectTable
+    from qq.http.view import ObjectRow, ObjectRows, ObjectTable
 
 PER_OBJECT = ("queue_coarse_metrics", "queue_metrics", "queue_delivery_metrics", "queue_exchange_metrics")
 """The families that RabbitMQ's `/metrics/per-object` shows, as far as there are any here."""
 PAUSE_SHARE = 4
 """Between two answers there is this many times the processor time that one took: a flood takes a fifth of a core."""
-ROWS_AT_ONCE = 50
-"""How many rows are made before it is looked whether the slice is over."""
+SENT_AT_ONCE = 256 * 1024
+"""How many octets are sent at once: to copy them takes a tenth of a millisecond."""
+ANSWERS_KEPT = 2
+"""Of how many different requests the text is kept: those that came last."""
+KEPT_BYTES_MAX = 48 * 1024 * 1024
+"""How much text is kept of each: that of some 50,000 queues. What is beyond it is made each time."""
+KEPT_S = 120.0
+"""For how long text is kept that nobody asks for: longer than anybody waits between two scrapes."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -38,6 +45,9 @@ class ObjectExposition:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._next_s = 0.0
+        self._kept: dict[Hashable, KeptTexts] = {}
+        """What was told last, by what was asked for; the newest is last."""
+        self._forgetting: asyncio.TimerHandle | None = None
 
     async def write(
         self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: str
@@ -51,8 +61,8 @@ class ObjectExposition:
                 await response.write_eof()
                 return response
             taken_s = 0.0
+            parts = _lines(tables, prefix, self._texts(request.path_qs))
             try:
-                parts = _lines(tables, prefix)
                 while True:
                     began_s = thread_time()
                     part = _slice(parts)
@@ -60,12 +70,49 @@ class ObjectExposition:
                     if part is None:
                         break
                     if part:
-                        await response.write(part.encode())
+                        await response.write(part)
                     await asyncio.sleep(0)
             finally:
                 self._next_s = monotonic() + PAUSE_SHARE * taken_s
             await response.write_eof(infos.encode())
             return response
+
+    def _texts(self, asked: str) -> KeptTexts:
+        """What is kept of the last answer to what is asked for. Who asks in many ways has little of it."""
+        texts = self._kept.pop(asked, None) or KeptTexts()
+        self._kept[asked] = texts
+        while len(self._kept) > ANSWERS_KEPT:
+            del self._kept[next(iter(self._kept))]
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._kept.clear)
+        return texts
+
+
+class KeptTexts:
+    """The text of rows as it was when it was told last, and by what is seen whether it is still the same."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, tuple[Any, list[bytes]]] = {}
+        self._now: dict[Hashable, tuple[Any, list[bytes]]] = {}
+        self._room = KEPT_BYTES_MAX
+
+    def begin(self) -> None:
+        """Begin to tell again: what is not told this time is forgotten with the next."""
+        self._before, self._now = self._now, {}
+        self._room = KEPT_BYTES_MAX
+
+    def of(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
+        """The text of some rows, for each metric."""
+        if rows.state is None:
+            return make(rows)
+        known = self._before.get(rows.key)
+        if known is None or known[0] != rows.state:
+            known = rows.state, make(rows)
+        self._room -= sum(map(len, known[1]))
+        if self._room >= 0:
+            self._now[rows.key] = known
+        return known[1]
 
 
 def info_lines(name: str, text: str, labels: Mapping[str, str]) -> str:
@@ -75,43 +122,54 @@ def info_lines(name: str, text: str, labels: Mapping[str, str]) -> str:
     return f"{head}{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
 
 
-def _slice(parts: Iterator[str]) -> str | None:
-    """The next lines, as many as can be made in the time of a slice; None at the end.
+def _slice(parts: Iterator[bytes]) -> bytes | None:
+    """The next lines, as many as can be made in the time of a slice and sent at once; None at the end.
 
     It may be empty before the end: the rows of a table are looked at before its first line is made.
     """
-    until_s = monotonic() + SLICE_S
-    made: list[str] = []
+    until_s, room = monotonic() + SLICE_S, SENT_AT_ONCE
+    made: list[bytes] = []
     for part in parts:
         made.append(part)
-        if monotonic() >= until_s:
+        room -= len(part)
+        if room <= 0 or monotonic() >= until_s:
             break
-    return "".join(made) if made else None
+    return b"".join(made) if made else None
 
 
-def _lines(tables: Iterator[ObjectTable], prefix: str) -> Iterator[str]:
+def _lines(tables: Iterator[ObjectTable], prefix: str, texts: KeptTexts) -> Iterator[bytes]:
+    texts.begin()
     for table in tables:
-        yield from _table_lines(table, "rabbitmq_cluster_" if table.is_of_cluster else prefix)
+        yield from _table_lines(table, "rabbitmq_cluster_" if table.is_of_cluster else prefix, texts)
 
 
-def _table_lines(table: ObjectTable, prefix: str) -> Iterator[str]:
-    """The lines of a table. All lines of one metric have to come together, so the rows are kept."""
-    labels: list[str] = []
-    columns: list[list[float | None]] = [[] for _ in table.metrics]
-    for number, (values, figures) in enumerate(table.rows):
-        labels.append(_labels(table.labels, values))
-        for column, figure in zip(columns, figures, strict=True):
-            column.append(figure)
-        if number % ROWS_AT_ONCE == 0:
-            yield ""
-    for (name, kind, text), column in zip(table.metrics, columns, strict=True):
+def _table_lines(table: ObjectTable, prefix: str, texts: KeptTexts) -> Iterator[bytes]:
+    """The lines of a table. All lines of one metric have to come together, so the text of all rows is made first."""
+    names = [f"{prefix}{name}" for name, _, _ in table.metrics]
+
+    def make(rows: ObjectRows) -> list[bytes]:
+        return _row_lines(names, table.labels, rows.make())
+
+    parts: list[list[bytes]] = []
+    for rows in table.parts:
+        parts.append(texts.of(rows, make))
+        yield b""
+    for place, (name, (_, kind, text)) in enumerate(zip(names, table.metrics, strict=True)):
         # The name of a counter's family is without "_total" only in OpenMetrics.
-        yield f"# HELP {prefix}{name} {text}\n# TYPE {prefix}{name} {kind}\n"
-        for start in range(0, len(labels), ROWS_AT_ONCE):
-            some = zip(
-                labels[start : start + ROWS_AT_ONCE], column[start : start + ROWS_AT_ONCE], strict=True
-            )
-            yield "".join(f"{prefix}{name}{{{row}}} {figure}\n" for row, figure in some if figure is not None)
+        yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
+        for lines in parts:
+            yield lines[place]
+
+
+def _row_lines(names: Sequence[str], labels: Sequence[str], rows: Iterable[ObjectRow]) -> list[bytes]:
+    """The lines of some rows, for each metric."""
+    lines: list[list[str]] = [[] for _ in names]
+    for values, figures in rows:
+        row = _labels(labels, values)
+        for name, of_metric, figure in zip(names, lines, figures, strict=True):
+            if figure is not None:
+                of_metric.append(f"{name}{{{row}}} {figure}\n")
+    return ["".join(of_metric).encode() for of_metric in lines]
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ whatever is asked for, other tasks run between slices of the work, and what it m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from heapq import merge
@@ -26,7 +26,7 @@ from qq.http.slices import Slices
 from qq.machine.patterns import InvalidPattern, Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator
 
 T = TypeVar("T")
 Document = Mapping[str, Any]
@@ -66,8 +66,14 @@ class Listing(NamedTuple, Generic[T]):
     is_seen: Callable[[T], bool] | None = None
     """Whether the one who asks sees a thing; None if they see all."""
     order: Sequence[str] = BY_NAME
+    is_in_order: bool = False
+    """Whether the things are a sequence in their order, of those only that are seen."""
+    parts: Mapping[str, Callable[[T], Any]] = {}
+    """What may be found of a thing without telling all that it is a part of, by its name with dots."""
     basic: Collection[str] | None = None
     """What `disable_stats` leaves; None if there are no statistics."""
+    whole: Callable[[Sequence[T]], Awaitable[Sequence[Document]]] | None = None
+    """Tells all of several things together, where `fields` tell only a part of it, by which most orders go."""
     completed: Callable[[T, Document], Document] = _as_it_is
     """What is told of a thing that is sent, from what its fields tell."""
 
@@ -95,33 +101,39 @@ async def listed_page(request: web.Request, listing: Listing[T]) -> bytes:
 
 @asynccontextmanager
 async def _selected(
-    request: web.Request, listing: Listing[T], names: _Names, page: _Page | None
+    request: web.Request, listing: Listing[Any], names: _Names, page: _Page | None
 ) -> AsyncGenerator[tuple[Mapping[str, int] | None, Iterable[Document]]]:
     """Select what is asked for: the counts of a page, or None if all are; and the documents. Raises Refusal."""
     columns, slices = _columns(request), Slices()
     if listing.basic is not None and is_asked(request, "disable_stats"):
         columns = _basic(columns, listing.basic)
-    seen = await _kept(listing.things, listing.is_seen, slices)
-    found = await _named(listing, seen, names, slices)
+    seen = await _seen(listing, slices)
+    found: Sequence[Any] = await _named(listing, seen, names, slices)
     if page is not None and page.offset > len(found):
         text = f"Page out of range, page: {page.number} page size: {page.size}, len: {len(found)}"
         raise bad_request(text, "page_out_of_range")
-    sort = request.query.get("sort")
-    order = [sort, *listing.order] if sort else listing.order
-    runs = await _runs(listing, found, order, slices, reverse=is_asked(request, "sort_reverse"))
-    ordered = map(itemgetter(-1), merge(*runs, reverse=is_asked(request, "sort_reverse")))
+    sort, reverse = request.query.get("sort"), is_asked(request, "sort_reverse")
+    if listing.whole is not None and (page is None or (sort and not _may_have(listing, sort))):
+        found = await listing.whole(found)
+        listing = _of_documents(listing)
+    order = _order(listing, sort)
+    offset = 0 if page is None else page.offset
+    runs = await _runs(listing, found, order, slices, reverse=reverse) if order else []
+    if order:
+        ordered = map(itemgetter(-1), merge(*runs, reverse=reverse))
+        await _skip(ordered, offset, slices)
+    else:
+        ordered = map(found.__getitem__, range(len(found))[:: -1 if reverse else 1][offset:])
 
-    def document(thing: T) -> Document:
+    def document(thing: Any) -> Document:
         return _narrowed(listing.completed(thing, _told(listing, thing, columns)), columns)
 
     if page is None:
         yield None, map(document, ordered)
     else:
-        for at in range(0, page.offset, STEP):
-            last = min(STEP, page.offset - at) - 1
-            next(islice(ordered, last, last + 1))
-            await slices.give_way()
-        shown = list(islice(ordered, page.size))
+        shown: Sequence[Any] = list(islice(ordered, page.size))
+        if listing.whole is not None:
+            shown, listing = await listing.whole(shown), _of_documents(listing)
         head = {
             "total_count": len(seen),
             "filtered_count": len(found),
@@ -133,7 +145,20 @@ async def _selected(
         yield head, map(document, shown)
     del ordered
     for used in (*runs, seen):
-        await _let_go(used, slices)
+        if isinstance(used, list) and used is not listing.things:  # that is somebody else's
+            await _let_go(used, slices)
+
+
+def _of_documents(listing: Listing[Any]) -> Listing[Any]:
+    """The list where its things have become documents."""
+    return listing._replace(fields=None, whole=None)
+
+
+async def _skip(things: Iterator[Any], count: int, slices: Slices) -> None:
+    for at in range(0, count, STEP):
+        last = min(STEP, count - at) - 1
+        next(islice(things, last, last + 1))
+        await slices.give_way()
 
 
 async def _let_go(things: list[Any], slices: Slices) -> None:
@@ -189,6 +214,14 @@ def _whole(request: web.Request, name: str) -> int | None:
     return int(text)
 
 
+async def _seen(listing: Listing[T], slices: Slices) -> Sequence[T]:
+    """The things of a list that the one who asks sees."""
+    things = listing.things
+    if listing.is_in_order and isinstance(things, Sequence):
+        return things
+    return await _kept(things, listing.is_seen, slices)
+
+
 async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices: Slices) -> list[T]:
     kept: list[T] = []
     following = iter(things)
@@ -198,7 +231,7 @@ async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices
     return kept
 
 
-async def _named(listing: Listing[T], things: list[T], names: _Names, slices: Slices) -> list[T]:
+async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices: Slices) -> Sequence[T]:
     """The things whose names match. Things that have none match all names."""
     name_of = _value_of(listing, "name")
     if not names.text or not things or not isinstance(name_of(things[0]), str):
@@ -209,7 +242,7 @@ async def _named(listing: Listing[T], things: list[T], names: _Names, slices: Sl
     return await _kept(things, lambda thing: wanted in name_of(thing).lower(), slices)
 
 
-async def _matching(things: list[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
+async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
     """The things whose names match a regular expression; what is none matches nothing. Raises Refusal."""
     try:
         pattern = Pattern(f"(?i){text}")
@@ -244,8 +277,15 @@ class Search:
 # --- in which order
 
 
+def _order(listing: Listing[T], sort: str | None) -> Sequence[str]:
+    """The columns by which things are still to be sorted."""
+    if not listing.is_in_order:
+        return [sort, *listing.order] if sort else listing.order
+    return [sort] if sort and _may_have(listing, sort) else []
+
+
 async def _runs(
-    listing: Listing[T], things: list[T], order: Sequence[str], slices: Slices, *, reverse: bool
+    listing: Listing[T], things: Sequence[T], order: Sequence[str], slices: Slices, *, reverse: bool
 ) -> list[list[tuple[Any, ...]]]:
     """Sort things into runs, to be merged; they are last in their rows. What is equal stays in its order."""
     wanted = [column for column in dict.fromkeys(order) if _may_have(listing, column)]
@@ -261,7 +301,7 @@ async def _runs(
     return runs
 
 
-async def _column(listing: Listing[T], things: list[T], column: str, slices: Slices) -> list[Any]:
+async def _column(listing: Listing[T], things: Sequence[T], column: str, slices: Slices) -> list[Any]:
     """What each thing has in a column, so that it may be compared."""
     value_of = _value_of(listing, column)
     values: list[Any] = []
@@ -286,6 +326,8 @@ def _may_have(listing: Listing[T], column: str) -> bool:
 
 def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:
     """Make a function that finds what a thing has in a column; 0 if it has nothing there, as in RabbitMQ."""
+    if column in listing.parts:
+        return listing.parts[column]
     path = [part for part in column.split(".") if part]
     if listing.fields is None:
         return partial(_within, path)

@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
-from time import monotonic
+from math import inf, isinf
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
@@ -40,7 +41,8 @@ STREAMS_MAX = 64
 """How many streams there may be at a time, unless the settings say otherwise."""
 STREAM_S = 120.0
 """How long a stream is: then the page asks for another, and it is looked anew who may see what. The stream of a web
-session that ends, ends with it."""
+session that ends, ends with it. A token says what its bearer may see for as long as it is good, and so long the stream
+is that was asked for with it."""
 QUIET_S = 15.0
 """How long nothing may be sent. Then an empty line shows the page that the node is still there."""
 LOOK_S = 1.0
@@ -190,7 +192,7 @@ async def _tell(request: web.Request, feed: Feed, may_see: MaySee) -> web.Stream
     await response.prepare(request)
     try:
         await _send(response, told.event)
-        until_s, silent_s = monotonic() + STREAM_S, 0.0
+        until_s, silent_s = monotonic() + _length_s(request), 0.0
         while monotonic() < until_s and not has_left(request):
             is_new = True
             try:
@@ -215,6 +217,11 @@ async def _tell(request: web.Request, feed: Feed, may_see: MaySee) -> web.Stream
     return response
 
 
+def _length_s(request: web.Request) -> float:
+    expires_s = login_of(request).expires_s
+    return STREAM_S if isinf(expires_s) else max(expires_s - time(), 0.0)
+
+
 async def _send(response: web.StreamResponse, event: bytes) -> None:
     async with asyncio.timeout(READ_WAIT_S):
         await response.write(event)
@@ -227,5 +234,5 @@ def _event(body: bytes, name: str = "view") -> bytes:
 def _what(request: web.Request) -> Hashable:
     """What is looked at. Administrators all see the same; what others see goes by who they are."""
     login = login_of(request)
-    who = ADMINISTRATOR if ADMINISTRATOR in login.tags else login
+    who = ADMINISTRATOR if ADMINISTRATOR in login.tags else login._replace(expires_s=inf)
     return who, tuple(sorted(request.query.items()))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
+from qq.http.connections import connection_listing
 from qq.http.documents import (
     by_place,
     client_document,
@@ -28,11 +29,11 @@ from qq.http.lists import Listing, listed_page
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.nodes import node_document
 from qq.http.requests import check_permitted, existing, number, sees
-from qq.http.view import ExchangeStatus, NewMessage, RequestRefused, ThingRows
+from qq.http.view import ExchangeStatus, NewMessage, RequestRefused
 from qq.machine.commands import DeleteExchange, DeleteQueue, Get
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from qq.http.live import View
     from qq.http.view import Client, Declaration, ManagementView, NodeView
@@ -112,21 +113,20 @@ class LiveViews:
         return status._asdict() | {"nodes": [node._asdict() for node in status.nodes]}
 
     async def queues(self, request: web.Request) -> bytes:
-        rows = self._management.queue_rows(await self._vhost(request))
-        return await self._page_of_queues(request, rows)
+        vhost = await self._vhost(request)
+        is_seen = sees(request, self._management) if vhost is None else vhost.__eq__
+        rows = await self._management.queues_by_name(is_seen)
+        listing = Listing(rows.things, row_fields(rows), is_in_order=True, parts=rows.parts)
+        return await listed_page(request, listing)
 
     async def dead_letters(self, request: web.Request) -> bytes:
         rows = self._management.dead_lettering_queues(await self._vhost(request))
-        return await self._page_of_queues(request, rows)
-
-    async def _page_of_queues(self, request: web.Request, rows: ThingRows) -> bytes:
         is_seen, vhost_of = sees(request, self._management), rows.fields["vhost"]
 
         def is_seen_queue(queue: Any) -> bool:
             return is_seen(vhost_of(queue))
 
-        fields = row_fields(rows) if "arguments" in rows.fields else rows.fields
-        return await listed_page(request, Listing(rows.things, fields, is_seen_queue))
+        return await listed_page(request, Listing(rows.things, rows.fields, is_seen_queue))
 
     async def queue(self, request: web.Request) -> bytes:
         vhost, name = await self._queue_named(request)
@@ -152,18 +152,24 @@ class LiveViews:
         )
 
     async def connections(self, request: web.Request) -> bytes:
-        return await self._clients(request, await self._management.connections())
+        """Those of all users, or of the one who asks; of the virtual host and with the name that are given."""
+        vhost, own = await self._vhost(request, MONITORS), only_own(request)
+        name = request.query.get("connection")
+        heads = [
+            head
+            for head in await self._management.connection_heads()
+            if vhost in (None, head.vhost) and own in (None, head.user) and name in (None, head.name)
+        ]
+        return await listed_page(request, connection_listing(self._management, heads))
 
     async def channels(self, request: web.Request) -> bytes:
-        return await self._clients(request, await self._management.channels())
-
-    async def _clients(self, request: web.Request, clients: Sequence[Client]) -> bytes:
         """Those of all users, or of the one who asks; of the virtual host and the connection that are named."""
+        clients = await self._management.channels()
         vhost, own = await self._vhost(request, MONITORS), only_own(request)
         connection = request.query.get("connection")
 
         def is_shown(client: Client) -> bool:
-            of = client.get("connection_details", client)["name"]
+            of = client["connection_details"]["name"]
             return (
                 vhost in (None, client["vhost"])
                 and own in (None, client["user"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import hdrs, web
@@ -86,6 +87,8 @@ class Operator(NamedTuple):
     tags: frozenset[str]
     scopes: Scopes | None = None
     """What the user may do, if a token vouches for the user; None: what the cluster's permissions say."""
+    expires_s: float = inf
+    """When the token that has come with the request expires, in seconds since 1970."""
 
     def has_one_of(self, tags: Collection[str]) -> bool:
         return not self.tags.isdisjoint(tags)
@@ -141,7 +144,7 @@ async def is_logged_in_still(management: ManagementView, request: web.Request) -
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
     """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
     found = await authenticated(view, request, user, password)
-    return Operator(found.user, frozenset(found.tags), found.scopes)
+    return Operator(found.user, frozenset(found.tags), found.scopes, found.expires_s)
 
 
 async def authenticated(view: NodeView, request: web.Request, user: str, password: str) -> LoggedIn:

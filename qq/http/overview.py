@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import ssl
 from base64 import b64encode
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from aiohttp import web
 from cluster.member_changes import MemberChange, Verb
 from qq.http.documents import queue_document
 from qq.http.errors import bad_request, not_found
-from qq.http.lists import Listing, narrowed, write_listing
+from qq.http.lists import STEP, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, only_own, require
 from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.http.requests import done, is_asked, sees, write_list
@@ -168,12 +169,13 @@ class OverviewEndpoints:
         return web.json_response([TRANSIENT])
 
     async def deprecated_in_use(self, _request: web.Request) -> web.Response:
-        slices, rows = Slices(), self._management.queue_rows(None)
+        slices, rows = Slices(), await self._management.queues_by_name(lambda _: True)
         is_durable, is_exclusive = rows.fields["durable"], rows.fields["exclusive"]
-        for queue in rows.things:
-            await slices.give_way()
-            if not (is_durable(queue) or is_exclusive(queue)):
+        following = iter(rows.things)
+        while some := list(islice(following, STEP)):
+            if not all(is_exclusive(queue) for queue in some if not is_durable(queue)):
                 return web.json_response([TRANSIENT])
+            await slices.give_way()
         return web.json_response([])
 
     # For operators

@@ -83,11 +83,8 @@ class QueueEndpoints:
 
     async def queues(self, request: web.Request) -> web.StreamResponse:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
-        rows = self._management.queue_rows(vhost)
+        rows = await self._management.queues_by_name(is_seen if vhost is None else vhost.__eq__)
         vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
-
-        def is_seen_queue(queue: Any) -> bool:
-            return is_seen(vhost_of(queue))
 
         def key_of(queue: Any) -> tuple[str, ...]:
             return "queue", vhost_of(queue), name_of(queue)
@@ -95,7 +92,8 @@ class QueueEndpoints:
         listing = Listing(
             rows.things,
             row_fields(rows),
-            is_seen_queue,
+            is_in_order=True,
+            parts=rows.parts,
             basic=_basics(request),
             completed=adding_samples(request, self._management, key_of),
         )

@@ -162,7 +162,9 @@ class BindingEndpoints:
         ]
 
     async def bindings(self, request: web.Request) -> web.StreamResponse:
-        return await self._write(request)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
+        rows = await self._management.bindings_in_order(is_seen if vhost is None else vhost.__eq__)
+        return await write_listing(request, binding_listing(rows)._replace(is_in_order=True))
 
     async def from_exchange(self, request: web.Request) -> web.StreamResponse:
         return await self._write(request, source=_name(request, "name"))

@@ -7,13 +7,13 @@ Law: what a view returns is a copy of the moment. The interface reads it after i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
@@ -276,12 +276,25 @@ Client = Mapping[str, Any]
 log; the id is the number of the connection, or of the channel's session."""
 
 
+class ConnectionHead(NamedTuple):
+    """What of a connection all nodes know at once, whichever it is of."""
+
+    node: str
+    id: int
+    """`node` and `id` say which one it is in the log."""
+    name: str
+    vhost: str
+    user: str
+
+
 class ThingRows(NamedTuple):
     """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
 
     things: Iterable[Any]
     fields: Mapping[str, Callable[[Any], Any]]
     """What is told of a thing, by its name in a status."""
+    parts: Mapping[str, Callable[[Any], Any]] = {}
+    """Numbers within that, by their names with dots: to find one costs less than to tell all that it is a part of."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -546,6 +559,20 @@ class ObjectMetric(NamedTuple):
     text: str
 
 
+ObjectRow = tuple[Sequence[str], Sequence[float | None]]
+"""The labels' values and the metrics' of an object; None is not shown."""
+
+
+class ObjectRows(NamedTuple):
+    """Some rows of a table, so few that they can be made at once."""
+
+    make: Callable[[], Iterable[ObjectRow]]
+    key: Hashable = None
+    """What the rows are about; no others have the same key, in this and in other tables."""
+    state: Any = None
+    """The rows are the same as long as this is equal to what it was; None if they always have to be made."""
+
+
 class ObjectTable(NamedTuple):
     """Metrics of objects of one kind, each of which is a row."""
 
@@ -553,8 +580,7 @@ class ObjectTable(NamedTuple):
     """Whether RabbitMQ shows them with the prefix `rabbitmq_cluster_`."""
     labels: Sequence[str]
     metrics: Sequence[ObjectMetric]
-    rows: Iterator[tuple[Sequence[str], Sequence[float | None]]]
-    """The labels' values and the metrics' of each object; None is not shown."""
+    parts: Iterable[ObjectRows]
 
 
 class BackupView(Protocol):
@@ -650,6 +676,14 @@ class ManagementView(Protocol):
         """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
         ...
 
+    async def queues_by_name(self, is_seen: Callable[[str], bool]) -> ThingRows:
+        """The queues of the virtual hosts that are seen, a sequence in the order of `vhost` and `name`."""
+        ...
+
+    async def bindings_in_order(self, is_seen: Callable[[str], bool]) -> ThingRows:
+        """The bindings of the virtual hosts that are seen, a sequence in RabbitMQ's order."""
+        ...
+
     def binding_rows(
         self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
     ) -> ThingRows:
@@ -730,6 +764,14 @@ class ManagementView(Protocol):
 
     async def connections(self) -> Sequence[Client]:
         """The connections of all nodes. Of a node that does not answer it is told what the log knows."""
+        ...
+
+    async def connection_heads(self) -> Sequence[ConnectionHead]:
+        """What is known of the connections of all nodes without asking these, in the order of `vhost` and `name`."""
+        ...
+
+    async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Client]:
+        """These connections, in their order. Of a node that does not answer it is told what the log knows."""
         ...
 
     async def channels(self) -> Sequence[Client]:

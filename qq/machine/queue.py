@@ -172,6 +172,9 @@ class Queue:
     the others do not come too late."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
+    revision: int = 0
+    """As long as this stays the same, so does what is counted of the queue: whatever changes in it is followed by its
+    being served. It begins anew with each process."""
     # These follow from the settings, for queues that are asked with every batch:
     is_plain: bool = True
     """Whether messages without properties just go to the tail."""
@@ -341,6 +344,7 @@ class Queue:
     def refuse(self, count: int) -> None:
         """Count messages that were refused for lack of room here, or in another queue that was to get them, too."""
         self.tally.rejected_publishes += count
+        self.revision += 1
 
     # Messages go
 
@@ -361,6 +365,7 @@ class Queue:
         Consumers of nodes that are `lost` are given nothing. Returns what the others are given, and how many ranges
         have gone elsewhere: a few may, even if `most` is 0.
         """
+        self.revision += 1
         backlog = self.backlog
         due_max = min(DUE_MAX, max(most, DUE_MIN))
         moved = 0
@@ -768,6 +773,7 @@ class Queue:
     def note_empty(self) -> None:
         """Count a get that finds no message."""
         self.tally.get_empty += 1
+        self.revision += 1
 
     def get(self, consumer: Consumer, count: int, now_ms: int) -> list[Range]:
         """Check out the first `count` messages, which have to be there, to a consumer that wants no more.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ from qq.http.view import (
 from qq.machine.commands import DeclareExchange, DeclareQueue
 from qq.machine.moves import LEDGER
 from qq.machine.vhost import binding_arguments
+from qq.management.queue_sets import Chained
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Binding, Destination, DestinationKind
 
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.moves import MoveState
     from qq.machine.policies import Policy
+    from qq.machine.queue import Queue
     from qq.machine.vhost import VirtualHost
+    from qq.management.queue_sets import InOrder
     from qq.sessions.broker import Broker
 
 T = TypeVar("T")
@@ -55,9 +59,10 @@ HASH_BYTES = 16
 class CatalogReports:
     """The part of `qq.http.view.ManagementView` that shows everything but queues."""
 
-    def __init__(self, broker: Broker, product: Product) -> None:
+    def __init__(self, broker: Broker, product: Product, in_order: InOrder) -> None:
         self._broker = broker
         self._product = product
+        self.in_order = in_order
 
     @property
     def _machine(self) -> QueueMachine:
@@ -146,6 +151,15 @@ class CatalogReports:
         self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
     ) -> ThingRows:
         return ThingRows(self._bindings(vhost, source, destination), _BINDING_FIELDS)
+
+    async def bindings_in_order(self, is_seen: Callable[[str], bool]) -> ThingRows:
+        vhosts = self._machine.vhosts
+        parts: list[tuple[Sequence[Any], Callable[[Any], _BindingIn]]] = []
+        for name, vhost in sorted(vhosts.items()):
+            if is_seen(name):
+                parts.append((await self.in_order.queues(vhost, vhosts), _default_binding_of))
+                parts.append((await self.in_order.bindings(vhost, vhosts), partial(_binding_in, name)))
+        return ThingRows(Chained(parts), _BINDING_FIELDS)
 
     def _bindings(
         self, vhost: str | None, source: str | None, destination: tuple[str, str] | None
@@ -252,6 +266,14 @@ _BINDING_FIELDS: dict[str, Callable[[_BindingIn], Any]] = {
     "properties_key": lambda row: _properties_key(row[1].routing_key, row[1].arguments),
 }
 """What is told of a binding, by its name in `BindingStatus`."""
+
+
+def _binding_in(vhost: str, binding: Binding) -> _BindingIn:
+    return vhost, binding
+
+
+def _default_binding_of(queue: Queue) -> _BindingIn:
+    return queue.vhost, _default_binding(queue.name)
 
 
 def _binding_status(row: _BindingIn) -> BindingStatus:

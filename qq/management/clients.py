@@ -12,11 +12,15 @@ Law: only looks. A row is what a connection or a channel is at one moment, by JS
 
 from __future__ import annotations
 
+import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.documents import plain
 from qq.http.slices import Slices
+from qq.http.view import ConnectionHead
 from qq.management.client_watch import ClientWatch
+from qq.management.queue_sets import in_slices
 from qq.management.rates import Rates, deliveries_of, with_rates
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of nodes that tell nothing of them."""
 CONNECTIONS, CHANNELS = "connections", "channels"
+NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
 """The topics that nodes ask each other about."""
 
 _CHURN = "churn"
@@ -82,7 +87,11 @@ class ClientReports:
         self._others = others
         self._client_rates = Rates()
         self.client_watch = ClientWatch()
+        self._connection_names: dict[tuple[str, int], tuple[ConnectionState, str]] = {}
+        """The names of connections, those of other nodes as these have told them."""
         others.tell_rows(CONNECTIONS, self._connection_rows)
+        others.tell_some(NAMES, self._own_names)
+        others.tell_some(SOME_CONNECTIONS, self._own_connections)
         others.tell_rows(CHANNELS, self._channel_rows)
 
     @property
@@ -98,6 +107,65 @@ class ClientReports:
             shown = known.get((row.node, row.id))
             found.append(_known_of(row) if shown is None else shown)
         return sorted(found, key=_place)
+
+    async def connection_heads(self) -> Sequence[ConnectionHead]:
+        names, unknown = await self._known_names()
+        nodes = [node for node in unknown if node != self._broker.name]
+        asked = [self._others.some(node, NAMES, unknown[node]) for node in nodes]
+        connections = self._machine.catalog.connections
+        for node, told in zip(nodes, await asyncio.gather(*asked), strict=True):
+            for number, name in told:
+                row = connections.get((node, number))
+                if row is not None:
+                    names[node, number] = row, name
+        self._connection_names = names
+        heads: list[ConnectionHead] = []
+        slices = Slices()
+        for key, row in list(connections.items()):
+            name = names[key][1] if key in names else _name_in_log(row)
+            heads.append(ConnectionHead(row.node, row.id, name, row.vhost.name, row.user))
+            await slices.give_way()
+        return await in_slices(heads, attrgetter("vhost", "name"))
+
+    async def _known_names(
+        self,
+    ) -> tuple[dict[tuple[str, int], tuple[ConnectionState, str]], dict[str, list[int]]]:
+        """The names of connections that are known, and the numbers of those that are not, by their nodes.
+
+        A connection has its name for as long as it is there; its number may be that of another one later.
+        """
+        names: dict[tuple[str, int], tuple[ConnectionState, str]] = {}
+        unknown: dict[str, list[int]] = {}
+        slices = Slices()
+        for key, row in list(self._machine.catalog.connections.items()):
+            known, own = self._connection_names.get(key), self._broker.connections.get(row.id)
+            if known is not None and known[0] is row:
+                names[key] = known
+            elif row.node == self._broker.name and own is not None:
+                names[key] = row, own.name
+            else:
+                unknown.setdefault(row.node, []).append(row.id)
+            await slices.give_way()
+        return names, unknown
+
+    async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Row]:
+        numbers: dict[str, list[int]] = {}
+        for head in heads:
+            numbers.setdefault(head.node, []).append(head.id)
+        own = [row for _, row in self._own_connections(numbers.pop(self._broker.name, []))]
+        asked = [self._others.some(node, SOME_CONNECTIONS, some) for node, some in numbers.items()]
+        rows = {
+            (row["node"], row["id"]): row for told in [own, *await asyncio.gather(*asked)] for row in told
+        }
+        connections = self._machine.catalog.connections
+        found: list[Row] = []
+        for head in heads:
+            key = head.node, head.id
+            if key in rows:
+                found.append(rows[key])
+            elif key in connections:  # else it has just gone
+                found.append(_known_of(connections[key]))
+        return found
 
     async def channels(self) -> Sequence[Row]:
         """The channels of all nodes that tell of theirs."""
@@ -155,10 +223,22 @@ class ClientReports:
             await slices.give_way()
         self._client_rates.end_pass()
 
+    def _own_names(self, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[int, str]]]:
+        for number in numbers:
+            connection = self._broker.connections.get(number)
+            if connection is not None:
+                yield number, (number, connection.name)
+
     def _connection_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
         """The connections of this node behind a number, in the order of their numbers."""
+        connections = self._broker.connections
+        return self._own_connections(
+            sorted(number for number in connections if after is None or number > after)
+        )
+
+    def _own_connections(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
         catalog, connections = self._machine.catalog, self._broker.connections
-        for number in sorted(number for number in connections if after is None or number > after):
+        for number in numbers:
             connection = connections.get(number)
             row = catalog.connections.get((self._broker.name, number))
             if connection is not None and row is not None:
@@ -238,11 +318,15 @@ def _place(row: Row) -> tuple[str, int]:
     return row["node"], row["id"]
 
 
+def _name_in_log(row: ConnectionState) -> str:
+    return f"{row.node}:{row.id}"
+
+
 def _known_of(row: ConnectionState) -> Row:
     """What the log knows of a connection."""
     return {
         "id": row.id,
-        "name": f"{row.node}:{row.id}",
+        "name": _name_in_log(row),
         "node": row.node,
         "vhost": row.vhost.name,
         "user": row.user,

@@ -29,12 +29,14 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[..., Any]
 """Tells of a topic: it is given the arguments of the question, and returns what msgpack can pack."""
+TellSome = Callable[[Sequence[Any]], Iterator[tuple[Any, Any]]]
+"""Tells the rows of a topic with certain keys, those that there are, in the order of the keys it is given."""
 TellRows = Callable[[Any], Iterator[tuple[Any, Any]]]
 """Tells the rows of a topic after a key, or all if that is None: each with its key, in the order of the keys."""
 
 ANSWER_WAIT_S = 2.0
 """How long an answer is waited for. A node that is asked answers at once, unless it is stopped or busy."""
-PART_ROWS_MAX = 500
+PART_ROWS_MAX = 100
 """How many rows a part has at most: they take the asked node some milliseconds."""
 HEAD_BYTES_MAX = 1024
 """How much of an answer its key and its frame take at most."""
@@ -61,6 +63,14 @@ class OtherNodes:
 
         def tell(after: Any) -> Any:
             return _part(rows_after(after))
+
+        self._topics[topic] = tell
+
+    def tell_some(self, topic: str, rows_of: TellSome) -> None:
+        """From now on others can ask for the rows with certain keys, with `some`."""
+
+        def tell(keys: Sequence[Any]) -> Any:
+            return _part(rows_of(keys))
 
         self._topics[topic] = tell
 
@@ -102,6 +112,18 @@ class OtherNodes:
             rows += told
             if after is None:
                 break
+        return rows
+
+    async def some(self, node: str, topic: str, keys: Sequence[Any]) -> list[Any]:
+        """The rows of a topic with these keys that another node tells in time."""
+        rows: list[Any] = []
+        while keys:
+            part = await self.told(node, topic, keys[:PART_ROWS_MAX])
+            if part is None:
+                break
+            told, last = part
+            rows += told
+            keys = keys[PART_ROWS_MAX if last is None else keys.index(last) + 1 :]
         return rows
 
     async def told_by_all(self, topic: str, *arguments: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
 from qq.management.browse import browse
 from qq.management.entry_times import EntryTimes
+from qq.management.queue_sets import InOrder
 from qq.management.rates import LENGTHS, UNTOLD, QueueNumbers, Rates, numbers_of, with_rates
 from qq.management.totals import ExchangeNumbers, KeptSamples, VhostNumbers, VhostTotals, of_exchange
 from qq.metrics import ClusterTotals
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from cluster.group import Group
     from qq.http.view import Client, Samples
+    from qq.machine.catalog import Catalog
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Consumer, Queue
     from qq.sessions.broker import Broker
@@ -39,7 +41,8 @@ QUEUES_PER_SAMPLE = 200
 CONSUMERS_ASKED = 10
 """How many consumers of a queue are asked for their prefetch."""
 DOWN = "down"
-_COUNTS = [name for name in QueueNumbers._fields if name not in UNTOLD]
+_FIELD_NAMES = QueueNumbers._fields
+_COUNTS = [name for name in _FIELD_NAMES if name not in UNTOLD]
 """What `message_stats` tells of a queue."""
 
 
@@ -50,8 +53,15 @@ class QueueReports:
         self._broker = broker
         self._group = group
         self._rates = Rates()
+        self._catalog: Catalog | None = None
+        """What the samples are of; another state may have taken its place."""
+        self._revisions: dict[int, int] = {}
+        """The revision of each queue when it was sampled last, by its number."""
+        self._sampled: dict[int, int] = {}
+        """The same of those that were sampled in the pass under way."""
         self._vhost_totals = VhostTotals()
         self._kept_samples = KeptSamples()
+        self.in_order = InOrder()
         self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch()
@@ -67,6 +77,8 @@ class QueueReports:
     async def _sample_queues(self) -> None:
         """Take samples for rates."""
         self.entry_times.note(self._group.engine.applied_index, self._group.time_ms())
+        if self._machine.catalog is not self._catalog:
+            self._catalog, self._revisions = self._machine.catalog, {}
         queues = list(self._machine.queues())
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()
@@ -74,6 +86,7 @@ class QueueReports:
                 self._sample_queue(queue, now_ms)
             await asyncio.sleep(0)
         self._rates.end_pass()
+        self._revisions, self._sampled = self._sampled, {}
         self.queue_watch.end_pass()
         self._vhost_totals.end_pass(self._machine.vhosts.values(), self._group.time_ms())
         for thing in self._kept_samples.watched():
@@ -94,10 +107,15 @@ class QueueReports:
         self.own_consumers = await self._look_at_consumers()
 
     def _sample_queue(self, queue: Queue, now_ms: int) -> None:
-        number, numbers = queue.number, numbers_of(queue, now_ms)
-        before = self._rates.last(number)
+        number, before = queue.number, self._rates.last(queue.number)
+        # While messages wait for consumers, time alone changes what is counted.
+        is_counted = queue.revision == self._revisions.get(number) and not queue.waiting_since_ms
+        numbers = numbers_of(queue, now_ms) if before is None or not is_counted else before
+        self._sampled[number] = queue.revision
         is_same = numbers == before
-        self._rates.sample(number, before if is_same else numbers, now_ms)
+        if before is not None and is_same:
+            numbers = before  # equal numbers are kept once
+        self._rates.sample(number, numbers, now_ms)
         if is_same and not numbers.messages and not self.queue_watch.knows(number):
             return  # as with most, of very many queues
         self._vhost_totals.take(queue.vhost, before, numbers)
@@ -166,6 +184,12 @@ class QueueReports:
         known = [each for each in self._machine.vhosts.values() if vhost in (None, each.name)]
         return self._rows([queue for each in known for queue in each.queues.values()])
 
+    async def queues_by_name(self, is_seen: Callable[[str], bool]) -> ThingRows:
+        vhosts = self._machine.vhosts
+        seen = [vhost for name, vhost in sorted(vhosts.items()) if is_seen(name)]
+        lists = [await self.in_order.queues(vhost, vhosts) for vhost in seen]
+        return self._rows(lists[0] if len(lists) == 1 else [queue for each in lists for queue in each])
+
     def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
         rows = self.queue_rows(vhost)
         fields = {name: field for name, field in rows.fields.items() if name in _DEAD_LETTERING}
@@ -224,11 +248,26 @@ class QueueReports:
             "online": lambda _: online,
             "consumer_capacity": capacity,
             "consumer_utilisation": capacity,
-            **{f"{name}_details": partial(self._length_rate, now_ms=now_ms, name=name) for name in LENGTHS},
+            **{
+                f"{name}_details": partial(self._length_rate, now_ms=now_ms, place=_FIELD_NAMES.index(name))
+                for name in LENGTHS
+            },
             "owner_pid_details": self._owner,
             "message_stats": lambda queue: self._message_stats(queue, now_ms),
         }
-        return ThingRows(queues, fields)
+        return ThingRows(queues, fields, self._parts(now_ms))
+
+    def _parts(self, now_ms: int) -> dict[str, Callable[[Queue], float]]:
+        """The numbers of which `message_stats` is made, and the rates."""
+        parts: dict[str, Callable[[Queue], float]] = {}
+        for name in (*LENGTHS, *_COUNTS):
+            path, place = name if name in LENGTHS else f"message_stats.{name}", _FIELD_NAMES.index(name)
+            parts[path] = partial(_count, now_ms=now_ms, place=place)
+            parts[f"{path}_details.rate"] = partial(self._rate, now_ms=now_ms, place=place)
+        return parts
+
+    def _rate(self, queue: Queue, now_ms: int, place: int) -> float:
+        return self._rates.of_one(queue.number, numbers_of(queue, now_ms), now_ms, place)
 
     def _owner(self, queue: Queue) -> dict[str, Any]:
         """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
@@ -248,9 +287,8 @@ class QueueReports:
         stats = with_rates({name: getattr(numbers, name) for name in _COUNTS}, rates)
         return stats | {"died": dict(queue.tally.died)}
 
-    def _length_rate(self, queue: Queue, now_ms: int, name: str) -> dict[str, float]:
-        numbers = numbers_of(queue, now_ms)
-        return {"rate": self._rates.per_second(queue.number, numbers, now_ms)[name]}
+    def _length_rate(self, queue: Queue, now_ms: int, place: int) -> dict[str, float]:
+        return {"rate": self._rate(queue, now_ms, place)}
 
     def _consumer_status(self, consumer: Consumer) -> ConsumerStatus:
         queue = consumer.queue
@@ -316,6 +354,10 @@ def _prefetch(queue: Queue) -> int:
     """The largest prefetch among some consumers of a queue; 0 if one has no limit."""
     some = [0 if each.no_ack else each.prefetch for each in islice(queue.holders, CONSUMERS_ASKED)]
     return 0 if 0 in some or LIVE_UNLIMITED in some else max(some, default=0)
+
+
+def _count(queue: Queue, now_ms: int, place: int) -> int:
+    return numbers_of(queue, now_ms)[place]
 
 
 def _status(rows: ThingRows, queue: Queue) -> QueueStatus:

@@ -116,6 +116,14 @@ class Rates:
             for name, new, old in zip(numbers._fields, numbers, since.numbers, strict=True)
         }
 
+    def of_one(self, key: Hashable, numbers: Any, now_ms: int, place: int) -> float:
+        """How much more a second the number at a place in the named tuple has become of late."""
+        since = self._since(key, now_ms)
+        if since is None:
+            return 0.0
+        change = numbers[place] - since.numbers[place]
+        return _rate(numbers._fields[place], change, (now_ms - since.time_ms) / 1000) if change else 0.0
+
     def capacity(self, queue: Queue, now_ms: int) -> float:
         """The share of the last time in which a message that came would have been delivered at once, from 0 to 1."""
         if not queue.consumers:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import time
@@ -39,10 +38,10 @@ PUBLISH_EVERY_S = 0.01
 PAGE = "page=1&page_size=100"
 UNWATCHED = ("/api/cluster/backup", "/api/definitions", "/api/all-configuration")
 """What nobody reads who watches: copies of all there is."""
+IMPORTED_AT_ONCE = 2000
 METRICS = ("/metrics", "/metrics/per-object")
 CORE_PERCENT = 3.0
 LONGER_MS = 5.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def resources() -> list[str]:
@@ -54,8 +53,8 @@ def resources() -> list[str]:
 
 def processor_s(node: ClusterNode) -> float:
     """What a node has used up so far."""
-    fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    threads = Path(f"/proc/{node.pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 class Phase(NamedTuple):
@@ -157,36 +156,43 @@ def judge(quiet: list[Phase], watched: list[Phase], names: list[str]) -> list[Ro
     return rows
 
 
-async def prepare(client: Client, queues: int) -> None:
+async def prepare(client: Client, session: aiohttp.ClientSession, node: ClusterNode, queues: int) -> None:
     """Declare queues, bind each, and put messages into every tenth."""
+    names = [f"q{number}" for number in range(queues)]
+    for first in range(0, queues, IMPORTED_AT_ONCE):
+        some = names[first : first + IMPORTED_AT_ONCE]
+        made = [
+            {"vhost": "/", "name": name, "durable": True, "auto_delete": False, "arguments": {}}
+            for name in some
+        ]
+        ends = {"vhost": "/", "source": "amq.topic", "destination_type": "queue", "arguments": {}}
+        bound = [ends | {"destination": name, "routing_key": f"a.{name}"} for name in some]
+        url = f"http://127.0.0.1:{node.http_port}/api/definitions"
+        async with session.post(url, json={"queues": made, "bindings": bound}) as response:
+            response.raise_for_status()
     await client.ask(1, commands.Channel.Open(), "Channel.OpenOk")
     await client.ask(1, commands.Confirm.Select(), "Confirm.SelectOk")
-    for number in range(queues):
-        name = f"q{number}"
-        await client.ask(1, commands.Queue.Declare(queue=name, durable=True), "Queue.DeclareOk")
-        binding = commands.Queue.Bind(queue=name, exchange="amq.topic", routing_key=f"a.{number}")
-        await client.ask(1, binding, "Queue.BindOk")
-        if number % 10 == 0:
-            client.send(
-                1,
-                commands.Basic.Publish(exchange="", routing_key=name),
-                header.ContentHeader(body_size=12),
-                ContentBody(bytes(12)),
-            )
+    for name in names[::10]:
+        client.send(
+            1,
+            commands.Basic.Publish(exchange="", routing_key=name),
+            header.ContentHeader(body_size=12),
+            ContentBody(bytes(12)),
+        )
 
 
 async def measure(cluster: LocalCluster, options: argparse.Namespace) -> list[Row]:
     ports = [pika.URLParameters(url).port for url in cluster.urls]
     [publisher] = await connected(ports[0], 1)
-    await prepare(publisher, options.queues)
     idle: list[Client] = []
     for place, port in enumerate(ports):
         idle += await connected(port, (options.connections + place) // len(ports))
-    await asyncio.sleep(EVERY_S)
     quiet: list[Phase] = []
     watched: list[Phase] = []
     login = {hdrs.AUTHORIZATION: aiohttp.encode_basic_auth("guest", "guest")}
     async with aiohttp.ClientSession(headers=login) as session:
+        await prepare(publisher, session, cluster.nodes[0], options.queues)
+        await asyncio.sleep(EVERY_S)
         watcher = Watcher(session, cluster.nodes)
         await watcher.ask_all()
         watcher.taken_s.clear()

@@ -72,6 +72,18 @@ def test_all_rows_are_told_once_and_in_order(rows: list[Any]) -> None:
     assert two.rows("rows") == {"b": rows}
 
 
+@pytest.mark.parametrize("size", [1, ANSWER_BYTES_MAX // 7])
+def test_some_rows_are_told_once_and_in_order(size: int) -> None:
+    """Those that there are; in one answer no more than it holds."""
+    two, count = Two(), 2 * others.PART_ROWS_MAX + 10
+    rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
+    two.asked.tell_some("some", lambda keys: ((key, rows[key]) for key in keys if key in rows))
+    told = asyncio.run(two.asking.some("b", "some", list(range(count))))
+    assert told == list(rows.values())
+    assert asyncio.run(two.asking.some("b", "some", [])) == []
+    assert asyncio.run(two.asking.some("b", "unheard of", [1])) == []
+
+
 def test_a_row_that_no_answer_holds_is_left_out() -> None:
     two = Two()
     two.asked.tell_rows("rows", numbered([1, "x" * ANSWER_BYTES_MAX, 2]))

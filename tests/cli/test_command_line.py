@@ -216,6 +216,19 @@ def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_written_to_by_nobody(real_node: ClusterNode, closed: str) -> None:
+    command = [*QQ, "status", "--url", f"127.0.0.1:{real_node.http_port}"]
+    ended = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == ""
+    if ">&-" in closed.split():
+        assert ended.stdout == ""
+    else:
+        assert ended.stdout.startswith("all well: ")
+
+
 def test_letters_that_a_terminal_does_not_have_are_written_out(real_node: ClusterNode, qq: Qq) -> None:
     assert qq("declare", "exchange", "--name", "é☃").status == 0
     command = [*QQ, "list", "exchanges", "--name", "é", "--url", f"127.0.0.1:{real_node.http_port}"]

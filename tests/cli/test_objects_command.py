@@ -241,6 +241,15 @@ def test_a_column_that_is_not_there_is_told(qq: Qq) -> None:
     assert qq("list", "vhosts", "--columns", "name,message_stats.publish").status == 0
 
 
+def test_an_order_by_a_column_that_is_not_there_is_refused(qq: Qq) -> None:
+    status, output, errors = qq("list", "users", "--sort", "nmae")
+    assert (status, output) == (1, "")
+    assert errors.startswith("qq list users: there is no column 'nmae'; there are ")
+    assert ", name," in errors
+    assert qq("list", "users", "--sort", "hashing_algorithm").status == 0
+    assert qq("list", "vhosts", "--sort", "message_stats.publish").status == 0
+
+
 def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> None:
     file = tmp_path / "definitions.json"
     assert qq("declare", "queue", "--name", "kept", "--vhost", vhost).status == 0

@@ -190,7 +190,11 @@ def test_a_window_shows_the_last_minute_only() -> None:
     times.add(9.0)
     window.sample(65)
     assert window.quantile(1.0) == inf
-    assert (window.seconds, window.is_whole) == (60, True)
+    assert window.quantile(0.99, spared=1) == 0.005
+    times.add(9.0)
+    window.sample(66)
+    assert window.quantile(0.99, spared=1) == inf
+    assert window.is_whole
 
 
 def test_a_change_is_of_its_samples() -> None:

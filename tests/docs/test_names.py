@@ -518,7 +518,8 @@ def routes() -> list[str]:
     """What a node answers to: paths with `*` for what is named in them."""
     paths = [route.path for route in api.routes(_NoBroker(), _NoBroker()) if isinstance(route, web.RouteDef)]  # pyright: ignore[reportArgumentType]
     own = re.findall(r'web\.get\("([^"]+)"', (ROOT / "qq" / "http" / "app.py").read_text())
-    return sorted({PARAMETER.sub("*", path).rstrip("/") or "/" for path in [*paths, *own]})
+    found = {PARAMETER.sub("*", path).rstrip("/") or "/" for path in [*paths, *own]}
+    return sorted(path for path in found if not path.startswith(api.ESCAPED))
 
 
 class _NoBroker:
@@ -529,7 +530,7 @@ def paths_of(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         for path in re.findall(r"(?<![\w*.-])(?:/api|/healthz|/livez|/metrics)(?:/[\w%.,={}$~-]+)*", text):
             if path != "/api":
-                yield path
+                yield re.sub(f"^{api.ESCAPED}", "/api/", path)
 
 
 def is_route(path: str) -> bool:

@@ -398,6 +398,10 @@ class FakeManagement(MachineManagement):
         fields = {name: attrgetter(name) for name in QueueStatus._fields}
         return ThingRows(list(self.queues(vhost)), fields)
 
+    async def queues_by_name(self, is_seen: Callable[[str], bool]) -> ThingRows:
+        rows = self.queue_rows(None)
+        return rows._replace(things=sorted(rows.things, key=attrgetter("name")) if is_seen("/") else [])
+
     def _names(self, vhost: str | None) -> list[str]:
         return self.queue_names if vhost in (None, "/") else []
 

@@ -102,6 +102,22 @@ def test_a_path_that_is_no_utf8_names_nothing(name: str) -> None:
     assert node.management.asked == []
 
 
+@pytest.mark.parametrize("name", [".", "..", "...", "~", "~.", "a/b", "%2E", "\u00e9"])
+def test_each_name_has_a_path_that_nobody_shortens(name: str) -> None:
+    node = Node(MachineManagement())
+    path = f"escaped/queues/~%2F/~{quote(name, safe='')}"
+    assert node.api(path, "PUT", data="{}").status == 201
+    assert [each["name"] for each in node.api("queues").json] == [name]
+    assert node.api(path).json["name"] == name
+    assert node.api(f"{path}/bindings").json[0]["destination"] == name
+    bound = f"escaped/bindings/~%2F/e/~amq.direct/q/~{quote(name, safe='')}"
+    assert node.api(bound, "POST", data="{}").status == 201
+    assert node.api(bound).json[0]["destination"] == name
+    assert node.api(path, "DELETE").status == 204
+    assert node.api("queues").json == []
+    assert node.ask(f"/api/{path}").status == 401
+
+
 def serving(story: Callable[[HttpServer], Awaitable[None]]) -> None:
     async def serve() -> None:
         app = build_app(FakeView(), MachineManagement(), CollectorRegistry())

@@ -197,6 +197,24 @@ def test_an_exclusive_queue_shows_whose_it_is(nodes: list[ClusterNode], connecti
     assert queue["exclusive_consumer_tag"] == "only"
 
 
+def test_pages_of_connections_are_those_of_the_whole_list(
+    nodes: list[ClusterNode], connection: Any, name: str
+) -> None:
+    others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes for _ in range(2)]
+    wait_for(lambda: mine(nodes[0], "connections", name))
+    for order in ("", "&sort=channels", "&sort=node&sort_reverse=true", "&sort=user"):
+        whole = [each["name"] for each in ask(nodes[0], f"connections?x{order}")]
+        pages = [ask(nodes[0], f"connections?page={page}&page_size=3{order}") for page in (1, 2, 3)]
+        assert [each["name"] for page in pages for each in page["items"]] == whole[:9]
+        assert pages[0]["total_count"] == len(whole) >= 7
+        assert all(each["timeout"] for page in pages for each in page["items"])  # it is all of each
+    [shown] = mine(nodes[0], "connections", name)
+    found = ask(nodes[1], f"connections?page=1&name={shown['peer_port']}")
+    assert shown["name"] in [each["name"] for each in found["items"]]
+    for each in others:
+        each.close()
+
+
 def test_a_connection_of_another_node_is_closed_by_its_name(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:

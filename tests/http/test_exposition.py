@@ -7,12 +7,14 @@ import time
 
 import pytest
 from fakes import MachineManagement
-from http_node import Node
+from http_node import Client, Node, answer
 from prometheus_client.parser import text_string_to_metric_families
 
 from qq.http import exposition
 from qq.machine.codec import encode_batch
-from qq.machine.commands import DeclareQueue, Enqueue, PutVhost
+from qq.machine.commands import DeclareQueue, DeleteQueue, Enqueue, PutVhost
+from qq.machine.queue import Queue
+from qq.management import figures, queue_sets
 from qq.management.figures import _QUEUE_FAMILIES
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
@@ -109,7 +111,7 @@ def test_a_slice_without_a_line_is_not_the_end(
 ) -> None:
     """Many rows take longer than a slice, and the first line comes behind all of them."""
     monkeypatch.setattr(exposition, "SLICE_S", 0.0)
-    monkeypatch.setattr(exposition, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(figures, "ROWS_AT_ONCE", 2)
     for number in range(5):
         declare(node, f"q{number}")
     shown = scraped(node, f"/metrics/detailed?family={family}&family=vhost_status&vhost=/")
@@ -119,6 +121,93 @@ def test_a_slice_without_a_line_is_not_the_end(
     }[family]
     assert sum(each == name for each, _ in shown) == count
     assert ("rabbitmq_cluster_vhost_status", ("/",)) in shown
+
+
+def test_text_is_made_only_of_what_has_changed(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of queues that come and go, those with neighbouring numbers are told anew, and not all behind them."""
+    made: list[str] = []
+
+    def depth(queue: Queue) -> tuple[float, ...]:
+        made.append(queue.name)
+        return queue.ready, queue.unacked, queue.ready + queue.unacked
+
+    monkeypatch.setattr(queue_sets, "BLOCK", 2)
+    monkeypatch.setattr(figures, "BLOCK", 2)
+    family = figures._QUEUE_FAMILIES["queue_coarse_metrics"]._replace(values=depth)
+    monkeypatch.setitem(figures._QUEUE_FAMILIES, "queue_coarse_metrics", family)
+    management = node.management
+    names = [f"q{number}" for number in range(8)]
+    for name in names:
+        declare(node, name)
+
+    async def story(client: Client) -> None:
+        async def told() -> tuple[dict[str, str], set[str]]:
+            made.clear()
+            shown = await answer(client, "/metrics/detailed?family=queue_coarse_metrics&vhost=/")
+            ready = [line for line in shown.text.splitlines() if "_messages_ready{" in line]
+            assert shown.text.endswith(" 1\n")
+            return {line.split('"')[3]: line.split()[-1] for line in ready}, set(made)
+
+        everything = {"orders", *names}
+        management.machine.end_entry(0)
+        assert await told() == (dict.fromkeys(everything, "0"), everything)
+        assert (await told())[1] == set()
+        stored = [b"abc"] * 2
+        management.keep(encode_batch([Enqueue(99, 0, 2, "", "q4", False, 1)], stored))
+        shown, again = await told()
+        assert (shown["q4"], shown["q5"]) == ("2", "0")
+        assert "q4" in again
+        assert len(again) <= 2
+        management.make(DeleteQueue(0, 0, "q1", False, False))
+        management.machine.end_entry(0)
+        shown, again = await told()
+        assert shown.keys() == everything - {"q1"}
+        assert len(again) <= 1
+        declare(node, "q1")
+        management.machine.end_entry(0)
+        shown, again = await told()
+        assert shown["q1"] == "0"
+        assert len(again) <= 2
+        assert (await told())[1] == set()
+
+    node.tell(story)
+
+
+def test_what_is_kept_is_bounded_and_forgotten(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposition, "KEPT_BYTES_MAX", 1000)
+    monkeypatch.setattr(exposition, "KEPT_S", 0.05)
+    monkeypatch.setattr(queue_sets, "BLOCK", 1)
+    monkeypatch.setattr(figures, "BLOCK", 1)
+    written: list[exposition.KeptTexts] = []
+    texts = exposition.ObjectExposition._texts
+
+    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
+        written.append(texts(self, asked))
+        assert len(self._kept) <= exposition.ANSWERS_KEPT
+        return written[-1]
+
+    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
+    for number in range(20):
+        declare(node, f"q{number}")
+
+    async def story(client: Client) -> None:
+        for asked in ("", "&a", "&b", "&a", ""):
+            shown = await answer(client, f"/metrics/detailed?family=queue_coarse_metrics{asked}")
+            assert shown.text.count("_messages_ready{") == 21
+            kept = sum(len(text) for _, made in written[-1]._now.values() for text in made)
+            assert 0 < kept <= 1000
+        await asyncio.sleep(0.1)
+        await answer(client, "/metrics/detailed?family=queue_coarse_metrics")
+
+    node.tell(story)
+    first, other, _, other_again, first_again, forgotten = written
+    assert other is other_again
+    assert first is not first_again
+    assert forgotten is not first_again
 
 
 def test_any_name_can_be_read_again(node: Node[MachineManagement]) -> None:

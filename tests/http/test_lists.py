@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
+from random import Random
 from time import thread_time
 from typing import Any
 
@@ -12,7 +14,15 @@ from http_node import GUEST, Client, Node, answer
 
 from qq.http import lists
 from qq.http.bodies import read_queue
-from qq.machine.commands import PutVhost, SetPermissions
+from qq.machine.commands import (
+    BindQueue,
+    Connect,
+    DeleteQueue,
+    DeleteVhost,
+    PutVhost,
+    SetPermissions,
+)
+from qq.management import queue_sets
 
 NAMES = ["Beta", "alpha", "gamma.1", "gamma.2"]
 
@@ -253,7 +263,7 @@ def test_somebody_who_does_not_see_a_queue_does_not_count_it(node: Node[MachineM
 def test_a_document_is_made_only_of_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(FakeManagement())
     node.management.queue_names = [f"q{number:04}" for number in range(3000)]
-    rows = node.management.queue_rows(None)
+    rows = asyncio.run(node.management.queues_by_name(lambda _: True))
     told: list[str] = []
 
     def members(queue: Any) -> list[str]:
@@ -261,9 +271,97 @@ def test_a_document_is_made_only_of_what_is_sent(monkeypatch: pytest.MonkeyPatch
         return []
 
     rows = rows._replace(fields={**rows.fields, "members": members})
-    monkeypatch.setattr(node.management, "queue_rows", lambda _: rows)
+
+    async def queues_by_name(_: object) -> Any:
+        return rows
+
+    monkeypatch.setattr(node.management, "queues_by_name", queues_by_name)
     page = node.api("queues?page=20&page_size=5&name=1").json
     assert told == names_of(page)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_are_parts_of_the_list_that_there_is_now(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes and goes between requests, and whichever order, names and columns are asked for."""
+    for name, few in (("STEP", 2), ("RUN", 3), ("BLOCK", 2)):
+        monkeypatch.setattr(queue_sets, name, few)
+    node, random = Node(MachineManagement()), Random(seed)
+    machine = node.management.machine
+    odd = [
+        "a",
+        "B",
+        "b",
+        "\u00e9",
+        "/",
+        "..",
+        "%2F",
+        "x\ny",
+        "q" * 255,
+        *(f"q{number}" for number in range(12)),
+    ]
+
+    sessions = count(1)
+
+    def change() -> None:
+        vhost = random.choice(["/", "v"])
+        node.management.make(PutVhost("v", "", [], ""), SetPermissions("guest", "v", ".*", ".*", ".*"))
+        session = next(sessions)
+        node.management.make(Connect(session, vhost, "guest"))
+        some = random.sample(odd, random.choice([1, 2, 9]))
+        for queue in some:
+            if random.random() < 0.6:
+                node.management.make(read_queue(queue, {})._replace(session=session))
+                key = random.choice("kl")
+                node.management.make(
+                    BindQueue(session, 0, queue, random.choice(["amq.direct", "amq.topic"]), key, {})
+                )
+            else:
+                node.management.make(DeleteQueue(session, 0, queue, False, False))
+        if random.random() < 0.1:
+            node.management.make(DeleteVhost("v"))
+
+    def there() -> tuple[list[Any], list[Any]]:
+        vhosts = sorted(machine.vhosts.items())
+        queues = [{"vhost": name, "name": queue} for name, vhost in vhosts for queue in sorted(vhost.queues)]
+        bindings = [
+            {"vhost": name, "source": source, "destination": destination, "routing_key": key}
+            for name, vhost in vhosts
+            for source, destination, key in sorted(
+                [("", queue, queue) for queue in vhost.queues]
+                + [(each.source, each.destination.name, each.routing_key) for each in vhost.bindings]
+            )
+        ]
+        return queues, bindings
+
+    async def story(client: Client) -> None:
+        for _ in range(12):
+            change()
+            for path, whole in zip(("queues", "bindings"), there(), strict=True):
+                sort, is_reversed = (
+                    random.choice(["", "vhost", "name", "messages", "nonsense.x"]),
+                    random.random() < 0.5,
+                )
+                size, text = random.randint(1, 5), random.choice(["", "q1", "B"]) if path == "queues" else ""
+                found = [each for each in whole if text.lower() in each.get("name", "").lower()]
+                found.sort(key=lambda each: each.get(sort, 0))
+                found = found[::-1] if is_reversed else found
+                shown: list[Any] = []
+                for page in range(1, len(found) // size + 2):
+                    asked = (
+                        f"page={page}&page_size={size}&name={text}&sort={sort}&columns={','.join(whole[0])}"
+                    )
+                    told = await answer(
+                        client,
+                        f"/api/{path}?{asked}&sort_reverse={'true' if is_reversed else 'false'}",
+                        headers=GUEST,
+                    )
+                    assert (told.json["total_count"], told.json["filtered_count"]) == (len(whole), len(found))
+                    shown += told.json["items"]
+                assert shown == found
+
+    change()
+    node.tell(story)
+    assert machine.catalog.queues_declared > 10
 
 
 def test_a_page_of_very_many_is_looked_for_in_slices() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,10 +19,12 @@ from qq.http import live
 from qq.http.app import build_app
 from qq.http.live import Feed, Spent, Turns
 from qq.http.server import HttpLimits
+from qq.http.view import LoggedIn
 from qq.machine.commands import DeclareQueue, DeleteQueue
+from qq.scopes import Scopes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     Client = TestClient[Any, Any]
 
@@ -190,14 +192,14 @@ def test_what_many_look_at_is_made_once(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
-    rows = node.management.queue_rows
+    rows = node.management.queues_by_name
 
-    def counted(vhost: str | None) -> Any:
+    async def counted(is_seen: Callable[[str], bool]) -> Any:
         nonlocal made
         made += 1
-        return rows(vhost)
+        return await rows(is_seen)
 
-    monkeypatch.setattr(node.management, "queue_rows", counted)
+    monkeypatch.setattr(node.management, "queues_by_name", counted)
     monkeypatch.setattr(live, "INTERVAL_S", 60)
 
     async def story() -> None:
@@ -227,6 +229,7 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
         app = web.Application()
         app.add_routes(endpoint.routes())
         monkeypatch.setattr(live, "_what", lambda request: request.query_string)
+        monkeypatch.setattr(live, "_length_s", lambda _: 60.0)
         async with TestServer(app) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port, limit=2**16)
             writer.write(b"GET /api/stream?view=big HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -253,6 +256,25 @@ def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
             return len([told async for told in events(answer)])
 
     assert asyncio.run(story()) == 1
+
+
+def test_the_stream_of_a_token_goes_on_for_as_long_as_that_is_good(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAM_S", 0.1)
+    expires_s = time() + 1.0
+
+    async def authenticate(*_: object) -> LoggedIn:
+        return LoggedIn("ann", ["administrator"], Scopes([]), expires_s)
+
+    monkeypatch.setattr(node.view, "authenticate", authenticate)
+
+    async def story() -> None:
+        async with served(node) as client, look(client, "view=queues") as answer:
+            assert [told async for told in events(answer)]
+
+    asyncio.run(story())
+    assert -0.5 < time() - expires_s < 1.0
 
 
 def test_a_stream_ends_with_the_session_that_has_asked_for_it(node: Node[MachineManagement]) -> None:

@@ -12,6 +12,9 @@ from http_node import Node
 from qq.http import samples
 from qq.http.view import Samples
 from qq.machine.commands import PutVhost, SetPermissions
+from qq.machine.queue import Queue
+from qq.management import queues
+from qq.management.rates import QueueNumbers, numbers_of
 from qq.management.totals import WATCHED_MAX, KeptSamples, VhostNumbers
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text", "payload_encoding": "string"}
@@ -45,6 +48,51 @@ def publish(node: Any, vhost: str, exchange: str) -> None:
 def get(node: Any, vhost: str) -> None:
     body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
     assert node.api(f"queues/{vhost}/q/get", "POST", json=body).status == 200
+
+
+def test_only_queues_to_which_something_has_happened_are_counted(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[str, str]] = []
+
+    def noted(queue: Queue, now_ms: int) -> QueueNumbers:
+        counted.append((queue.vhost, queue.name))
+        return numbers_of(queue, now_ms)
+
+    monkeypatch.setattr(queues, "numbers_of", noted)
+    machine = node.management.machine
+
+    def counted_now() -> list[tuple[str, str]]:
+        machine.end_entry(node.clock_ms)
+        counted.clear()
+        sample(node)
+        return sorted(counted)
+
+    everything = [(vhost, queue) for vhost in ("/", "v") for queue in ("q", "r")]
+    assert counted_now() == everything
+    assert counted_now() == []
+    publish(node, "v", "amq.fanout")
+    assert counted_now() == [("v", "q"), ("v", "r")]
+    assert counted_now() == []
+    get(node, "v")
+    assert counted_now() == [("v", "q")]
+    machine.adopt(machine.read(machine.freeze().dump()))
+    assert counted_now() == everything
+
+
+def test_a_part_of_what_is_told_of_a_queue_is_found_alone(node: Any) -> None:
+    for _ in range(2):
+        sample(node)
+        publish(node, "v", "amq.fanout")
+    rows = asyncio.run(node.management.queues_by_name("v".__eq__))
+    queue, _ = rows.things
+    for path, find in rows.parts.items():
+        first, *rest = path.split(".")
+        value = rows.fields[first](queue)
+        for part in rest:
+            value = value[part]
+        assert find(queue) == value, path
+    assert rows.parts["message_stats.publish_details.rate"](queue) > 0
 
 
 def test_an_exchange_says_what_was_published_to_it_and_went_on(node: Any) -> None:

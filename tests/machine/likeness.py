@@ -80,7 +80,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
     },
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
-    Queue: dict.fromkeys(("tally", "waiting_since_ms"), _SHOWN),
+    Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN),
     Backlog: {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
     Histories: {
         "_owned": "Which blocks no frozen state refers to: the others are copied before they change."

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from unittest import mock
 
 import pytest
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from qq.machine.codec import Buffer
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Queue, Tally
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
@@ -317,6 +318,8 @@ class Pair:
         self.log = Log()
         self.index = 0
         self.time_ms = 1
+        self.counted: dict[Queue, Counted] = {}
+        """What was counted of each queue at the end of the last entry."""
 
     def entry(self, origin: str, asked: list[Command]) -> None:
         self.index += 1
@@ -333,6 +336,7 @@ class Pair:
 
     def end_entry(self) -> None:
         assert self.one.end_entry(self.time_ms) == self.other.end_entry(self.time_ms)
+        self.check_revisions()
         self.other = reloaded(self.other)
         assert self.one.digest() == self.other.digest()
         assert differences(self.one, self.other) == []
@@ -350,6 +354,13 @@ class Pair:
             self.end_entry()
         for origin in ("n1", "n2"):
             assert self.one.outstanding(origin) == self.other.outstanding(origin)
+
+    def check_revisions(self) -> None:
+        """Whatever changes in a queue is followed by another revision, by which those go who tell what is in it."""
+        before, self.counted = self.counted, {queue: counted(queue) for queue in self.one.queues()}
+        for queue in before.keys() & self.counted.keys() - self.one._core.dirty.keys():
+            if before[queue] != self.counted[queue]:
+                assert before[queue].revision < self.counted[queue].revision
 
     def check_catalog(self) -> None:
         """What is counted of connections and channels is what there is, and nobody is in what is gone."""
@@ -392,6 +403,20 @@ class Pair:
             for message in range(start, start + number)
         }
         assert found == set(live)
+
+
+class Counted(NamedTuple):
+    revision: int
+    tally: Tally
+    numbers: tuple[int, ...]
+
+
+def counted(queue: Queue) -> Counted:
+    backlog = queue.backlog
+    numbers = (queue.consumers, queue.unacked, queue.unacked_size, queue.dying_count, queue.dying_size)
+    waiting = (backlog.count, backlog.size, backlog.delayed, backlog.delayed_size)
+    tally = replace(queue.tally, died=dict(queue.tally.died))
+    return Counted(queue.revision, tally, (*numbers, *waiting))
 
 
 def history_rows(queue: Queue) -> list[Any]:

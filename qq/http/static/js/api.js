@@ -11,14 +11,11 @@ export class ApiError extends Error {
 
 /** A path below /api of parts that may be any text. @param {TemplateStringsArray} texts @param {...string} names */
 export function path(texts, ...names) {
-  return texts.reduce((whole, text, at) => whole + segment(names[at - 1]) + text);
-}
-
-/** @param {string} name */
-function segment(name) {
-  // Browsers take these out of a path, however they are written: something else would be asked for.
-  if (name === "." || name === "..") throw new ApiError(0, `A browser cannot ask for what is called "${name}": use the command line.`);
-  return encodeURIComponent(name);
+  // Browsers take these names out of a path, however they are written: something else would be asked for.
+  const isEscaped = names.some((name) => name === "." || name === "..");
+  const before = isEscaped ? "~" : "";
+  const whole = texts.reduce((made, text, at) => made + before + encodeURIComponent(names[at - 1]) + text);
+  return isEscaped ? `escaped/${whole}` : whole;
 }
 
 /** @param {Record<string, any>} values Those that are undefined, null or "" are left out. */

@@ -1,0 +1,183 @@
+"""The queues and the bindings of each virtual host, put in order once and not for everybody who looks at them.
+
+Lives here: how it is seen that they are still the same ones, and in which orders they are kept. Not here: what is shown
+of them (queues.py, catalog.py, figures.py).
+
+Law: whoever looks at very many lets others run meanwhile; nothing is kept of a virtual host that is gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from heapq import merge
+from itertools import accumulate, islice, takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+
+from qq.http.slices import Slices
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from qq.machine.queue import Queue
+    from qq.machine.vhost import VirtualHost
+    from qq.routing.routers import Binding
+
+T = TypeVar("T")
+
+BLOCK = 64
+"""How many neighbouring numbers of queues are in a block."""
+STEP = 256
+"""How many things are looked at before it is looked at the time: some tenths of a millisecond."""
+RUN = 1024
+"""How many things are sorted at once, which takes a millisecond."""
+_name, _number = attrgetter("name"), attrgetter("number")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    """Something that was made of a table of a virtual host, and by what is seen that the table is the same.
+
+    What is new in a table is last in it. So as long as the last one is the same object, nothing was added that is still
+    there; and while there are as many as before, nothing was taken away.
+    """
+
+    vhost: VirtualHost
+    size: int
+    last: Any
+    value: T
+
+    def is_of(self, vhost: VirtualHost, table: Mapping[Any, Any], last: Any) -> bool:
+        return self.vhost is vhost and self.size == len(table) and self.last is last
+
+
+def _last_queue(vhost: VirtualHost) -> Queue | None:
+    return next(reversed(vhost.queues.values()), None)
+
+
+def _forget_gone(kept: dict[str, Any], there: Collection[str]) -> None:
+    if len(kept) > len(there):
+        for name in [name for name in kept if name not in there]:
+            del kept[name]
+
+
+class QueueBlocks:
+    """The queues of virtual hosts in blocks, in which they stay whichever others come and go."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept[list[list[Queue]]]] = {}
+
+    def of(self, vhosts: Iterable[VirtualHost], there: Collection[str]) -> Iterator[list[Queue]]:
+        """The blocks of some virtual hosts of those that are there; empty ones come while there is work to do."""
+        _forget_gone(self._kept, there)
+        for vhost in vhosts:
+            kept, last = self._kept.get(vhost.name), _last_queue(vhost)
+            if kept is None or not kept.is_of(vhost, vhost.queues, last):
+                queues = list(vhost.queues.values())
+                blocks: dict[int, list[Queue]] = {}
+                for place, queue in enumerate(queues):
+                    blocks.setdefault(queue.number // BLOCK, []).append(queue)
+                    if not place % BLOCK:
+                        yield []
+                kept = self._kept[vhost.name] = _Kept(vhost, len(queues), last, list(blocks.values()))
+            yield from kept.value
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class _ByName(NamedTuple):
+    queues: list[Queue]
+    newest: int
+    """The highest number of a queue that was looked at."""
+
+
+class InOrder:
+    """The queues of virtual hosts by name, and their bindings by source, destination and key."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, _Kept[_ByName]] = {}
+        self._bindings: dict[str, _Kept[list[Binding]]] = {}
+
+    async def queues(self, vhost: VirtualHost, there: Collection[str]) -> list[Queue]:
+        """The queues of a virtual host of those that are there; nobody may change the list."""
+        _forget_gone(self._queues, there)
+        kept, last = self._queues.get(vhost.name), _last_queue(vhost)
+        if kept is None or not kept.is_of(vhost, vhost.queues, last):
+            before = kept.value if kept is not None and kept.vhost is vhost else _ByName([], -1)
+            count, value = len(vhost.queues), await _renewed(before, vhost.queues)
+            kept = self._queues[vhost.name] = _Kept(vhost, count, last, value)
+        return kept.value.queues
+
+    async def bindings(self, vhost: VirtualHost, there: Collection[str]) -> list[Binding]:
+        """The bindings of a virtual host but for those of the default exchange; nobody may change the list."""
+        _forget_gone(self._bindings, there)
+        kept, last = self._bindings.get(vhost.name), next(reversed(vhost.bindings), None)
+        if kept is None or not kept.is_of(vhost, vhost.bindings, last):
+            bindings = list(vhost.bindings)
+            value = await in_slices(bindings, _place_of)
+            kept = self._bindings[vhost.name] = _Kept(vhost, len(bindings), last, value)
+        return kept.value
+
+
+def _place_of(binding: Binding) -> tuple[str, str, str]:
+    return binding.source, binding.destination.name, binding.routing_key
+
+
+async def _renewed(before: _ByName, table: dict[str, Queue]) -> _ByName:
+    """The queues of a table by name, where only those have come and gone that were not there before."""
+    slices, newest = Slices(), before.newest
+    added = list(takewhile(lambda queue: queue.number > newest, reversed(table.values())))
+    queues: list[Queue] = []
+    for start in range(0, len(before.queues), STEP):
+        queues += [queue for queue in before.queues[start : start + STEP] if table.get(queue.name) is queue]
+        await slices.give_way()
+    newest = max(map(_number, added), default=newest)
+    if len(added) <= STEP:
+        for queue in added:
+            insort(queues, queue, key=_name)
+        return _ByName(queues, newest)
+    return _ByName(await _merged([queues, await in_slices(added, _name)], _name), newest)
+
+
+async def in_slices(things: Sequence[T], key: Callable[[T], Any]) -> list[T]:
+    """Sort things, and let others run meanwhile."""
+    slices = Slices()
+    runs: list[list[T]] = []
+    for start in range(0, len(things), RUN):
+        runs.append(sorted(things[start : start + RUN], key=key))
+        await slices.give_way()
+    return await _merged(runs, key)
+
+
+async def _merged(runs: Sequence[list[T]], key: Callable[[T], Any]) -> list[T]:
+    merged: list[T] = []
+    slices, following = Slices(), merge(*runs, key=key)
+    while part := list(islice(following, STEP)):
+        merged += part
+        await slices.give_way()
+    return merged
+
+
+class Chained(Sequence[T]):
+    """Several sequences as one, of which only those things are made that somebody looks at."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[Any], Callable[[Any], T]]]) -> None:
+        """Each part comes with what makes one of the things of what is in it."""
+        self._parts = parts
+        self._starts = [0, *accumulate(len(part) for part, _ in parts)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        place = range(len(self))[place]
+        number = bisect_right(self._starts, place) - 1
+        part, make = self._parts[number]
+        return make(part[place - self._starts[number]])
