@@ -190,7 +190,7 @@ def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life()
 
 def test_nobody_counts_on_a_directory_that_no_start_has_made() -> None:
     """As when the first start of an emptied one found no space (seed 6001191)."""
-    simulation = Simulation(1, Options())
+    simulation = Simulation(1, SimulationOptions())
     node = simulation.cluster.nodes[0]
     assert not simulation.checks.counts(node)
     node.start()
