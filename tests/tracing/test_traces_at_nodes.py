@@ -113,8 +113,10 @@ def test_spans_above_the_rate_are_dropped(cluster: LocalCluster, collector: Coll
         for _ in range(60):
             channel.basic_publish("", "nowhere", b"", traced())
         channel.queue_declare("", passive=False, exclusive=True)
-    dropped = counts(node)["dropped"] - before["dropped"]
-    assert dropped > 0
+    deadline_s = time.monotonic() + 10
+    while (dropped := counts(node)["dropped"] - before["dropped"]) == 0:  # the last answer may be given again
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
     spans = collector.wait(lambda spans: len(spans) == 60 - dropped)
     assert {span.name for span in spans} == {"publish nowhere"}
 
