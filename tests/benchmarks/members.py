@@ -97,11 +97,11 @@ def remove(cluster: LocalCluster, node: ClusterNode, asked: ClusterNode) -> None
 
 
 def lose_and_replace(node: ClusterNode, asked: ClusterNode) -> None:
-    """Kill a node, lose its disk, and start it again; wait until it votes."""
+    """Kill a node, lose its disk, and start it again: its new directory is taken in by itself. Wait until it votes."""
     node.kill()
     shutil.rmtree(data_directory(node))
     node.start()
-    qq(asked, "member", "replace", node.name)
+    qq(asked, "member", "promote", node.name)
 
 
 def changes() -> Iterator[tuple[str, Watched]]:
