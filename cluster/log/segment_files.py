@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -128,8 +129,9 @@ def _check_size(disk: Disk, path: str, row: Row) -> None:
 
 def _remove_leftover(disk: Disk, directory: str, name: str) -> None:
     path = path_in(directory, name)
-    log.info("%s: removed, left over by a crash", path)
-    disk.remove(path)
+    with suppress(FileNotFoundError):  # what was written anew since the start went over that name
+        disk.remove(path)
+        log.info("%s: removed, left over by a crash", path)
 
 
 def _renew_mark(disk: Disk, directory: str, identity: bytes, mark: Mark | None, current: Mark) -> None:

@@ -17,6 +17,9 @@ from cluster import inline_writes
 from cluster.inline_writes import STALL_REST
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import MANIFEST_NAME, Manifest
+from cluster.log.segment_files import load_log
+from cluster.log.synced import MARK_NAME
 from cluster.realworld import PART_BYTES, AsyncioRuntime, DirectoryInUse, RealDisk
 
 if TYPE_CHECKING:
@@ -423,3 +426,18 @@ def test_a_short_job_waits_behind_what_was_submitted_before_it_and_tells_its_err
 
     asyncio.run(run())
     assert [each for each in order if each != "done"] == ["long", "short", "short"]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_a_crash_has_left_of_a_manifest_is_in_the_way_of_no_start(
+    disk: RealDisk, tmp_path: Path, is_damaged: bool
+) -> None:
+    """A manifest that is written anew at a start goes over the name of what was left."""
+    (tmp_path / "data" / "log").mkdir()
+    if is_damaged:
+        load_log(disk, "log", b"identity", writes_lost=False)
+        manifest = tmp_path / "data" / "log" / MANIFEST_NAME
+        manifest.write_bytes(b"?" + manifest.read_bytes()[1:])
+    (tmp_path / "data" / "log" / f"{MANIFEST_NAME}.tmp").write_bytes(b"half")
+    assert load_log(disk, "log", b"identity", writes_lost=False).manifest == Manifest()
+    assert sorted(disk.list_directory("log")) == [MANIFEST_NAME, MARK_NAME]
