@@ -49,6 +49,7 @@ from cluster.log.segment import (
 from cluster.log.segment_files import scan_open
 from cluster.log.synced import MARK_NAME, Mark, load_mark
 from cluster.log.term_runs import TermRuns
+from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 INDEX_MAX = 2**64 - 1
 
 _LOG = "log"
-_TEMPORARY = ".tmp"
 
 DescribeState = Callable[[bytes], str]
 """One line about the state in a checkpoint's body; raises ValueError if it is of another version."""
@@ -489,7 +489,7 @@ class _Inspection:
         }
         for name in self._log_names:
             if name not in belonging:
-                of_crash = name.endswith(_TEMPORARY) or (manifest is not None and is_segment_name(name))
+                of_crash = name.endswith(TEMPORARY) or (manifest is not None and is_segment_name(name))
                 what = "of a crash; removed at the next start" if of_crash else "not of this log; left alone"
                 yield Leftover(path_in(_LOG, name), self._size(path_in(self._log, name)), what)
 
@@ -510,7 +510,7 @@ class _Inspection:
             reason = self._disk.read_file(path).decode(errors="replace")
             what = f"the log was found damaged while it was in use: {reason}"
             return Leftover(name, self._size(path), "", Problem(what, Cure.REPAIR))
-        what = "of a crash; harmless" if name.endswith(_TEMPORARY) else "not of this node; left alone"
+        what = "of a crash; harmless" if name.endswith(TEMPORARY) else "not of this node; left alone"
         return Leftover(name, self._size(path), what)
 
     def _find_directory(self, name: str, what: str) -> Leftover:

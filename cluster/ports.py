@@ -18,6 +18,9 @@ import msgpack
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
+TEMPORARY = ".tmp"
+"""What the names of files end with that are being written: a crash may leave them, and nobody reads them."""
+
 
 class Timer(Protocol):
     """A pending call of `Runtime.call_later`."""

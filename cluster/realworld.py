@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.histogram import Histogram
 from cluster.inline_writes import InlineWrites
+from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +35,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
 """The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
-_TEMPORARY = ".tmp"
 PART_BYTES = 4 * 2**20
 """How much of a large file is removed at once: for a whole segment, others' syncs may have to wait for 50 ms, and for a
 part of it 2."""
@@ -127,7 +127,7 @@ class RealDisk:
 
     def replace_file(self, path: str, data: bytes) -> None:
         target = self._root / path
-        temporary = target.with_name(target.name + _TEMPORARY)
+        temporary = target.with_name(target.name + TEMPORARY)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()

@@ -164,7 +164,8 @@ class Reconfiguration:
                 refused(not_before_upgrade(self._members.of_release_0_1))
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
                 refused(
-                    f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
+                    f"node {change.name!r} is up and has its data directory: if it had lost another one, it has been "
+                    "taken in again, and nothing is left to do; else stop it before it is replaced"
                 )
             else:
                 self.propose(partial(self._judged, change))

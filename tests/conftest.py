@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +31,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.e
 
 # Hundreds of nodes are started. Where no byte code may be kept, as in many images, each would compile all of it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What `make quick` runs, without what is marked as slow: the pure packages, the log, and some of what stands on them.
 QUICK = [

@@ -31,6 +31,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.disk import SimulatedDisk
+from cluster.ports import TEMPORARY
 from cluster.realworld import RealDisk, RealFile
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 _JOURNAL = "journal"
 _FILES = "files"
-_TEMPORARY = ".tmp"
 _LOCK = "lock"  # made anew by every process that opens the directory
 _PART_BYTES = 64 * 1024
 _OF_CONTENT = ("sync", "truncate", "overwrite")
@@ -71,7 +71,7 @@ class FaultyDisk(RealDisk):
             super().make_directory(path)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        temporary = path + _TEMPORARY
+        temporary = path + TEMPORARY
         if (self._root_path / temporary).exists():
             self.remove(temporary)
         file = self.open(temporary, create=True)

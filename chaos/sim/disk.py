@@ -16,6 +16,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.ports import TEMPORARY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
@@ -94,12 +96,13 @@ class SimulatedDisk:
         return self.read(self.inode(path), 0, None)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        self._step()
-        self._check_space(max(len(data), 1))
-        inode = _Inode()
-        inode.append(data)
-        self._sync(inode)
-        self._set_name(path, inode)
+        temporary = path + TEMPORARY
+        if temporary in self.by_path:
+            self.remove(temporary)
+        file = self.open(temporary, create=True)
+        file.append([data])
+        file.sync()
+        self.rename(temporary, path)
         self.sync_directory(_directory_of(path))
 
     def overwrite_file(self, path: str, data: bytes) -> None:

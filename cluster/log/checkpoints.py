@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat, path_in
+from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +38,6 @@ _CHECKSUMS = Struct("<II")  # crc32 of the header before it, crc32 of the body
 CHECKPOINT_HEADER_BYTES = _START.size + _CHECKSUMS.size
 
 _SUFFIX = ".checkpoint"
-_TEMPORARY = ".tmp"
 _INDEX_DIGITS = 20
 
 
@@ -60,7 +60,7 @@ def write_checkpoint(disk: Disk, directory: str, identity: bytes, index: int, te
     Raises OSError, and then nothing has changed. On any thread, unless another one writes a checkpoint of this index.
     """
     path = path_in(directory, checkpoint_name(index))
-    temporary = path + _TEMPORARY
+    temporary = path + TEMPORARY
     with suppress(FileNotFoundError):
         disk.remove(temporary)
     try:

@@ -43,6 +43,7 @@ from cluster.log.segment import (
 )
 from cluster.log.synced import MARK_NAME, Mark, load_mark, store_mark
 from cluster.log.twofold import unless_there_is_no_space, whole_of
+from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 
 INDEXES_MAX = 16  # loaded indexes of sealed segments: 256 KiB each if the entries are small
 
-_TEMPORARY = ".tmp"
 _SUFFIXES = (".segment", ".sparse")
 
 
@@ -94,7 +94,7 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
         if is_segment_name(name) and name not in belonging:
             serial = max(serial, serial_of(name) + 1)
             _remove_leftover(disk, directory, name)
-        elif name.endswith(_TEMPORARY):
+        elif name.endswith(TEMPORARY):
             _remove_leftover(disk, directory, name)
     disk.sync_directory(directory)
     mark = load_mark(disk, directory, identity)

@@ -80,12 +80,16 @@ def remove_member(node: Remote, name: str) -> int:
 def replace_member(node: Remote, name: str, *, waits_for_vote: bool) -> int:
     """Have another data directory take the place of a member's, which is lost; raises CommandError.
 
-    It waits until the node with that directory votes, if that is wanted.
+    It waits until the node with that directory votes, if that is wanted. A node that is being given the log has its
+    new directory already, be it because this was asked before or because nodes are taken in again unasked.
     """
     found = _Found(node, name)
     if not found.is_member:
         raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
-    if not found.is_awaited:
+    if found.is_given_the_log and not waits_for_vote:
+        print(f"{name} is there with another data directory, and is given the log")
+        return 0
+    if not (found.is_awaited or found.is_given_the_log):
         node.ask_until_done(
             "POST",
             f"{_path(name)}/replace",
@@ -145,10 +149,11 @@ class _Found:
             members = {member["name"]: member for member in answer["members"]}
             self.members = list(map(str, members))
             self.is_member = name in members
-            member = members.get(name, {"id": None, "role": None})
+            member = members.get(name, {"id": None, "role": None, "state": None})
             self.id = str(member["id"] or "")
             """The id of the member's data directory; empty if nobody knows it."""
             self.is_awaited = member["role"] == "awaited"
+            self.is_given_the_log = member["role"] == "learner" and member["state"] != "down"
             self.is_asked = answer["node"] == name
             self.was_removed = any(removed["name"] == name for removed in answer["removed"])
         except (KeyError, TypeError, AttributeError):

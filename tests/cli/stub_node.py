@@ -98,8 +98,11 @@ class Management:
     def cluster_members(self) -> ClusterMembers:
         first = ClusterMember("n1", "h1", 1, "aa" * 16, "voter", NodeState.LEADER, 0, "7 to 8", drained=False)
         awaited = ClusterMember("n2", "h2", 2, None, "awaited", NodeState.DOWN, None, None, drained=True)
+        learner = ClusterMember(
+            "n8", "h8", 8, "dd" * 16, "learner", NodeState.FOLLOWER, 9, None, drained=False
+        )
         removed = [RemovedMember("n3", "bb" * 16)]
-        return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited], removed)
+        return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited, learner], removed)
 
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""

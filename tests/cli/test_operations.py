@@ -127,9 +127,10 @@ def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:
         0,
         (
             f"cluster qq ({'cc' * 16}), version 8 of the state, as n1 sees it\n"
-            "name  address  role     state   lag  versions  drained  id\n"
-            f"n1    h1:1     voter    leader  0    7 to 8    no       {'aa' * 16}\n"
-            "n2    h2:2     awaited  down    -    -         yes      -\n"
+            "name  address  role     state     lag  versions  drained  id\n"
+            f"n1    h1:1     voter    leader    0    7 to 8    no       {'aa' * 16}\n"
+            "n2    h2:2     awaited  down      -    -         yes      -\n"
+            f"n8    h8:8     learner  follower  9    -         no       {'dd' * 16}\n"
         ),
         "",
     )
@@ -145,7 +146,7 @@ def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) 
     assert asked("member", "remove", "n2") == (gone, ["REMOVE n2 b''  0"])
     gone = (0, gone[1].replace("n2", "n3"), "")
     assert asked("member", "remove", "n3") == (gone, []), "it was removed before"
-    known = "the members are n1, n2"
+    known = "the members are n1, n2, n8"
     assert asked("member", "remove", "n9") == (
         (1, "", f"qq member remove: there is no member 'n9'; {known}\n"),
         [],
@@ -158,6 +159,9 @@ def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) 
     )
     awaited = (0, "n2 is awaited: start it with an empty data directory and `qq serve --join`\n", "")
     assert asked("member", "replace", "n2", "--no-wait") == (awaited, [])
+    given = (0, "n8 is there with another data directory, and is given the log\n", "")
+    assert asked("member", "replace", "n8", "--no-wait") == (given, []), "it has been taken in again"
+    assert asked("member", "replace", "n8") == ((0, "n8 votes\n", ""), ["PROMOTE n8 b''  0"])
     added = ["ADD n4 b'' ::1 7", "PROMOTE n4 b''  0"]
     assert asked("member", "add", "n4", "[::1]:7") == ((0, "n4 votes\n", ""), added)
     assert asked("member", "add", "n4", "h:7", "--no-wait") == (

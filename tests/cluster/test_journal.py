@@ -21,7 +21,7 @@ from pysyncobj.transport import Transport
 from chaos.sim.disk import ProcessEnds, SimulatedDisk, SimulatedFile
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, JournalMisuseError, SegmentedJournal
-from cluster.log.manifest import MANIFEST_NAME, is_segment_name, segment_name
+from cluster.log.manifest import MANIFEST_NAME, Manifest, is_segment_name, segment_name
 from cluster.log.sealed import records, write_sparse
 from cluster.log.segment import (
     FILE_HEADER_BYTES,
@@ -34,6 +34,7 @@ from cluster.log.segment import (
     UnknownFormat,
     adopt_header,
 )
+from cluster.log.segment_files import load_log
 from cluster.log.segment_writer import SegmentWriter, Store
 from cluster.log.synced import MARK_NAME
 from cluster.log.term_runs import TermRuns
@@ -1463,6 +1464,32 @@ def test_an_opening_that_ends_at_any_step_loses_nothing(name: str) -> None:
             node.open()
             assert is_between(held(node.journal), states)
             steps += 1
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_log_is_opened_after_an_opening_that_ended_at_any_step(power_loss: bool, is_damaged: bool) -> None:
+    """It is new, or one copy of its manifest is damaged: both have the manifest written by the opening."""
+    complete = False
+    steps = 0
+    while not complete:
+        for seed in range(6):
+            disk = SimulatedDisk(Random(seed), lambda _delay_s, _job: None)
+            disk.make_directory("log")
+            if is_damaged:
+                load_log(disk, "log", b"identity", writes_lost=False)
+                disk.flip_bit(f"log/{MANIFEST_NAME}", seed)
+            disk.end_process_after(steps)
+            try:
+                load_log(disk, "log", b"identity", writes_lost=False)
+                complete = True
+            except ProcessEnds:
+                pass
+            disk.spare_process()
+            disk.crash(power_loss=power_loss)
+            assert load_log(disk, "log", b"identity", writes_lost=power_loss).manifest == Manifest()
+        steps += 1
+    assert steps > 2
 
 
 @pytest.mark.slow

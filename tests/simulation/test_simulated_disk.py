@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import SECTOR_BYTES, ProcessEnds, SimulatedDisk, SimulatedFile
+from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -325,6 +326,8 @@ def test_a_small_disk_is_full_until_something_goes() -> None:
     assert file.size <= 400
     with pytest.raises(OSError, match="No space left"):
         disk.replace_file("file", b"z" * 401)
+    assert disk.read_file("file") == b"x" * 600
+    disk.remove("file" + TEMPORARY)
     file.truncate(0)
     file.append([b"y" * 400])
     disk.overwrite_file("file", b"z" * 600)

@@ -141,7 +141,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
             ),
             (["member", "add", "n/9", "127.0.0.1:9"], "must be 1 to 64 of"),
             (["member", "remove", "n9"], "there is no member 'n9'; the members are n1, n2, n3"),
-            (["member", "replace", "n2"], "node 'n2' is up and has its data directory: stop it before"),
+            (["member", "replace", "n2"], "node 'n2' is up and has its data directory: if it had lost"),
             (["member", "promote", "n9"], "there is no member 'n9'; the members are n1, n2, n3"),
             (["drain", "n9"], "there is no member 'n9'; the members are n1, n2, n3"),
         ]:
