@@ -40,7 +40,7 @@ CHECKER ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/python requirements/install.py
 
 # Byte code is kept, whatever the shell says: each process that runs the tests would compile all of them anew, for a quarter
 # of a minute.
@@ -57,25 +57,25 @@ venv: $(VENV)/stamp
 
 # What running needs comes first: `make up` waits for nothing else, and not for byte code of modules that nobody uses. What is
 # there as source only, and our own package, is built by the pinned setuptools: nothing is fetched that has no hash.
-$(VENV)/run-stamp: requirements/build.txt requirements/run.txt pyproject.toml setup.py
+$(VENV)/run-stamp: requirements/install.py requirements/setup.txt requirements/build.txt requirements/run.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile --require-hashes -r requirements/build.txt
-	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/run.txt
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(INSTALL) --require-hashes -r requirements/build.txt
+	$(INSTALL) --require-hashes --no-build-isolation -r requirements/run.txt
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
-	$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
+	$(INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Spark is large, and `make up` does not need it.
 $(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
-	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/chaos.txt
+	$(INSTALL) --require-hashes --no-build-isolation -r requirements/chaos.txt
 	@touch $@
 
 $(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
-	$(PIP) install --no-compile --require-hashes -r requirements/docs.txt
+	$(INSTALL) --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # What is not from the package index: brought into .tools where the machine has none.
