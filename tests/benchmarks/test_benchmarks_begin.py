@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OPTIONS = [
@@ -26,6 +28,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 def test_make_bench_begins_all_of_them() -> None:
     benchmarks = {file.name for file in HERE.glob("*.py") if not file.name.startswith("test_")}
     assert len(benchmarks) == len(OPTIONS)

@@ -113,7 +113,7 @@ def test_consumers_that_never_read_hold_little_of_a_backlog(small_node: ClusterN
     with RawClient(small_node.amqp_port) as owner, contextlib.ExitStack() as clients:
         owner.open_channel(1)
         fill(owner, queue, bytes(MIB), 64)
-        for _ in range(10):
+        for _ in range(4):
             fill(owner, f"{queue}-small", bytes(1000), 20_000)
             owner.call(1, Queue.Delete(queue=f"{queue}-small"), Queue.DeleteOk)
         fill(owner, f"{queue}-small", bytes(1000), 200_000)

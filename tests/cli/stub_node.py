@@ -1,4 +1,4 @@
-"""The node of stub_qq.py, which only listens on its ports and answers what it is made to answer."""
+"""The node of stub_qq.py, which only listens on its ports, and answers commands (stub_answers.py) if it shall."""
 
 from __future__ import annotations
 
@@ -7,143 +7,50 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-
-from cluster.fitness import Verdict
-from cluster.member_changes import MemberChange, Verb
-from qq.errors import ReplyCode, StartError
-from qq.http.app import build_app, listen
-from qq.http.view import (
-    ClusterMember,
-    ClusterMembers,
-    ClusterStatus,
-    LoggedIn,
-    NodeState,
-    NodeStatus,
-    QueueStatus,
-    RemovedMember,
-    RequestRefused,
-    Unavailable,
-)
+from qq.errors import StartError
 
 if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import AsyncGenerator
+
     from qq.config import NodeConfig
 
-
-class View:
-    def __init__(self, config: NodeConfig) -> None:
-        self._config = config
-
-    def cluster_status(self) -> ClusterStatus:
-        nodes = [
-            NodeStatus(node.name, NodeState.DOWN, role="awaited", drained=True) for node in self._config.nodes
-        ]
-        nodes[0] = NodeStatus(
-            self._config.nodes[0].name,
-            NodeState.LEADER,
-            "voter",
-            3,
-            7,
-            120,
-            119,
-            118,
-            100,
-            5 * 2**30,
-            alarm=True,
-            clock_offset_ms=-800,
-            role="voter",
-            versions="7 to 8",
-        )
-        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes, 8)
-
-    is_open = True
-
-    def ready(self) -> str | None:
-        return None
-
-    takes_tokens = False
-    login_provider = None
-
-    async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
-        known = (self._config.default_user, self._config.default_password)
-        return LoggedIn(user, ["administrator"]) if (user, password) == known else None
+WELL = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+)
 
 
-class Management:
-    """As much of a broker as the page looks at."""
+async def say_that_all_is_well(reader: StreamReader, writer: StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(WELL)
+    writer.close()
 
-    def has_vhost(self, name: str) -> bool:
-        return name == "/"
 
-    def queues(self, _vhost: str | None) -> list[QueueStatus]:
-        return []
-
-    def leader(self) -> str | None:
-        return os.environ.get("STUB_LEADER")
-
-    async def transfer_leadership(self, to: str | None) -> str:
-        if to == "n9":
-            raise RequestRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
-        if to == "n3":
-            await asyncio.sleep(1.5)
-        self._transfers += 1
-        if to == "n5" and self._transfers < 3:
-            raise Unavailable("n5 has not taken over")
-        return to or "n2"
-
-    _transfers = 0
-
-    def cluster_members(self) -> ClusterMembers:
-        first = ClusterMember("n1", "h1", 1, "aa" * 16, "voter", NodeState.LEADER, 0, "7 to 8", drained=False)
-        awaited = ClusterMember("n2", "h2", 2, None, "awaited", NodeState.DOWN, None, None, drained=True)
-        learner = ClusterMember(
-            "n8", "h8", 8, "dd" * 16, "learner", NodeState.FOLLOWER, 9, None, drained=False
-        )
-        removed = [RemovedMember("n3", "bb" * 16)]
-        return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited, learner], removed)
-
-    async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
-        """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""
-        print(Verb(change.verb).name, *change[1:5], flush=True)
-        if change.name == "n5" and not self._has_been_asked:
-            self._has_been_asked = True
-            raise Unavailable("n5 has not come yet")
-        if change.name == "n7":
-            await asyncio.sleep(1.5)
-        if change.name == "n6":
-            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, "n6 stays a voter")
-        if change.name == "n1" and change.verb == Verb.REMOVE:
-            os._exit(1)
-
-    _has_been_asked = False
-
-    def may_stop(self, node: str | None) -> Verdict:
-        """Say yes for n1, from the fourth time on for n5, and else no."""
-        self._checks += 1
-        return Verdict(node is None or (node == "n5" and self._checks > 3), f"{node or 'n1'} it is")
-
-    _checks = 0
+@asynccontextmanager
+async def listening(config: NodeConfig) -> AsyncGenerator[None]:
+    async with await asyncio.start_server(say_that_all_is_well, config.http_host, config.address.http_port):
+        yield
 
 
 async def run(config: NodeConfig) -> None:
     if os.environ.get("STUB_REFUSES") == config.name:
         raise StartError(f"{config.data_dir}: belongs to another node")
+    if "STUB_LISTENS" in os.environ:
+        http = listening
+    else:
+        from stub_answers import answering as http  # noqa: PLC0415 -- most of what a stub needs to start
     with socket.create_server(("127.0.0.1", config.address.amqp_port)):
-        http = await listen(
-            build_app(View(config), cast("Any", Management()), CollectorRegistry()),
-            config.http_host,
-            config.address.http_port,
-        )
-        print(f"{config.name} serves", flush=True)
-        if os.environ.get("STUB_HANGS") == config.name:
-            time.sleep(60)  # noqa: ASYNC251 - a disk does not ask the event loop, either
-        if os.environ.get("STUB_CHATTY") == config.name:
-            sys.stderr.write("chatter\n" * 100_000)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            if os.environ.get("STUB_STUBBORN") == config.name:
-                await asyncio.sleep(60)
-            await http.cleanup()
+        async with http(config):
+            print(f"{config.name} serves", flush=True)
+            if os.environ.get("STUB_HANGS") == config.name:
+                time.sleep(60)  # noqa: ASYNC251 - a disk does not ask the event loop, either
+            if os.environ.get("STUB_CHATTY") == config.name:
+                sys.stderr.write("chatter\n" * 100_000)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if os.environ.get("STUB_STUBBORN") == config.name:
+                    await asyncio.sleep(60)

@@ -32,7 +32,7 @@ def up(data_dir: Path, base_port: int, *options: str, **environ: str) -> Abstrac
     if "--nodes" not in options:
         options = ("--nodes", "1", *options)
     arguments = ("up", "--data-dir", str(data_dir), "--base-port", str(base_port), *options)
-    return started(data_dir.parent, *arguments, **environ)
+    return started(data_dir.parent, *arguments, STUB_LISTENS="yes", **environ)
 
 
 def refusal(data_dir: Path, base_port: int, *options: str, **environ: str) -> str:
@@ -196,7 +196,9 @@ def test_an_output_that_nobody_reads_holds_up_neither_the_nodes_nor_the_stop(
     data_dir: Path, base_port: int
 ) -> None:
     arguments = ("up", "--data-dir", str(data_dir), "--base-port", str(base_port), "--nodes", "1")
-    with started(data_dir.parent, *arguments, stdout=subprocess.PIPE, STUB_CHATTY="n1") as qq:
+    with started(
+        data_dir.parent, *arguments, stdout=subprocess.PIPE, STUB_LISTENS="yes", STUB_CHATTY="n1"
+    ) as qq:
         assert qq.process.stdout is not None
         with qq.process.stdout:
             wait_until((data_dir / "cluster.json").exists, "the cluster is not ready")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+from long_cases import cases
 from test_group_members import Growing, id_of
 from test_group_timers import Member, Trio
 
@@ -88,7 +89,7 @@ def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("power_loss", [False, True])
+@pytest.mark.parametrize("power_loss", cases([False, True], bool))
 def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(power_loss: bool) -> None:
     """Release 0.1 could read whose directory it is, and tell at which version the log is if that is not its own."""
     found = set()

@@ -116,6 +116,7 @@ def test_the_wheel_is_built_as_the_tests_build_it() -> None:
     assert f"pip wheel {' '.join(WHEEL_OPTIONS)} --wheel-dir wheels ." in step
 
 
+@pytest.mark.long
 def test_chaos_runs_as_it_lies_in_its_image(context: Path, wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "src").mkdir()

@@ -165,6 +165,7 @@ def test_a_request_is_answered_from_another_node(cluster: LocalCluster) -> None:
         assert run("rpc.py", "ask", "30", cluster.urls[2]) == ["832040"]
 
 
+@pytest.mark.long
 def test_a_celery_application_does_not_notice_that_the_leader_is_killed(cluster: LocalCluster) -> None:
     environment = {"CELERY_BROKER": cluster.followers()[0].url}
     worker = ("-m", "celery", "-A", "celery_app", "worker", "--pool=threads", "--concurrency=1")

@@ -79,14 +79,6 @@ SHORT = [
         files=["t/integration/test_*.py"],
     ),
     Suite(
-        "kombu",
-        ["t/integration/test_py_amqp.py"],
-        [*KOMBU, "-k", besides("failed", "empty_queue", "routing_keys", "(TimeToLive and simple)")],
-        34,
-        is_whole=False,
-        files=["t/integration/test_*.py"],
-    ),
-    Suite(
         "aio-pika",
         ["tests/test_amqp.py"],
         [
@@ -98,8 +90,8 @@ SHORT = [
         is_whole=False,
     ),
 ]
-"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so is
-aiormq, which aio-pika stands on."""
+"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are
+aiormq, which aio-pika stands on, and kombu, which Celery stands on (test_celery.py)."""
 LONG = [
     Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),

@@ -11,3 +11,7 @@ QUIET = pytest.mark.parametrize("world", ["quiet"], indirect=True)
 """For what a leader has no part in."""
 KILLED = pytest.mark.parametrize("world", ["kill"], indirect=True)
 ALSO_KILLED = pytest.mark.parametrize("world", [*CHANGES, "kill"], indirect=True)
+KILLED_IF_LONG = pytest.mark.parametrize(
+    "world", [*CHANGES, pytest.param("kill", marks=pytest.mark.long)], indirect=True
+)
+"""For what a node that dies takes no more of than one that hands over; what is confirmed or held is `ALSO_KILLED`."""

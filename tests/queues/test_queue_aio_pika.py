@@ -10,7 +10,7 @@ import aio_pika
 import aiormq.exceptions
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-from leader_changes import ALSO_KILLED
+from leader_changes import KILLED_IF_LONG
 from queue_clients import QUORUM, Taker, barrier, bodies_of, declare, drain, publish
 from queue_world import World
 
@@ -67,7 +67,7 @@ def test_priorities(world: World, queue: str) -> None:
     run(world, work)
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_a_refused_publish(world: World, queue: str) -> None:
     async def work(one: AbstractChannel, other: AbstractChannel) -> None:
         await declared(one, queue, max_length=2, overflow="reject-publish")
@@ -80,7 +80,7 @@ def test_a_refused_publish(world: World, queue: str) -> None:
     run(world, work)
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_dead_letters(world: World, queue: str) -> None:
     async def work(one: AbstractChannel, other: AbstractChannel) -> None:
         dead = await declared(other, f"{queue}-dead")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import ALSO_KILLED, QUIET
+from leader_changes import KILLED_IF_LONG, QUIET
 from pika.adapters.blocking_connection import BlockingChannel
 from queue_clients import (
     PATIENCE_S,
@@ -65,7 +65,7 @@ def test_the_shortest_time_to_live_counts(
     wait_empty(channel, queue)
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_a_short_lived_message_behind_long_lived_ones_goes_in_time(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pika.exceptions
 import pytest
-from leader_changes import ALSO_KILLED
+from leader_changes import KILLED_IF_LONG
 from queue_clients import (
     HERE,
     Taker,
@@ -139,7 +139,7 @@ def test_the_head_is_the_message_that_would_be_delivered_next(world: World, queu
     assert bodies_of(drain(channel, queue)) == [b"n", b"m"]
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_what_is_dropped_is_dead_lettered_in_order(world: World, queue: str) -> None:
     channel = world.channel(1)
     dead = declare(channel, f"{queue}-dead")
@@ -275,7 +275,7 @@ def counts(world: World, queue: str) -> dict[str, int]:
     return {name: status[f"messages_{name}"] for name in ("ready", "delayed", "dlx", "unacknowledged")}
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_a_purge_drops_all_that_no_consumer_holds(world: World, queue: str) -> None:
     everything_in(world, queue)
     assert counts(world, queue) == {"ready": 1, "delayed": 1, "dlx": 1, "unacknowledged": 1}

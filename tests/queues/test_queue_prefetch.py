@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED
+from leader_changes import KILLED_IF_LONG
 from queue_clients import Taker, declare, got, publish, ready
 from queue_world import World
 
@@ -78,7 +78,7 @@ def test_a_global_limit_is_shared_by_the_consumers_of_a_channel(world: World, qu
     assert held(Taker(neighbour, other)) == [20 - len(takers[1].messages)]
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_ten_for_each_consumer_and_fifteen_for_the_channel(world: World, queue: str) -> None:
     # The example of the documents.
     one, other = queues_of(world, queue, 2, 20)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from leader_changes import ALSO_KILLED
+from leader_changes import KILLED_IF_LONG
 from queue_clients import Taker, bodies_of, close, declare, drain, publish
 from queue_world import World
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_two_of_high_priority_come_for_each_normal_one(world: World, queue: str) -> None:
     publisher, consumer = world.channel(1), world.channel(2)
     declare(publisher, queue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pika
-from leader_changes import ALSO_KILLED, KILLED
+from leader_changes import KILLED, KILLED_IF_LONG
 from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
 from queue_clients import Taker, barrier, declare, exactly, got, lose, refused
@@ -45,7 +45,7 @@ class Replier:
         replies.until(are_there)
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_calls_from_one_node_are_answered_at_another(world: World, queue: str) -> None:
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)
@@ -83,7 +83,7 @@ def test_what_a_replier_took_with_it_is_answered_by_the_next(world: World, queue
     assert sorted(replies.look()) == [b"A", b"B", b"C", b"D"]
 
 
-@ALSO_KILLED
+@KILLED_IF_LONG
 def test_a_name_is_known_at_all_nodes_until_the_requester_goes(world: World, queue: str) -> None:
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)

@@ -20,7 +20,7 @@ from qq.routing.routers import (
     Router,
 )
 
-KEYS = [f"customer-{number}" for number in range(20_000)]
+KEYS = [f"customer-{number}" for number in range(5_000)]
 
 
 def binding(name: str, weight: int = 1, arguments: bytes = b"") -> Binding:

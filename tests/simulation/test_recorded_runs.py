@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent.parent
 RECORD = """
 import sys
 from dataclasses import replace
-from chaos.sim import __main__ as program
+from chaos.sim import __main__ as program, recorded
+recorded.QUIET_S, recorded.RATE = 1.0, 30.0
 program.OPTIONS = replace(program.OPTIONS, duration_s=2.0)
 sys.exit(program.main())
 """

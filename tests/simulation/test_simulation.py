@@ -69,7 +69,7 @@ FATES = (
     "transactions",
     "transactions not carried out",
 )
-FINGERPRINTS = "from chaos.sim.run import run_seed; print([run_seed(seed).fingerprint for seed in (24, 48)])"
+FINGERPRINT = "from chaos.sim.run import run_seed; print(run_seed(24).fingerprint)"
 
 
 @pytest.fixture(autouse=True)
@@ -361,11 +361,11 @@ class ForgottenCampaign:
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
-    assert _fingerprints(hash_seed="1") == _fingerprints(hash_seed="2")
+    assert _fingerprint(hash_seed="1") == _fingerprint(hash_seed="2")
 
 
-def _fingerprints(hash_seed: str) -> str:
-    command = f"import logging; logging.disable(50); {FINGERPRINTS}"
+def _fingerprint(hash_seed: str) -> str:
+    command = f"import logging; logging.disable(50); {FINGERPRINT}"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=True

@@ -164,6 +164,7 @@ def made(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
     """One node after the other is asked, while housekeeping removes what is old."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster, loaded(cluster) as load:

@@ -159,7 +159,6 @@ DAMAGES = {
 
 ALWAYS_TRIED = {
     "stored messages",
-    "open segment",
     "everything deleted",
 }
 """What the log makes of each damage is in the tests of `cluster`, too."""

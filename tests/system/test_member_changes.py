@@ -231,6 +231,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
         load.until_all_work()
 
 
+@pytest.mark.long
 def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"limits": {"drain_grace_s": 0.1}}) as cluster:
         first, second, third = cluster.nodes

@@ -111,6 +111,7 @@ def test_a_leader_that_is_stopped_under_full_load_hands_over_first(tmp_path: Pat
             assert any(node.leads() for node in others)
 
 
+@pytest.mark.long
 def test_node_after_node_is_killed_and_catches_up_on_its_directory(cluster: LocalCluster) -> None:
     with loaded(cluster) as load:
         for is_leader in islice(cycle([True, False]), 4):

@@ -38,6 +38,7 @@ def freeze(load: Load, node: ClusterNode, duration_s: float) -> None:
     load.until_all_work()
 
 
+@pytest.mark.long
 def test_a_follower_that_was_frozen_goes_on_with_its_clients(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         leader = cluster.leader()

@@ -62,6 +62,7 @@ def give_all_the_old_one(directory: Path) -> None:
         (directory / name / "secret").write_text(f"{OLD}\n")
 
 
+@pytest.mark.long
 def test_who_is_the_only_link_between_the_others_may_neither_stop_nor_lead_no_more(tmp_path: Path) -> None:
     """One node is a step ahead of the others, so that it and a third one know no common secret."""
     give_all_the_old_one(tmp_path)

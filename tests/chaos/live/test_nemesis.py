@@ -585,6 +585,7 @@ def noticed(name: str, tmp_path: Path) -> tuple[dict[str, Any], list[tuple[int, 
     return json.loads(history.rows[0][3]), cast("list[tuple[int, int]]", lines)
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_is_the_nodes(tmp_path: Path) -> None:
     parameters, lines = noticed("clock_jump", tmp_path)
     jump_ms = parameters["clock_offset_ms"]
@@ -594,6 +595,7 @@ def test_a_clock_that_jumps_is_the_nodes(tmp_path: Path) -> None:
     assert any(abs(offset_ms - jump_ms) <= 5 for offset_ms, _ in lines)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_slow_is_the_nodes(tmp_path: Path) -> None:
     parameters, lines = noticed("slow_fsync", tmp_path)
     delay_ms = parameters["sync_delay_s"] * 1000

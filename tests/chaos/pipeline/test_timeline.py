@@ -67,6 +67,7 @@ def test_a_leader_that_was_killed_costs_an_election_and_its_node_the_time_until_
     assert costs(row) == (0.3, 9.4, 3.5)
 
 
+@pytest.mark.long
 def test_a_disk_that_was_wiped_costs_its_node_all_the_time_until_it_has_everything_again(
     spark: SparkSession,
 ) -> None:
