@@ -78,9 +78,8 @@ def main() -> None:
         threading.Thread(target=work, daemon=True).start()
     while True:
         until = confirmed
-        time.sleep(
-            1
-        )  # what was confirmed a second ago has been consumed, unless the consumer is about to connect
+        # What was confirmed a second ago has been consumed, unless the consumer is about to connect.
+        time.sleep(1)
         lost = until - len(seen & set(range(1, until + 1)))
         print(
             f"confirmed {confirmed}, consumed {len(seen)}, not yet consumed {lost}, again {again}", flush=True

@@ -8,7 +8,7 @@ program that asks for them, which is somebody else's.
 
 Law: what is forked sees what a process of its own would: its arguments, environment and files, a session of its own,
 and the exit status goes to who asked. A server ends with the process that has started it, and so does, with it, what it
-has forked (cli/serve.py).
+has forked (cli/serve.py), whatever else that process has forked by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,23 @@ _PRELOADED = ("qq.cli.serve",)
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
 _choosing = threading.Lock()
+_signs_of_life: WeakSet[socket.socket | IO[bytes]] = WeakSet()
+
+
+def is_sign_of_life(end: socket.socket | IO[bytes]) -> None:
+    """Say that others see by the close of `end` that this process is gone: no child that it forks keeps a copy open.
+
+    A worker of `multiprocessing` would, for as long as it lives. What a program executes has none anyway.
+    """
+    _signs_of_life.add(end)
+
+
+def _close_copies() -> None:
+    for end in _signs_of_life:
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 class ForkedProcess:
@@ -97,6 +115,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._asking = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        is_sign_of_life(self._socket)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", __file__, str(theirs.fileno())],
@@ -134,9 +153,11 @@ class ForkServer:
             socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr])
         ours.sendall(request)
         ours.shutdown(socket.SHUT_WR)
-        answer, handles, _, _ = socket.recv_fds(ours, 16, 1)
+        answer, handles = b"", []
+        with suppress(ConnectionResetError):
+            answer, handles, _, _ = socket.recv_fds(ours, 16, 1)
         if not handles:
-            raise ConnectionResetError("the fork server is gone")
+            raise ConnectionResetError("the process that it is forked from has ended, and has printed why")
         return ForkedProcess(int(answer), handles[0], ours.detach())
 
     @property

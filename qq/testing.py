@@ -55,7 +55,7 @@ from qq.cli.layout import (
     prepare_joining,
 )
 from qq.errors import OperatingError
-from qq.fork_server import ForkedProcess, fork_server
+from qq.fork_server import ForkedProcess, fork_server, is_sign_of_life
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -406,7 +406,9 @@ def _temporary_directory() -> Generator[Path]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the test
-    ):
+    ) as deleting:
+        assert deleting.stdin is not None
+        is_sign_of_life(deleting.stdin)
         yield Path(directory)
 
 

@@ -305,9 +305,7 @@ class Remote:
         except (aiohttp.ClientResponseError, json.JSONDecodeError, UnicodeDecodeError):
             raise self.is_foreign() from None
         except aiohttp.ClientConnectorError as error:
-            raise CommandError(
-                f"{url}: {error}; if no node is to be up there, name another with --url"
-            ) from None
+            raise CommandError(f"{url}: {error}; start the node, or name another one with --url") from None
         except aiohttp.ClientError as error:
             raise CommandError(f"{url}: {error}") from None
 

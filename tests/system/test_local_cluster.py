@@ -98,6 +98,40 @@ def test_nodes_and_files_go_with_the_process_that_started_them() -> None:
         time.sleep(0.01)
 
 
+FORKING_HOLDER = """
+import os, sys, time
+from qq.testing import LocalCluster
+with LocalCluster(nodes=1) as cluster:
+    if (worker := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(worker, cluster.nodes[0].pid, cluster.nodes[0].log.parents[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bool) -> None:
+    """As those of `multiprocessing` and of process pools, which may outlive the block, and who is killed."""
+    command = [sys.executable, "-c", FORKING_HOLDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        worker, number, directory = holder.stdout.readline().split()
+        try:
+            if is_killed:
+                holder.kill()
+            holder.stdin.close()
+            assert holder.wait(20) == (-signal.SIGKILL if is_killed else 0)
+            deadline = time.monotonic() + 20
+            while is_alive(int(number)) or Path(directory).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert is_alive(int(worker))
+        finally:
+            os.kill(int(worker), signal.SIGKILL)
+
+
 def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="a cluster has 1, 3 or 5 nodes, not 2"):
         LocalCluster(2)
