@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("workloads"), pytest.mark.timeout(90)]
 
-ENOUGH = 30
+ENOUGH = 16
 """What each workload does of what is looked at, however slow the machine is."""
 DELETIONS = CLIENTS * NAMES + 4
 """All before the run begins, and some again."""
