@@ -79,7 +79,8 @@ class Epochs:
         if not self._presence.is_member(peer):
             self._engine.guest_connected()
         self._introductions.greet(peer)
-        self._departures.transmit(peer, self._own_status.now())
+        # To all: else the others would believe for up to a second that there is no such link.
+        self._departures.transmit_to_all(self._own_status.now())
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()

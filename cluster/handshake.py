@@ -233,6 +233,10 @@ class Terms(NamedTuple):
         """Whether the node belongs to a cluster that has an id."""
         return self.cluster not in (NO_ID, UNNAMED)
 
+    def is_foreign_to(self, other: Terms) -> bool:
+        """Whether these two nodes belong to two clusters, as their logs tell."""
+        return self.is_named and other.is_named and self.cluster != other.cluster
+
     @classmethod
     def of(
         cls,
@@ -273,7 +277,7 @@ def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | No
     makes something else. As long as neither log has a configuration, votes and acknowledgements are counted against the
     list in each node's file, so a node that has another list would make a second majority.
     """
-    if own.is_named and theirs.is_named and own.cluster != theirs.cluster:
+    if own.is_foreign_to(theirs):
         return OtherClusterError(
             f"node {peer!r} belongs to another cluster, which has the same name and secret: "
             "its data directory is not of this cluster"

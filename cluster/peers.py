@@ -16,7 +16,7 @@ from cluster.elections import Role
 from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cluster.envelope import Alarm, Status
 
@@ -41,6 +41,8 @@ class MemberStatus(NamedTuple):
     """How many milliseconds the node's wall clock is ahead of the cluster's time, as far as the node can judge that."""
     disk_hangs: bool | None
     """Whether the node's disk does not come to the end of a sync, so that it acknowledges nothing."""
+    misses: Sequence[str] | None
+    """The other members that the node has no link with."""
 
 
 @dataclass(slots=True)
@@ -128,8 +130,8 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
     else:
         state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
     if status is None:
-        return MemberStatus(name, state, *[None] * 12)
+        return MemberStatus(name, state, *[None] * 13)
     standing = Standing(status.standing).name.lower()
     offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
-    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs)
+    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs), status.misses
     return MemberStatus(name, state, *status[1:5], standing, *status[6:10], *judged)

@@ -806,6 +806,7 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         versions=member.versions,
         drained=member.drained,
         disk_hangs=status.disk_hangs,
+        misses=status.misses,
     )
 
 

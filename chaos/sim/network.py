@@ -253,7 +253,14 @@ class Network:
         return links
 
     def configured(self, links: SimulatedLinks) -> None:
-        """Have a process dial the members that it knows, and the seeds as long as it does not know its cluster."""
+        """Have a process dial the members that it knows, and the seeds as long as it does not know its cluster.
+
+        What it has of nodes of another cluster ends.
+        """
+        for peer, connection in links.current.items():
+            if connection.terms[peer].is_foreign_to(links.known.terms):
+                connection.pipes[peer].frames.clear()
+                self._world.after(0.0, partial(self._close_end, connection, links.name))
         for whom in (*links.known.addresses, *links.seeds):
             if whom not in links.current:
                 self._dial_soon(links, whom)

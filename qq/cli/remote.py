@@ -14,6 +14,9 @@ import asyncio
 import base64
 import http.client
 import json
+import os
+import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -31,7 +34,6 @@ from qq.cli.progress import Wait
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Collection, Generator, Mapping, Sequence
 
     from qq.cli.credentials import ClientLogin
@@ -305,7 +307,8 @@ class Remote:
         except (aiohttp.ClientResponseError, json.JSONDecodeError, UnicodeDecodeError):
             raise self.is_foreign() from None
         except aiohttp.ClientConnectorError as error:
-            raise CommandError(f"{url}: {error}; start the node, or name another one with --url") from None
+            reason = _why_not_connected(error)
+            raise CommandError(f"{url}: {reason}; start the node, or name another one with --url") from None
         except aiohttp.ClientError as error:
             raise CommandError(f"{url}: {error}") from None
 
@@ -333,6 +336,14 @@ def _exact(base: str, path: str, query: Mapping[str, str]) -> URL:
     url = URL(base)
     whole = url.with_path(url.raw_path.rstrip("/") + path, encoded=True)
     return whole.with_query(query) if query else whole
+
+
+def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
+    """Say why there is no connection; what aiohttp says speaks of TLS where there is none, too."""
+    reason = error.os_error
+    if reason.errno is None or isinstance(reason, ssl.SSLError | socket.gaierror):
+        return str(error)
+    return f"cannot connect to {error.host}:{error.port} ({os.strerror(reason.errno)})"
 
 
 def _is_silent(url: str, timeout_s: float) -> CommandError:

@@ -13,6 +13,7 @@ from cluster.fitness import FULL_BYTES
 from cluster.quorum import is_majority
 from qq.cli.escaping import escaped
 from qq.cli.output import cell, print_answer, print_cells
+from qq.diagnosis.member_rules import unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,9 @@ def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[st
         (_hanging(nodes), "has a disk that does not answer:"),
     ]
     texts = [f"{text} {_names(names)}" for names, text in found if names]
+    # A node of an earlier release does not tell whom it misses.
+    misses = {each["name"]: each.get("misses") or () for each in nodes if each["state"] != _DOWN}
+    texts += [f"{one} and {other} have no link" for one, other in unlinked(misses)]
     return [f"{_names(silent)} {_verb(silent)}", *texts] if silent else texts
 
 

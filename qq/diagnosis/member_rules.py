@@ -13,7 +13,7 @@ from qq.diagnosis.findings import Finding
 from qq.diagnosis.words import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LAG_MAX = 2000
 """A member that lacks no more entries is up to date: members tell how far they are once a second."""
@@ -59,6 +59,12 @@ def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
     for member in facts.members:
         yield from _member(member)
     yield from _links(facts.members)
+
+
+def unlinked(misses: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """The pairs of nodes that have no link, of those that say whom they miss; each pair once."""
+    pairs = {(min(one, other), max(one, other)) for one in misses for other in misses[one] if other in misses}
+    return sorted(pairs)
 
 
 def _whole(facts: ClusterFacts) -> Iterator[Finding]:
@@ -114,14 +120,7 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
 
 def _links(members: Sequence[MemberFacts]) -> Iterator[Finding]:
     """The pairs of members, both of which are up, that have no link; each pair once."""
-    up = {member.name for member in members if member.is_up}
-    pairs = {
-        (min(member.name, missed), max(member.name, missed))
-        for member in members
-        for missed in member.misses
-        if member.is_up and missed in up
-    }
-    for one, other in sorted(pairs):
+    for one, other in unlinked({member.name: member.misses for member in members if member.is_up}):
         yield Finding(
             "link-missing", f"nodes {one} and {other}", "both are up, and have no link with each other"
         )

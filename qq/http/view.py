@@ -159,6 +159,8 @@ class NodeStatus(NamedTuple):
     """Whether the node is under maintenance."""
     disk_hangs: bool | None = None
     """Whether the node's disk does not come to the end of a write, so that the node acknowledges nothing."""
+    misses: Sequence[str] | None = None
+    """The other members that the node has no link with."""
 
 
 class ClusterStatus(NamedTuple):

@@ -71,7 +71,9 @@ def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> 
     node.exit_status()
     status, said_yes_or_no, errors = said("check", "safe-to-stop", "--timeout", "600")
     assert (status, said_yes_or_no) == (1, "")
-    assert errors.startswith("qq check safe-to-stop: URL")
+    address = "/api/health/checks/safe-to-stop: cannot connect to 127.0.0.1:"
+    assert errors.startswith(f"qq check safe-to-stop: URL{address}")
+    assert errors.endswith(" (Connection refused); if no node is to be up there, name another with --url\n")
 
 
 @pytest.mark.usefixtures("node")

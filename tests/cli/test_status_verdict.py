@@ -95,6 +95,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "not well: has a disk that does not answer: n2; n1 leads",
         ),
         (
+            cluster(node("n1", misses=[]), node("n2", misses=["n3"]), node("n3", misses=["n2"])),
+            False,
+            "not well: n2 and n3 have no link; n1 leads",
+        ),
+        (
+            cluster(node("n1", misses=["n3"]), node("n2", misses=["n3"]), node("n3", **DOWN)),
+            False,
+            "not well: n3 does not answer; n1 leads",
+        ),
+        (
             cluster(node("n1"), node("n2", disk_hangs=True), node("n3", **DOWN)),
             False,
             "nothing is confirmed: n3 does not answer; has a disk that does not answer: n2",

@@ -1227,6 +1227,26 @@ def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> 
     run(story())
 
 
+def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        own, other = newcomer("a1"), newcomer("b1")
+        new = newcomer("x1", address(own), address(other))
+        own.configure(all_members(own), CLUSTER)
+        other.configure(all_members(other), b"another cluster!")
+        async with started({"a1": own, "b1": other, "x1": new}):
+            await until(lambda: new.links.connected("a1") and new.links.connected("b1"))
+            new.configure(all_members(own, new), CLUSTER)
+            other.links.send("x1", GROUP, [b"of another cluster"])
+            await until(lambda: not new.links.connected("b1") and not other.links.connected("x1"))
+            assert new.links.connected("a1")
+            assert new.recorder.frames("b1") == []
+            assert "dropped the connection of peer b1: it belongs to another cluster" in warnings_in(caplog)
+
+    run(story())
+
+
 async def speaks_amqp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(8)
     writer.write(b"AMQP\0\0\x09\x01")

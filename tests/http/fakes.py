@@ -102,6 +102,7 @@ class FakeView:
             "voter",
             "7 to 8",
             disk_hangs=False,
+            misses=["n2"],
         )
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 

@@ -62,6 +62,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "versions": "7 to 8",
                 "drained": False,
                 "disk_hangs": False,
+                "misses": ["n2"],
             },
             {
                 "name": "n2",
@@ -80,6 +81,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "versions": None,
                 "drained": False,
                 "disk_hangs": None,
+                "misses": None,
             },
         ],
         "version": 8,
