@@ -227,7 +227,7 @@ def test_status_says_in_one_line_that_nothing_listens(tmp_path: Path, base_port:
     url = f"http://127.0.0.1:{base_port}"
     with started(tmp_path, "status", "--http", url) as qq:
         assert qq.exit_status() == 1
-        assert qq.errors.startswith(f"qq status: {url}/api/cluster: Cannot connect")
+        assert qq.errors.startswith(f"qq status: {url}/api/cluster: cannot connect")
         assert qq.errors.count("\n") == 1
 
 

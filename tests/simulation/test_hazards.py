@@ -959,7 +959,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        shown_by=28,
+        shown_by=32,
     ),
     Hazard(
         Parts(),
