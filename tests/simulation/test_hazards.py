@@ -771,7 +771,7 @@ HAZARDS = [
         ONE_WAY_CUTS,
         30,
         "believes that",
-        shown_by=0,
+        shown_by=2,
         is_long=True,
     ),
     Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off", shown_by=4),
@@ -800,7 +800,7 @@ HAZARDS = [
         20,
         "took effect, batch",
         ("cluster.state.Origins", ForgetfulOrigins),
-        shown_by=6,
+        shown_by=0,
         is_long=True,
     ),
     Hazard(
@@ -907,7 +907,7 @@ HAZARDS = [
         40,
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
-        shown_by=56,
+        shown_by=3,
         is_long=True,
     ),
     Hazard(
@@ -916,7 +916,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=0,
+        shown_by=2,
     ),
     Hazard(
         Parts(),
@@ -983,7 +983,7 @@ HAZARDS = [
         10,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=5,
+        shown_by=4,
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
         is_long=True,
@@ -1055,7 +1055,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=74),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=9),
     Hazard(
         Parts(),
         WRONG_LISTS,
@@ -1070,7 +1070,7 @@ HAZARDS = [
         30,
         "has synced entry",
         ("cluster.configuration.Configuration.has", known_by_name),
-        shown_by=0,
+        shown_by=7,
     ),
     Hazard(
         Parts(),
@@ -1094,7 +1094,7 @@ HAZARDS = [
         20,
         "elsewhere and is",
         ("cluster.state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
-        shown_by=0,
+        shown_by=1,
         is_long=True,
     ),
     Hazard(
