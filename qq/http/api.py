@@ -84,26 +84,34 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
         LoginEndpoints(view, management),
         OAuth2Endpoints(view, management),
     )
-    found = [route for resource in resources for route in resource.routes()]
-    found += [_escaped(route) for route in found if "{" in route.path]
-    # RabbitMQ takes each path with a slash at its end, too, and some clients write one.
-    with_slash = [web.RouteDef(each.method, f"{each.path}/", each.handler, each.kwargs) for each in found]
-    return [_any_name(route) for route in (*found, *with_slash)]
+    found = [_any_name(route) for resource in resources for route in resource.routes()]
+    return [
+        *found,
+        web.route("*", ESCAPED + "{rest:.+}", _spelled),
+        web.route("*", "/api/{rest:.+}/", _spelled),
+    ]
 
 
-def _escaped(route: web.RouteDef) -> web.RouteDef:
-    """The same below another path, with `~` before each name.
+async def _spelled(request: web.Request) -> web.StreamResponse:
+    """Answer at the same paths in other spellings, each of which would be hundreds of resources of its own.
 
-    Browsers, and others who follow https://url.spec.whatwg.org, take "." and ".." out of a path, however these are
-    written: what has such a name cannot be asked for by RabbitMQ's paths.
+    RabbitMQ takes each path with a slash at its end, too, and some clients write one. And below `ESCAPED` there is `~`
+    before each name: browsers, and others who follow https://url.spec.whatwg.org, take "." and ".." out of a path,
+    however these are written, so what has such a name cannot be asked for by RabbitMQ's paths.
     """
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        for part, name in request.match_info.items():
-            request.match_info[part] = name.removeprefix("~")
-        return await route.handler(request)
-
-    return web.RouteDef(route.method, route.path.replace("/api/", ESCAPED, 1), handler, route.kwargs)
+    path = request.rel_url.raw_path.removesuffix("/")
+    is_escaped = path.startswith(ESCAPED)
+    if is_escaped:
+        path = path.replace(ESCAPED, "/api/", 1)
+    meant = request.clone(rel_url=request.rel_url.with_path(path, encoded=True, keep_query=True))
+    found = await request.app.router.resolve(meant)
+    if found.handler == _spelled or (is_escaped and not found):
+        raise web.HTTPNotFound
+    request.match_info.clear()
+    request.match_info.update(
+        {part: name.removeprefix("~") if is_escaped else name for part, name in found.items()}
+    )
+    return await found.handler(request)
 
 
 def _any_name(route: web.RouteDef) -> web.RouteDef:
