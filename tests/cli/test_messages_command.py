@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -170,7 +171,8 @@ def test_who_stops_waiting_for_a_move_is_told_how_to_stop_the_move(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(moves.time, "sleep", interrupted)
+    # Not `time.sleep` itself: threads of others sleep, too.
+    monkeypatch.setattr(moves, "time", SimpleNamespace(sleep=interrupted))
     said = tasks("move", "messages", "--from", QUEUE, "--to", other, "--rate", "1")
     assert said.status == 130
     stop = said.output.partition("`qq ")[2].partition("`")[0].split()

@@ -511,6 +511,8 @@ def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> N
 PLACEHOLDERS = "V|U|Q|X|C|NAME|KEY|NODE|COMPONENT|PASSWORD|PORT|PROTOCOLS|NUMBER|UNIT|PATTERN|ID"
 """What stands in documents for what is named in a path."""
 PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
+OTHER_SPELLINGS = {"/api/*", f"{api.ESCAPED}*"}
+"""Where paths are looked up that are there in another spelling."""
 
 
 @cache
@@ -519,7 +521,7 @@ def routes() -> list[str]:
     paths = [route.path for route in api.routes(_NoBroker(), _NoBroker()) if isinstance(route, web.RouteDef)]  # pyright: ignore[reportArgumentType]
     own = re.findall(r'web\.get\("([^"]+)"', (ROOT / "qq" / "http" / "app.py").read_text())
     found = {PARAMETER.sub("*", path).rstrip("/") or "/" for path in [*paths, *own]}
-    return sorted(path for path in found if not path.startswith(api.ESCAPED))
+    return sorted(found - OTHER_SPELLINGS)
 
 
 class _NoBroker:
