@@ -30,8 +30,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.disk import SimulatedDisk
-from cluster.ports import TEMPORARY
+from chaos.sim.disk import SimulatedDisk, replace_in_steps
 from cluster.realworld import RealDisk, RealFile
 
 if TYPE_CHECKING:
@@ -71,17 +70,7 @@ class FaultyDisk(RealDisk):
             super().make_directory(path)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        temporary = path + TEMPORARY
-        if (self._root_path / temporary).exists():
-            self.remove(temporary)
-        file = self.open(temporary, create=True)
-        try:
-            file.append([data])
-            file.sync()
-        finally:
-            file.close()
-        self.rename(temporary, path)
-        self.sync_directory(path.rpartition("/")[0])
+        replace_in_steps(self, path, data)
 
     def overwrite_file(self, path: str, data: bytes) -> None:
         self.delay_sync()

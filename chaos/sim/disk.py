@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from cluster.ports import Buffer, T
+    from cluster.ports import Buffer, Disk, T
 
 SECTOR_BYTES = 512
 LATENCY_MIN_S = 0.000_3
@@ -35,6 +35,22 @@ _STEPS_MAX = (4, 12, 60)  # disk operations that a job under way may have done w
 
 class ProcessEnds(BaseException):
     """The process ends inside a disk operation; not an Exception, so that nothing goes on after it."""
+
+
+def replace_in_steps(disk: Disk, path: str, data: bytes) -> None:
+    """Write a small file as `RealDisk.replace_file` does, by changes each of which the process may end before."""
+    directory, _, name = path.rpartition("/")
+    temporary = path + TEMPORARY
+    if name + TEMPORARY in disk.list_directory(directory):
+        disk.remove(temporary)
+    file = disk.open(temporary, create=True)
+    try:
+        file.append([data])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_directory(directory)
 
 
 class DiskContent(NamedTuple):
@@ -96,14 +112,7 @@ class SimulatedDisk:
         return self.read(self.inode(path), 0, None)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        temporary = path + TEMPORARY
-        if temporary in self.by_path:
-            self.remove(temporary)
-        file = self.open(temporary, create=True)
-        file.append([data])
-        file.sync()
-        self.rename(temporary, path)
-        self.sync_directory(_directory_of(path))
+        replace_in_steps(self, path, data)
 
     def overwrite_file(self, path: str, data: bytes) -> None:
         inode = self.inode(path)
