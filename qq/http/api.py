@@ -105,7 +105,7 @@ async def _spelled(request: web.Request) -> web.StreamResponse:
         path = path.replace(ESCAPED, "/api/", 1)
     meant = request.clone(rel_url=request.rel_url.with_path(path, encoded=True, keep_query=True))
     found = await request.app.router.resolve(meant)
-    if found.handler == _spelled or (is_escaped and not found):
+    if found.http_exception is None and (found.handler == _spelled or (is_escaped and not found)):
         raise web.HTTPNotFound
     request.match_info.clear()
     request.match_info.update(

@@ -130,12 +130,36 @@ def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement])
     assert "rabbitmq_raft_term 3.0\n" in answer.text
 
 
-def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement]) -> None:
-    answer = node.ask("/nothing")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/api/nothing/",
+        "/api/queues//",
+        "/api/escaped/nothing",
+        "/api/escaped/queues",
+        "/api/escaped/escaped/queues/~%2F",
+    ],
+)
+def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
+    answer = node.ask(path, headers=GUEST)
     assert (answer.status, answer.json["error"]) == (404, "Object Not Found")
 
 
-@pytest.mark.parametrize("path", ["/livez", "/healthz", "/metrics", "/api/cluster", "/api/queues", "/"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez",
+        "/healthz",
+        "/metrics",
+        "/api/cluster",
+        "/api/queues",
+        "/api/queues/",
+        "/api/escaped/queues/~%2F",
+        "/api/escaped/queues/~%2F/",
+        "/",
+    ],
+)
 def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node[FakeManagement], path: str) -> None:
     answer = node.ask(path, "POST", headers=GUEST, data=b"x")
     assert (answer.status, answer.json["error"]) == (405, "method_not_allowed")
