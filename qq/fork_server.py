@@ -40,19 +40,19 @@ _PRELOADED = ("qq.cli.serve",)
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
 _choosing = threading.Lock()
-_signs_of_life: WeakSet[socket.socket | IO[bytes]] = WeakSet()
+_closed_in_children: WeakSet[socket.socket | IO[bytes]] = WeakSet()
 
 
-def is_sign_of_life(end: socket.socket | IO[bytes]) -> None:
-    """Say that others see by the close of `end` that this process is gone: no child that it forks keeps a copy open.
+def close_in_children(end: socket.socket | IO[bytes]) -> None:
+    """Have no child that this process forks keep a copy of `end` open: its close tells others that the process is gone.
 
     A worker of `multiprocessing` would, for as long as it lives. What a program executes has none anyway.
     """
-    _signs_of_life.add(end)
+    _closed_in_children.add(end)
 
 
 def _close_copies() -> None:
-    for end in _signs_of_life:
+    for end in _closed_in_children:
         end.close()
 
 
@@ -115,7 +115,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._asking = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        is_sign_of_life(self._socket)
+        close_in_children(self._socket)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", __file__, str(theirs.fileno())],

@@ -55,7 +55,7 @@ from qq.cli.layout import (
     prepare_joining,
 )
 from qq.errors import OperatingError
-from qq.fork_server import ForkedProcess, fork_server, is_sign_of_life
+from qq.fork_server import ForkedProcess, close_in_children, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -408,7 +408,7 @@ def _temporary_directory() -> Generator[Path]:
         start_new_session=True,  # Ctrl-C is for the test
     ) as deleting:
         assert deleting.stdin is not None
-        is_sign_of_life(deleting.stdin)
+        close_in_children(deleting.stdin)
         yield Path(directory)
 
 
