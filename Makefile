@@ -60,9 +60,9 @@ venv: $(VENV)/stamp
 $(VENV)/run-stamp: requirements/install.py requirements/setup.txt requirements/build.txt requirements/run.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --without-pip $(VENV)
-	$(INSTALL) --require-hashes -r requirements/build.txt
-	$(INSTALL) --require-hashes --no-build-isolation -r requirements/run.txt
-	$(INSTALL) --no-deps --no-build-isolation -e .
+	$(INSTALL) --require-hashes -r requirements/build.txt \
+		-- --require-hashes --no-build-isolation -r requirements/run.txt \
+		-- --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp

@@ -1,5 +1,7 @@
 """Install packages into the virtual environment whose interpreter runs this: `install.py ARGUMENTS OF pip install`.
 
+Several installations, one after the other, have `--` between them.
+
 uv does it, in a sixth of pip's time: for each package pip looks at all files that the index has of it, thousands for
 some. pip does it where uv cannot be had, where uv fails, and where pip is configured in a way that uv cannot follow.
 """
@@ -80,6 +82,16 @@ def main(arguments: list[str]) -> int:
     if find_spec("pip") is None or not UV.exists():
         bring_tools()
     variables = for_uv(settings_of_pip()) if UV.exists() else None
+    while arguments:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        if status := install(arguments[:end], variables):
+            return status
+        arguments = arguments[end + 1 :]
+    return 0
+
+
+def install(arguments: list[str], variables: dict[str, str] | None) -> int:
+    """Install with uv, if there are variables for it, or else with pip; returns the exit status."""
     if variables is not None:
         uv = [UV, "pip", "install", "--quiet", "--python", sys.executable]
         if call([*uv, *arguments], env=variables | os.environ) == 0:
