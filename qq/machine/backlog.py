@@ -73,7 +73,6 @@ class Backlog:
     __slots__ = (
         "_delayed",
         "_exact_sizes",
-        "_frozen",
         "_lanes",
         "_next_delay",
         "_next_return",
@@ -118,9 +117,6 @@ class Backlog:
         """How many messages were taken from the levels, modulo three: it decides which priority is next."""
         self._plain = True
         """Whether everything that is ready lies in the normal level's runs."""
-        self._frozen: FrozenBacklog | None = None
-        """The result of the last `freeze` as long as no message has come or gone since, else None: of very many queues
-        few change between two freezes."""
 
     @property
     def exact_sizes(self) -> bool:
@@ -144,7 +140,6 @@ class Backlog:
         history: int = 0,
     ) -> None:
         """Add `count` messages that arrive, at the end of their level; `size` is the octets of all of them."""
-        self._frozen = None
         position = self.next_position
         self.next_position = position + count
         self.count += count
@@ -160,7 +155,6 @@ class Backlog:
 
     def give_back(self, messages: Range) -> None:
         """Make messages ready that came back: behind others that did, and before all the rest."""
-        self._frozen = None
         self.count += messages.count
         self.size += messages.size
         self._plain = False
@@ -169,7 +163,6 @@ class Backlog:
 
     def put_back(self, messages: Range) -> None:
         """Make messages ready that came back, in the place that they had."""
-        self._frozen = None
         self.count += messages.count
         self.size += messages.size
         self._shelve(self._lane(messages.level), messages)
@@ -179,7 +172,6 @@ class Backlog:
 
         Those that were not `returned` do not expire before that: their time to live begins when they are ready.
         """
-        self._frozen = None
         self.delayed += messages.count
         self.delayed_size += messages.size
         self._delayed.insert(self._next_delay, messages, due_ms, returned=returned)
@@ -187,7 +179,6 @@ class Backlog:
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
         """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
-        self._frozen = None
         if self._plain:
             ranges = self._normal.runs.take(count, most)
             if len(ranges) == most:
@@ -202,7 +193,6 @@ class Backlog:
 
     def expire(self, now_ms: int, limit: int) -> list[Range]:
         """Remove and return messages that have expired, the earliest first; about `limit` messages at most."""
-        self._frozen = None
         expired: list[Range] = []
         expiries = self._expiries()
         while limit > 0 and expiries and expiries[0][0] <= now_ms:
@@ -233,7 +223,6 @@ class Backlog:
 
         Those that were not returned live as long from now on as they would have from the moment when they were due.
         """
-        self._frozen = None
         released = 0
         delayed = self._delayed
         while released < limit and 0 < (due_ms := delayed.due_ms) <= now_ms:
@@ -278,7 +267,6 @@ class Backlog:
 
     def clear(self) -> int:
         """Remove all messages, ready and delayed. Returns how many there were."""
-        self._frozen = None
         cleared = self.count + self.delayed
         self.count = self.size = self.delayed = self.delayed_size = 0
         for lane in self._lanes.values():
@@ -314,7 +302,6 @@ class Backlog:
 
     def cut(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
         """Remove messages of one place that `look` has just found there, or parts of them, in the same order."""
-        self._frozen = None
         self.count -= sum(messages.count for _, messages in found)
         self.size -= sum(messages.size for _, messages in found)
         pieces = [(key, messages.count) for key, messages in found]
@@ -414,21 +401,14 @@ class Backlog:
 
     def freeze(self) -> FrozenBacklog:
         counters = self.next_position, self._next_return, self._next_delay, self._phase, self.trimmed_position
-        options = self.strict, self._exact_sizes
-        frozen = self._frozen
-        if frozen is None or frozen.counters != counters or frozen.options != options:
-            frozen = self._frozen = self._freeze(BacklogCounters(*counters), BacklogOptions(*options))
-        return frozen
-
-    def _freeze(self, counters: BacklogCounters, options: BacklogOptions) -> FrozenBacklog:
         lanes = [
             (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
             for level, lane in self._lanes.items()
         ]
         return FrozenBacklog(
             BacklogTotals(self.count, self.size, self.delayed, self.delayed_size),
-            counters,
-            options,
+            BacklogCounters(*counters),
+            BacklogOptions(self.strict, self._exact_sizes),
             lanes,
             self._returns.freeze(),
             self._delayed.freeze(),
@@ -444,7 +424,6 @@ class Backlog:
         )
         if self.count or self.delayed:
             self.clear()
-        self._frozen = None
         self.count, self.size = totals.count, totals.size
         self.delayed, self.delayed_size = totals.delayed, totals.delayed_size
         self.next_position, self.trimmed_position = counters.next_position, counters.trimmed_position

@@ -182,6 +182,9 @@ class Queue:
     """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
     _drops: bool = False
     """Whether the queue has a limit over which messages are dropped."""
+    _frozen: FrozenQueue | None = None
+    """The result of the last `freeze` as long as the queue was not served since, else None: of very many queues few
+    change between two freezes, and all are frozen at once, while everybody waits."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)
@@ -194,12 +197,14 @@ class Queue:
 
     def disown(self) -> None:
         """Take the queue from its owner, because it will go soon: nobody can use it until then."""
+        self._frozen = None
         self.owner = NOBODY
 
     # What the settings say
 
     def apply_policies(self, policies: Applied) -> bool:
         """Let these policies apply from now on. Returns whether they are others than before."""
+        self._frozen = None
         before, self.policies = self.policies, policies
         if policies == before:
             return False
@@ -365,6 +370,7 @@ class Queue:
         Consumers of nodes that are `lost` are given nothing. Returns what the others are given, and how many ranges
         have gone elsewhere: a few may, even if `most` is 0.
         """
+        self._frozen = None
         self.revision += 1
         backlog = self.backlog
         due_max = min(DUE_MAX, max(most, DUE_MIN))
@@ -823,6 +829,7 @@ class Queue:
 
     def take_apart(self) -> list[list[Any]]:
         """Let go of the consumers of a queue that is gone. Returns lists of what else there may be very much of."""
+        self._frozen = None
         held = [consumer.unacked.take_all() for consumer in self.holders]
         leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
         self.leaving, self.returning = [], []
@@ -876,7 +883,13 @@ class Queue:
 
     # The state, dumped and loaded
 
-    def freeze(self) -> FrozenQueue:
+    def freeze(self, *, is_served: bool) -> FrozenQueue:
+        """The queue as it is now. It `is_served` if it was served after whatever has changed in it."""
+        if self._frozen is None or not is_served:
+            self._frozen = self._freeze()
+        return self._frozen
+
+    def _freeze(self) -> FrozenQueue:
         return FrozenQueue(
             self,
             self.owner,

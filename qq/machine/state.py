@@ -290,7 +290,7 @@ def freeze(core: Core) -> FrozenMachine:
         publishers_bounds=catalog.publishers_bounds,
         vhosts=[VhostRow.of(vhost) for vhost in catalog.vhosts.values()],
         queues_declared=catalog.queues_declared,
-        queues=[queue.freeze() for queue in catalog.queues()],
+        queues=[queue.freeze(is_served=queue not in core.dirty) for queue in catalog.queues()],
         connections=[ConnectionRow.of(connection) for connection in catalog.connections.values()],
         sessions=[session.freeze(key) for key, session in core.sessions.items()],
         consumers=[consumer.freeze() for consumer in core.consumers.values()],

@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.access import AccessControl
-from qq.machine.backlog import Backlog, _Lane
+from qq.machine.backlog import _Lane
 from qq.machine.catalog import Catalog
 from qq.machine.consumers import Rotation
 from qq.machine.core import Core
@@ -80,8 +80,8 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
     },
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
-    Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN),
-    Backlog: {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
+    Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN)
+    | {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
     Histories: {
         "_owned": "Which blocks no frozen state refers to: the others are copied before they change."
     },

@@ -95,6 +95,17 @@ def reloaded(machine: QueueMachine) -> QueueMachine:
     return other
 
 
+def assert_kept_is_current(machine: QueueMachine) -> None:
+    """What queues keep of the last freeze is what they would freeze now. They go on with it afterwards."""
+    dumped = machine.dump()
+    kept = {queue: queue._frozen for queue in machine.queues()}
+    for queue in kept:
+        queue._frozen = None
+    assert machine.dump() == dumped
+    for queue, frozen in kept.items():
+        queue._frozen = frozen
+
+
 def never_later(old: QueueMachine, loaded: QueueMachine) -> bool:
     """A machine that was loaded sets its timers anew; another may have some that go off for nothing, none too late."""
     due_ms, exact_ms = old.due_ms(), loaded.due_ms()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from machine_driver import Driver, batch, declare, publish, reloaded
+from machine_driver import Driver, assert_kept_is_current, batch, declare, publish, reloaded
 
 from qq.machine import commands as c
 from qq.machine import effects as e
@@ -288,3 +288,11 @@ def test_who_looks_into_messages_is_found_behind_bindings_and_alternates() -> No
     assert lookers() == "abcd"
     driver.apply(c.UnbindExchange(1, "amq.headers", "c", "", {}), c.DeleteExchange(1, "b", False))
     assert lookers() == ""
+
+
+def test_the_same_policy_again_is_what_queues_go_by_in_a_dump() -> None:
+    driver = Driver()
+    driver.apply(declare("q"))
+    for _ in range(2):
+        driver.apply(c.PutPolicy("/", "p", False, "", "all", 0, {"max-length": 1}))
+        assert_kept_is_current(driver.machine)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from likeness import differences
-from machine_driver import Log, batch, live_messages, reloaded
+from machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
 
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
@@ -388,6 +388,7 @@ class Pair:
 
     def check(self) -> None:
         self.check_catalog()
+        assert_kept_is_current(self.one)
         for queue in self.one.queues():
             check_counts(queue)
         live = live_messages(self.one)

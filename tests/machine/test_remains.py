@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from likeness import differences
-from machine_driver import Driver, consume, declare, publish, reloaded
+from machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
 from qq.machine.commands import (
@@ -283,3 +283,4 @@ def test_who_owned_a_queue_when_the_state_was_frozen_owns_it_in_the_dump(
     before, frozen = driver.machine.dump(), driver.machine.freeze()
     driver.apply(ConnectionDown(1))
     assert frozen.dump() == before
+    assert_kept_is_current(driver.machine)
