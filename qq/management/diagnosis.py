@@ -22,10 +22,10 @@ from qq.http.view import NodeState
 from qq.management.vitals import NodeVitals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from cluster.group import Group
-    from qq.http.view import ClusterMember, ClusterMembers
+    from qq.http.view import ClusterMember, ClusterMembers, ShovelStatus
     from qq.management.client_watch import ClientWatch
     from qq.management.nodes import OwnNode
     from qq.management.others import OtherNodes
@@ -50,6 +50,7 @@ class Diagnoses:
         clients: ClientWatch,
         queues: QueueReports,
         members: Callable[[], ClusterMembers],
+        shovels: Callable[[None], Awaitable[Sequence[ShovelStatus]]],
     ) -> None:
         self._diagnosed = broker
         self._group = group
@@ -57,6 +58,7 @@ class Diagnoses:
         self._others = others
         self._queues = queues
         self._who_they_are = members
+        self._all_shovels = shovels
         self._vitals = NodeVitals(broker, group, own, clients)
         self._since = Since()
         self._own_findings: list[Finding] = []
@@ -65,6 +67,9 @@ class Diagnoses:
     async def diagnose(self) -> None:
         """Judge what this node knows by itself; to be called with each sample."""
         await self._vitals.sample()
+        # Whoever leads carries them out, and need not ask another node.
+        leads = self._group.leader == self._diagnosed.name
+        self._vitals.look_at_shovels(await self._all_shovels(None) if leads else [])
         self._queues.queue_watch.commit_s = self._vitals.commit_s
         own = findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000)
         self._own_findings = self._since.note(own, self._group.time_ms())

@@ -23,6 +23,7 @@ from qq.machine.limits import MAX_PUBLISHES
 from qq.management.diagnosis import _in
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.throttle import Held
+from qq.shovels.report import STARTING, Report
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text", "payload_encoding": "string"}
 PASS_MS = 5000
@@ -142,6 +143,29 @@ def test_members_are_judged_as_they_are_when_somebody_asks(node: Any) -> None:
     assert codes(node) == {"node-down": "node n2"}
     sample(node)
     group.known.update(known)
+    assert codes(node) == {}
+
+
+def test_a_shovel_that_moves_nothing_is_told_until_it_runs(node: Node[MachineManagement]) -> None:
+    told, key = node.management.carrier.told, ("/", "s")
+    value = {"src-uri": "amqp://far", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
+    assert node.api("parameters/shovel/%2F/s", "PUT", json={"value": value}).status == 201
+    sample(node)
+    assert codes(node) == {}
+    subject = {"shovel-idle": "shovel 's' in vhost '/'"}
+    for report in (Report("terminated", "nobody listens", {}), STARTING):
+        told[key] = report
+        sample(node)
+        assert codes(node) == subject
+    [text] = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "shovel-idle"]
+    assert text == "it moves nothing: nobody listens"
+    told[key] = Report("running", None, {})
+    sample(node)
+    assert codes(node) == {}
+    told[key] = Report("terminated", "nobody listens", {})
+    sample(node)
+    assert node.api("parameters/shovel/%2F/s", "DELETE").status == 204
+    sample(node)
     assert codes(node) == {}
 
 
