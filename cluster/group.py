@@ -217,6 +217,7 @@ class Group:
         """Ask for a turn at regular intervals: heartbeats and elections fall due without any event, too."""
         if self._turns.is_on:
             self._turns.ask()
+            self._syncing.look()
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
             self._shortage.look()
             self.stopping.leave_if_the_others_can_go_on()

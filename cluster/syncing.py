@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cluster.failure_detector import AwakeClock
+
 if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 HANGS_S = 3.0
 """A disk that has not ended a sync after this time hangs, or will not be of use soon."""
+STALL_S = 1.0
+"""A longer stall of this node, as when its process was stopped, is no time that the disk takes."""
 
 
 class Syncing:
@@ -37,13 +41,18 @@ class Syncing:
         self._departures = departures
         self._turns = turns
         self._runtime = runtime
+        self._awake = AwakeClock(runtime.monotonic(), STALL_S)
         self._began_s = 0.0
         self._turn_is_asked = False
 
     @property
     def hangs(self) -> bool:
         """Whether the disk does not come to the end of a sync, so that this node acknowledges nothing."""
-        return self._journal.sync_in_flight and self._runtime.monotonic() - self._began_s > HANGS_S
+        return self._journal.sync_in_flight and self.look() - self._began_s > HANGS_S
+
+    def look(self) -> float:
+        """The time of this node without its stalls, which it would not notice unless this is asked for at each beat."""
+        return self._awake.read(self._runtime.monotonic())
 
     def begin(self) -> None:
         """Begin a sync if there is anything to be synced and none is under way."""
@@ -60,7 +69,7 @@ class Syncing:
             self._start()
 
     def _start(self) -> None:
-        self._began_s = self._runtime.monotonic()
+        self._began_s = self.look()
         self._journal.start_sync(self._synced)
 
     def _synced(self) -> None:

@@ -103,6 +103,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "logins-fail": _warning(
         "An application has a wrong password, or somebody guesses: the node's log has who."
     ),
+    "shovel-idle": _warning(
+        "Put right what it says, and restart it if it does not try again by itself; or delete it."
+    ),
     "tenant-heavy": _info("If others suffer, set limits for it (docs: limits)."),
     # What is soon used up
     "disk-full-soon": _warning("Make room, or have consumers take what is queued."),

@@ -68,6 +68,14 @@ class HeldLimit(NamedTuple):
     publishers: int
 
 
+class IdleShovel(NamedTuple):
+    """A shovel that moves nothing."""
+
+    vhost: str
+    name: str
+    reason: str
+
+
 class NodeFacts(NamedTuple):
     """What a node knows of itself. Times and rates are of the last minute."""
 
@@ -99,6 +107,8 @@ class NodeFacts(NamedTuple):
     held: Sequence[HeldLimit] = ()
     slow_readers: Sequence[SlowReader] = ()
     certificates: Sequence[Certificate] = ()
+    idle_shovels: Sequence[IdleShovel] = ()
+    """Of the node that leads: it carries out all shovels."""
     leader_changes: float = 0
     """How often the leader has changed in the last ten minutes."""
 
@@ -182,6 +192,9 @@ def _clients(facts: NodeFacts, node: str) -> Iterator[Finding]:
     for each in facts.slow_readers[:TOLD_MAX]:
         text = f"it does not take {size(each.octets)} that wait for it at {node}"
         yield Finding("client-reads-slowly", f"connection {each.name}", text, each.since_ms)
+    for each in facts.idle_shovels[:TOLD_MAX]:
+        subject = f"shovel '{each.name}' in vhost '{each.vhost}'"
+        yield Finding("shovel-idle", subject, f"it moves nothing: {each.reason}")
     if facts.logins_failed_per_s > LOGINS_FAILED_PER_S:
         yield Finding("logins-fail", node, f"{facts.logins_failed_per_s:.1f} logins fail each second")
 

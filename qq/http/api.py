@@ -46,6 +46,8 @@ from qq.http.vhosts import VhostEndpoints
 
 ESCAPED = "/api/escaped/"
 """What the paths begin with in which names are escaped."""
+_REST = r"{rest:[\s\S]+}"
+"""Any end of a path: names of users and virtual hosts may have line breaks in them, which "." does not match."""
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
@@ -87,8 +89,8 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
     found = [_any_name(route) for resource in resources for route in resource.routes()]
     return [
         *found,
-        web.route("*", ESCAPED + "{rest:.+}", _spelled),
-        web.route("*", "/api/{rest:.+}/", _spelled),
+        web.route("*", ESCAPED + _REST, _spelled),
+        web.route("*", f"/api/{_REST}/", _spelled),
     ]
 
 

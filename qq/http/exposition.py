@@ -3,23 +3,26 @@
 Lives here: the text (https://prometheus.io/docs/instrumenting/exposition_formats/), and how much of a node's time those
 who ask may take. Not here: which figures there are (qq/management/figures.py), the node's own metrics (qq/metrics.py).
 
-Two laws. Nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for
-others. And most queues of very many are as they were: no text is made of what has not changed since it was told last.
+Three laws. Nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for
+others. Who does not read keeps nobody waiting: an answer is sent when the next one may be made. And most queues of very
+many are as they were: no text is made of what has not changed since it was told last.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from contextlib import contextmanager, suppress
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from qq.http.slices import SLICE_S
+from qq.http.slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from qq.http.view import ObjectRow, ObjectRows, ObjectTable
 
@@ -29,6 +32,8 @@ PAUSE_SHARE = 4
 """Between two answers there is this many times the processor time that one took: a flood takes a fifth of a core."""
 SENT_AT_ONCE = 256 * 1024
 """How many octets are sent at once: to copy them takes a tenth of a millisecond."""
+SENDING_MAX = 4
+"""How many answers may be on their way: what is not read yet is held in memory, if it is not kept in any case."""
 ANSWERS_KEPT = 2
 """Of how many different requests the text is kept: those that came last."""
 KEPT_BYTES_MAX = 48 * 1024 * 1024
@@ -45,6 +50,8 @@ class ObjectExposition:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._next_s = 0.0
+        self._sending: deque[web.Request] = deque()
+        """Whose answers are on their way, in the order in which they were begun."""
         self._kept: dict[Hashable, KeptTexts] = {}
         """What was told last, by what was asked for; the newest is last."""
         self._forgetting: asyncio.TimerHandle | None = None
@@ -53,29 +60,50 @@ class ObjectExposition:
         self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: str
     ) -> web.StreamResponse:
         """Answer with these tables, whose metrics' names begin with `prefix`, and with `infos` behind them."""
+        pieces: list[bytes] = []
         async with self._turn:
             await asyncio.sleep(max(0.0, self._next_s - monotonic()))
-            response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
-            await response.prepare(request)
-            if request.method == hdrs.METH_HEAD:
-                await response.write_eof()
-                return response
-            taken_s = 0.0
-            parts = _lines(tables, prefix, self._texts(request.path_qs))
-            try:
-                while True:
-                    began_s = thread_time()
-                    part = _slice(parts)
-                    taken_s += thread_time() - began_s
-                    if part is None:
-                        break
-                    if part:
-                        await response.write(part)
-                    await asyncio.sleep(0)
-            finally:
-                self._next_s = monotonic() + PAUSE_SHARE * taken_s
-            await response.write_eof(infos.encode())
+            if request.method != hdrs.METH_HEAD:
+                pieces = await self._made(_lines(tables, prefix, self._texts(request.path_qs)))
+        response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+        await response.prepare(request)
+        if request.method == hdrs.METH_HEAD:
+            await response.write_eof()
             return response
+        with self._on_its_way(request):
+            for part in _parts(pieces):
+                await response.write(part)
+                await asyncio.sleep(0)
+            await response.write_eof(infos.encode())
+        return response
+
+    async def _made(self, lines: Iterator[bytes]) -> list[bytes]:
+        """Make the text, in slices; it is some thousands of pieces."""
+        pieces: list[bytes] = []
+        taken_s, is_over = 0.0, False
+        try:
+            while not is_over:
+                began_s = thread_time()
+                is_over = _add_slice(lines, pieces)
+                taken_s += thread_time() - began_s
+                await next_slice()
+        finally:
+            self._next_s = monotonic() + PAUSE_SHARE * taken_s
+        return pieces
+
+    @contextmanager
+    def _on_its_way(self, request: web.Request) -> Generator[None]:
+        """Note that an answer is sent, for which the one that was begun first is given up if there are too many."""
+        self._sending.append(request)
+        if len(self._sending) > SENDING_MAX:
+            slowest = self._sending.popleft()
+            if slowest.transport is not None:
+                slowest.transport.abort()
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # it was given up
+                self._sending.remove(request)
 
     def _texts(self, asked: str) -> KeptTexts:
         """What is kept of the last answer to what is asked for. Who asks in many ways has little of it."""
@@ -122,19 +150,28 @@ def info_lines(name: str, text: str, labels: Mapping[str, str]) -> str:
     return f"{head}{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
 
 
-def _slice(parts: Iterator[bytes]) -> bytes | None:
-    """The next lines, as many as can be made in the time of a slice and sent at once; None at the end.
+def _add_slice(lines: Iterator[bytes], pieces: list[bytes]) -> bool:
+    """Add the next lines, as many as can be made in the time of a slice; return whether these were the last ones."""
+    until_s = monotonic() + SLICE_S
+    for piece in lines:
+        pieces.append(piece)
+        if monotonic() >= until_s:
+            return False
+    return True
 
-    It may be empty before the end: the rows of a table are looked at before its first line is made.
-    """
-    until_s, room = monotonic() + SLICE_S, SENT_AT_ONCE
-    made: list[bytes] = []
-    for part in parts:
-        made.append(part)
-        room -= len(part)
-        if room <= 0 or monotonic() >= until_s:
-            break
-    return b"".join(made) if made else None
+
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces of a text, as many together as are sent at once."""
+    part: list[bytes] = []
+    room = SENT_AT_ONCE
+    for piece in pieces:
+        part.append(piece)
+        room -= len(piece)
+        if room <= 0:
+            yield b"".join(part)
+            part, room = [], SENT_AT_ONCE
+    if part:
+        yield b"".join(part)
 
 
 def _lines(tables: Iterator[ObjectTable], prefix: str, texts: KeptTexts) -> Iterator[bytes]:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from qq.http.errors import Refusal, bad_request, has_left, overloaded
+from qq.http.errors import Refusal, bad_request, has_left
 from qq.http.login import ADMINISTRATOR, login_of
+from qq.http.shares import UserShares
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
@@ -155,11 +156,10 @@ class LiveEndpoint:
     """The handler for streams."""
 
     def __init__(self, views: Mapping[str, View], streams_max: int, may_see: MaySee) -> None:
-        """There may be so many streams at a time. Each goes on for as long as `may_see` says."""
+        """There may be so many streams, of which each user has a share. Each goes on for as long as `may_see` says."""
         self._views = views
         self._may_see = may_see
-        self._streams_max = streams_max
-        self._streams = 0
+        self._streams = UserShares(streams_max, "streams", "half of http_request_max")
         self._turns = Turns()
         self._feeds: dict[Hashable, Feed] = {}
 
@@ -170,16 +170,16 @@ class LiveEndpoint:
         view = self._views.get(request.query.get("view", ""))
         if view is None:
             raise bad_request(f"view must be one of {', '.join(sorted(self._views))}")
-        if self._streams >= self._streams_max:
-            raise overloaded(f"{self._streams_max} streams are open (half of http_request_max)")
-        self._streams += 1
+        with self._streams.place(login_of(request).user):
+            return await self._share(request, view)
+
+    async def _share(self, request: web.Request, view: View) -> web.StreamResponse:
         key = _what(request)
         feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns))
         feed.viewers += 1
         try:
             return await _tell(request, feed, self._may_see)
         finally:
-            self._streams -= 1
             feed.viewers -= 1
             if not feed.viewers:
                 del self._feeds[key]

@@ -16,10 +16,9 @@ from aiohttp import web
 from pamqp.commands import Basic
 
 from qq.http.connections import connection_listing
+from qq.http.consumers import consumer_documents
 from qq.http.documents import (
-    by_place,
     client_document,
-    consumer_document,
     fields_of,
     queue_document,
     row_fields,
@@ -132,8 +131,7 @@ class LiveViews:
         vhost, name = await self._queue_named(request)
         queue = await existing(self._management, lambda: self._management.queue(vhost, name))
         found = list(islice(self._management.consumers_of_queue(vhost, name), CONSUMERS_MAX))
-        channels = by_place(await self._management.channels()) if found else {}
-        consumers = [consumer_document(each, channels) for each in found]
+        consumers = await consumer_documents(self._management, found)
         sample = self._management.newest_sample(("queue", vhost, name))
         return _json(queue_document(queue) | {"consumer_details": consumers, "sample": sample})
 

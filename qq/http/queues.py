@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http.bodies import read_get, read_queue
+from qq.http.consumers import consumer_documents, consumer_listing
 from qq.http.documents import (
     QUEUE_BASICS,
     QUEUE_TOTALS,
     browsed_document,
-    by_place,
-    consumer_document,
     got_document,
     queue_document,
     row_fields,
@@ -107,8 +106,7 @@ class QueueEndpoints:
             basic = _basics(request)
             return narrowed(request, {key: value for key, value in document.items() if key in basic})
         found = list(self._management.consumers_of_queue(vhost, name))
-        channels = by_place(await self._management.channels()) if found else {}
-        consumers = [consumer_document(each, channels) for each in found]
+        consumers = await consumer_documents(self._management, found)
         # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
         thing = ("queue", vhost, name)
@@ -175,10 +173,8 @@ class QueueEndpoints:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         if is_asked(request, "disable_stats"):
             raise bad_request(STATS_DISABLED)
-        channels = by_place(await self._management.channels())
         consumers = self._management.consumers(vhost)
-        seen = (consumer_document(each, channels) for each in consumers if is_seen(each.queue["vhost"]))
-        return await write_listing(request, Listing(seen))
+        return await write_listing(request, consumer_listing(self._management, consumers, is_seen))
 
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))

@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 from qq.http.bodies import read_object
 from qq.http.errors import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.login import ADMINISTRATORS, SAFE_METHODS, login_of
+from qq.http.slices import next_slice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -202,11 +203,11 @@ async def object_parts(
 
 async def _list_parts(documents: Iterable[Mapping[str, Any]]) -> AsyncIterator[bytes]:
     separator, following = "[", iter(documents)
-    await asyncio.sleep(0)
+    await next_slice()
     while part := _slice(following):
         yield (separator + json.dumps(part)[1:-1]).encode()
         separator = ","
-        await asyncio.sleep(0)
+        await next_slice()
     yield b"[]" if separator == "[" else b"]"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -20,9 +20,9 @@ from cluster.accepting import accept_all, begin, listen_on
 from cluster.complaints import Complaints
 from cluster.strangers import Place, Places
 from qq.errors import StartError
-from qq.http.errors import overloaded
 from qq.http.live import STREAM_PATH
 from qq.http.login import has_login, login_of
+from qq.http.shares import UserShares
 
 if TYPE_CHECKING:
     import socket
@@ -253,31 +253,19 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Make the middleware that bounds the requests of users who have logged in.
 
-    A user may have as many under way as are left for others. So one user has half of all at most, two have a third
-    each, and whoever comes next finds room, whatever the others do.
+    Each has a share of them (shares.py). A stream goes on for minutes, and has a bound of its own (live.py).
     """
-    under_way: Counter[str] = Counter()
+    requests = UserShares(limits.requests, "requests", "http_request_max")
 
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not has_login(request):
             return await handler(request)
-        user = login_of(request).user
-        if under_way[user] >= limits.requests - under_way.total() and request.path != STREAM_PATH:
-            raise overloaded(
-                f"{under_way.total()} requests are under way, {under_way[user]} of '{user}' (http_request_max)"
-            )
-        connection = _connection_of(request)
-        if connection is not None:
-            connection.logged_in()
-        if request.path == STREAM_PATH:  # it goes on for minutes, and has a bound of its own
+        is_stream = request.path == STREAM_PATH
+        with nullcontext() if is_stream else requests.place(login_of(request).user):
+            connection = _connection_of(request)
+            if connection is not None:
+                connection.logged_in()
             return await handler(request)
-        under_way[user] += 1
-        try:
-            return await handler(request)
-        finally:
-            under_way[user] -= 1
-            if not under_way[user]:
-                del under_way[user]
 
     return count

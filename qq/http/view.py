@@ -780,6 +780,10 @@ class ManagementView(Protocol):
         """The channels of all nodes that answer."""
         ...
 
+    async def channels_at(self, places: Iterable[tuple[str, int]], /) -> Sequence[Client]:
+        """The channels with these nodes and ids, of those nodes that answer."""
+        ...
+
     def deduplication(self) -> Deduplication: ...
 
     def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

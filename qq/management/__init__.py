@@ -91,7 +91,7 @@ class Management(
         ShovelReports.__init__(self, broker, self.others, self.change, carrier)
         WebSessions.__init__(self, broker, self.others, product.cluster, cluster_secrets)
         Diagnoses.__init__(
-            self, broker, group, own, self.others, self.client_watch, self, self.cluster_members
+            self, broker, group, own, self.others, self.client_watch, self, self.cluster_members, self.shovels
         )
         Charts.__init__(self, broker, group, own.write_times, self._numbers_of)
 

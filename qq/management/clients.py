@@ -13,6 +13,7 @@ Law: only looks. A row is what a connection or a channel is at one moment, by JS
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,12 +25,12 @@ from qq.management.queue_sets import in_slices
 from qq.management.rates import Rates, deliveries_of, with_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cluster.group import Group
     from qq.machine.catalog import ConnectionState
     from qq.machine.machine import QueueMachine
-    from qq.management.others import OtherNodes, TellRows
+    from qq.management.others import OtherNodes, TellRows, TellSome
     from qq.sessions.broker import Broker
     from qq.sessions.facts import SessionCounts, SessionFacts, TlsFacts, Traffic
     from qq.sessions.ports import Connection, Session
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of nodes that tell nothing of them."""
 CONNECTIONS, CHANNELS = "connections", "channels"
-NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
+NAMES, SOME_CONNECTIONS, SOME_CHANNELS = "connection-names", "some-connections", "some-channels"
 """The topics that nodes ask each other about."""
 
 _CHURN = "churn"
@@ -93,6 +94,7 @@ class ClientReports:
         others.tell_some(NAMES, self._own_names)
         others.tell_some(SOME_CONNECTIONS, self._own_connections)
         others.tell_rows(CHANNELS, self._channel_rows)
+        others.tell_some(SOME_CHANNELS, self._own_channels)
 
     @property
     def _machine(self) -> QueueMachine:
@@ -149,14 +151,9 @@ class ClientReports:
         return names, unknown
 
     async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Row]:
-        numbers: dict[str, list[int]] = {}
-        for head in heads:
-            numbers.setdefault(head.node, []).append(head.id)
-        own = [row for _, row in self._own_connections(numbers.pop(self._broker.name, []))]
-        asked = [self._others.some(node, SOME_CONNECTIONS, some) for node, some in numbers.items()]
-        rows = {
-            (row["node"], row["id"]): row for told in [own, *await asyncio.gather(*asked)] for row in told
-        }
+        places = [(head.node, head.id) for head in heads]
+        told = await self._rows_at(SOME_CONNECTIONS, self._own_connections, places)
+        rows = {(row["node"], row["id"]): row for row in told}
         connections = self._machine.catalog.connections
         found: list[Row] = []
         for head in heads:
@@ -171,6 +168,18 @@ class ClientReports:
         """The channels of all nodes that tell of theirs."""
         told = await self._rows_of_all(CHANNELS, self._channel_rows)
         return sorted((row for rows in told.values() for row in rows), key=_place)
+
+    async def channels_at(self, places: Iterable[tuple[str, int]]) -> Sequence[Row]:
+        return await self._rows_at(SOME_CHANNELS, self._own_channels, places)
+
+    async def _rows_at(self, topic: str, own_rows: TellSome, places: Iterable[tuple[str, int]]) -> list[Row]:
+        """The rows of a topic with these nodes and numbers, of those that tell of them."""
+        numbers: dict[str, list[int]] = {}
+        for node, number in dict.fromkeys(places):
+            numbers.setdefault(node, []).append(number)
+        own = [row for _, row in own_rows(numbers.pop(self._broker.name, []))]
+        asked = [self._others.some(node, topic, some) for node, some in numbers.items()]
+        return [*own, *chain.from_iterable(await asyncio.gather(*asked))]
 
     async def _rows_of_all(self, topic: str, own_rows: TellRows) -> Mapping[str, Sequence[Row]]:
         told = await self._others.rows_of_all(topic)
@@ -276,7 +285,11 @@ class ClientReports:
     def _channel_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
         """The channels of this node behind a session's number, in the order of these."""
         sessions = self._broker.sessions
-        for number in sorted(number for number in sessions if after is None or number > after):
+        return self._own_channels(sorted(number for number in sessions if after is None or number > after))
+
+    def _own_channels(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        sessions = self._broker.sessions
+        for number in numbers:
             session = sessions.get(number)
             facts = None if session is None else session.facts()
             if session is not None and facts is not None:

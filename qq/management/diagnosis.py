@@ -1,7 +1,8 @@
 """What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
 
-With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked adds what the
-other nodes have found of themselves, and what all of them show together.
+With each sample a node judges itself and the queues, from what it knows. Whoever is asked judges the members as it sees
+them at that moment, as the status of the cluster does, and adds what the other nodes have found of themselves, and what
+all of them show together.
 
 Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
 how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
@@ -21,10 +22,10 @@ from qq.http.view import NodeState
 from qq.management.vitals import NodeVitals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from cluster.group import Group
-    from qq.http.view import ClusterMember, ClusterMembers
+    from qq.http.view import ClusterMember, ClusterMembers, ShovelStatus
     from qq.management.client_watch import ClientWatch
     from qq.management.nodes import OwnNode
     from qq.management.others import OtherNodes
@@ -49,6 +50,7 @@ class Diagnoses:
         clients: ClientWatch,
         queues: QueueReports,
         members: Callable[[], ClusterMembers],
+        shovels: Callable[[None], Awaitable[Sequence[ShovelStatus]]],
     ) -> None:
         self._diagnosed = broker
         self._group = group
@@ -56,34 +58,39 @@ class Diagnoses:
         self._others = others
         self._queues = queues
         self._who_they_are = members
+        self._all_shovels = shovels
         self._vitals = NodeVitals(broker, group, own, clients)
         self._since = Since()
         self._own_findings: list[Finding] = []
-        self._seen_findings: list[Finding] = []
-        """Those of the members and the queues."""
         others.tell(TOPIC, self._tell_diagnosis)
 
     async def diagnose(self) -> None:
         """Judge what this node knows by itself; to be called with each sample."""
         await self._vitals.sample()
+        # Whoever leads carries them out, and need not ask another node.
+        leads = self._group.leader == self._diagnosed.name
+        self._vitals.look_at_shovels(await self._all_shovels(None) if leads else [])
         self._queues.queue_watch.commit_s = self._vitals.commit_s
+        own = findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000)
+        self._own_findings = self._since.note(own, self._group.time_ms())
+        self._members_judged()  # so that it is known since when they are so
+
+    def _members_judged(self) -> list[Finding]:
+        """What is wrong with the members now, as this node sees them."""
         now_ms = self._group.time_ms()
-        own = list(findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000))
-        members = list(findings_of_members(self._cluster_facts()))
-        noted = self._since.note([*own, *members], now_ms)
-        self._own_findings = noted[: len(own)]
-        queues = self._queues
-        self._seen_findings = [
-            *(_judged(finding, now_ms) for finding in noted[len(own) :]),
-            *queues.queue_watch.findings,
-            *queues.held_watch.findings,
-        ]
+        found = self._since.note(findings_of_members(self._cluster_facts()), now_ms)
+        return [_judged(finding, now_ms) for finding in found]
 
     async def diagnosis(self) -> Diagnosis:
         """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
         told = await self._others.told_by_all(TOPIC)
         vitals = {self._diagnosed.name: self._vitals.vitals()}
-        findings = [*self._own_findings, *self._seen_findings]
+        findings = [
+            *self._own_findings,
+            *self._members_judged(),
+            *self._queues.queue_watch.findings,
+            *self._queues.held_watch.findings,
+        ]
         up = {member.name for member in self._cluster_facts().members if member.is_up}
         for name, answer in told.items():
             parts = _in(answer)

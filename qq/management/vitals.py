@@ -18,14 +18,15 @@ import qq
 from qq import descriptors, memory
 from qq.certificates import InvalidCertificate, validities
 from qq.diagnosis.limits import Vitals
-from qq.diagnosis.node_rules import TOLD_MAX, Certificate, HeldLimit, NodeFacts
+from qq.diagnosis.node_rules import TOLD_MAX, Certificate, HeldLimit, IdleShovel, NodeFacts
 from qq.diagnosis.window import TimesWindow, Trend
+from qq.shovels.report import RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cluster.group import Group
-    from qq.http.view import CertificateFiles
+    from qq.http.view import CertificateFiles, ShovelStatus
     from qq.management.client_watch import ClientWatch
     from qq.management.nodes import OwnNode
     from qq.sessions.broker import Broker
@@ -58,6 +59,7 @@ class NodeVitals:
         self._free_bytes = Trend(LONG_SAMPLES)
         self._held: dict[tuple[str, str, str], tuple[float, HeldLimit]] = {}
         """When publishers were last seen to wait, by the limit: those who wait for moments are not seen each time."""
+        self._idle_shovels: dict[tuple[str, str], IdleShovel] = {}
         self._samples = 0
         self._certificates: list[Certificate] = []
 
@@ -80,6 +82,16 @@ class NodeVitals:
         for held in self._broker.throttle.held(TOLD_MAX):
             kept[held.kind, held.of, held.name] = now_s, HeldLimit(*held)
         self._held = kept
+
+    def look_at_shovels(self, shovels: Sequence[ShovelStatus]) -> None:
+        """Note which of the shovels that this node carries out move nothing; one that begins again has not run yet."""
+        known, self._idle_shovels = self._idle_shovels, {}
+        for each in shovels:
+            key = each.vhost, each.name
+            if each.reason is not None:
+                self._idle_shovels[key] = IdleShovel(*key, each.reason)
+            elif key in known and each.state != RUNNING:
+                self._idle_shovels[key] = known[key]
 
     @property
     def commit_s(self) -> float:
@@ -114,6 +126,7 @@ class NodeVitals:
             held=nlargest(TOLD_MAX, (held for _, held in self._held.values()), attrgetter("publishers")),
             slow_readers=clients.slow_readers,
             certificates=self._certificates,
+            idle_shovels=list(self._idle_shovels.values()),
             leader_changes=self._elections.amount,
         )
 

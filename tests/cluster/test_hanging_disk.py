@@ -29,3 +29,18 @@ def test_nobody_relies_on_a_node_whose_disk_hangs(growing: Growing) -> None:
     hanging.disk.slow = 1.0
     growing.pass_ms(3000)
     assert statuses.may_stop(third.name).is_safe
+
+
+def test_a_node_that_was_stopped_does_not_take_that_for_its_disk(growing: Growing) -> None:
+    leader, frozen, _ = growing.leader(), *growing.followers()
+    frozen.disk.slow = 10_000.0
+    leader.runtime.enter(lambda: submit(leader))
+    growing.pass_ms(500)
+    frozen.runtime.pause()
+    growing.pass_ms(int(HANGS_S * 1000))
+    frozen.runtime.go_on()
+    growing.pass_ms(1000)
+    statuses = leader.group.statuses
+    assert [status.name for status in statuses.all() if status.disk_hangs] == []
+    growing.pass_ms(int(HANGS_S * 1000) + 1500)
+    assert [status.name for status in statuses.all() if status.disk_hangs] == [frozen.name]

@@ -118,6 +118,16 @@ def test_each_name_has_a_path_that_nobody_shortens(name: str) -> None:
     assert node.ask(f"/api/{path}").status == 401
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\n", "\r\n"])
+def test_a_name_with_a_line_break_has_its_other_spellings_too(name: str) -> None:
+    """Names of queues and exchanges lose theirs, those of users and virtual hosts do not."""
+    node, quoted = Node(MachineManagement()), quote(name, safe="")
+    assert node.api(f"escaped/vhosts/~{quoted}", "PUT", data="{}").status == 201
+    assert node.api(f"vhosts/{quoted}/").json["name"] == name
+    assert node.api(f"escaped/vhosts/~{quoted}", "DELETE").status == 204
+    assert node.api(f"vhosts/{quoted}").status == 404
+
+
 def serving(story: Callable[[HttpServer], Awaitable[None]]) -> None:
     async def serve() -> None:
         app = build_app(FakeView(), MachineManagement(), CollectorRegistry())

@@ -162,6 +162,7 @@ def test_every_node_shows_what_a_channel_does(nodes: list[ClusterNode], connecti
         "user": "guest",
     }
     assert consumer in ask(nodes[0], "consumers")
+    assert consumer in ask(nodes[0], "consumers?page=1&page_size=500")["items"]
     [queue] = [each for each in ask(nodes[1], "queues/detailed") if each["name"] == name]
     stats = queue["message_stats"]
     assert (stats["get"], stats["get_no_ack"], stats["deliver"], stats["ack"]) == (1, 1, 2, 1)

@@ -23,6 +23,7 @@ from qq.machine.limits import MAX_PUBLISHES
 from qq.management.diagnosis import _in
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.throttle import Held
+from qq.shovels.report import STARTING, Report
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text", "payload_encoding": "string"}
 PASS_MS = 5000
@@ -79,8 +80,11 @@ def test_monitors_are_told_what_is_wrong(node: Any) -> None:
     assert node.api("doctor", user="ann").status == 401
     told = node.api("doctor", user="eve").json
     assert told.keys() == {"verdict", "omitted", "findings"}
-    assert {each["code"]: each["subject"] for each in told["findings"]} == {"node-tells-nothing": "node n3"}
-    assert told["verdict"] == "nothing is wrong (2 info)"  # n2 says nothing either
+    assert {each["code"]: each["subject"] for each in told["findings"]} == {
+        "node-tells-nothing": "node n3",
+        "upgrade-waits": "cluster",
+    }
+    assert told["verdict"] == "nothing is wrong (3 info)"  # n2 says nothing either
 
 
 def test_a_queue_without_consumers_is_told_with_its_time(node: Any) -> None:
@@ -128,6 +132,41 @@ def test_members_are_judged_without_a_majority_and_without_asking_them(node: Any
     sample(node)
     texts = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "node-down"]
     assert texts == ["it does not answer", "there is no link with it: its cluster secret differs"]
+
+
+def test_members_are_judged_as_they_are_when_somebody_asks(node: Any) -> None:
+    """And not as they were at the last sample, seconds ago."""
+    group = node.management.group
+    known = dict(group.known)
+    sample(node)
+    group.known["n2"] = None
+    assert codes(node) == {"node-down": "node n2"}
+    sample(node)
+    group.known.update(known)
+    assert codes(node) == {}
+
+
+def test_a_shovel_that_moves_nothing_is_told_until_it_runs(node: Node[MachineManagement]) -> None:
+    told, key = node.management.carrier.told, ("/", "s")
+    value = {"src-uri": "amqp://far", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
+    assert node.api("parameters/shovel/%2F/s", "PUT", json={"value": value}).status == 201
+    sample(node)
+    assert codes(node) == {}
+    subject = {"shovel-idle": "shovel 's' in vhost '/'"}
+    for report in (Report("terminated", "nobody listens", {}), STARTING):
+        told[key] = report
+        sample(node)
+        assert codes(node) == subject
+    [text] = [each["text"] for each in node.api("doctor").json["findings"] if each["code"] == "shovel-idle"]
+    assert text == "it moves nothing: nobody listens"
+    told[key] = Report("running", None, {})
+    sample(node)
+    assert codes(node) == {}
+    told[key] = Report("terminated", "nobody listens", {})
+    sample(node)
+    assert node.api("parameters/shovel/%2F/s", "DELETE").status == 204
+    sample(node)
+    assert codes(node) == {}
 
 
 def test_a_node_that_is_drained_for_long_may_have_been_forgotten(node: Any) -> None:

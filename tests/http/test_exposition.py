@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 from fakes import MachineManagement
@@ -231,3 +233,32 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
 
     # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
     assert node.tell(story) >= 2 * 0.01 * exposition.PAUSE_SHARE
+
+
+def test_who_does_not_read_keeps_nobody_waiting(node: Node[MachineManagement]) -> None:
+    """Of those who do not read, some have what was made for them; the first one is given up when there are more."""
+    for number in range(700):
+        declare(
+            node, f"{number:0>250}"
+        )  # so that the answer is larger than what the kernel takes for a socket
+
+    async def story(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as closing:
+            idle = [closing.enter_context(socket.socket()) for _ in range(exposition.SENDING_MAX)]
+            for each in idle:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                each.setblocking(False)
+                await loop.sock_connect(each, (client.host, client.port))
+                await loop.sock_sendall(each, b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
+                assert await loop.sock_recv(each, 12) == b"HTTP/1.1 200"
+            async with asyncio.timeout(10):
+                shown = await answer(client, "/metrics/per-object")
+                assert shown.text.endswith(" 1\n")
+                assert shown.text.count("rabbitmq_queue_messages_ready{") == 701
+                read = 0
+                while part := await loop.sock_recv(idle[0], 1024 * 1024):
+                    read += len(part)
+                assert read < len(shown.text)
+
+    node.tell(story)

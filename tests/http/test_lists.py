@@ -6,7 +6,7 @@ import asyncio
 from itertools import count
 from random import Random
 from time import thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes import FakeManagement, MachineManagement
@@ -14,6 +14,7 @@ from http_node import GUEST, Client, Node, answer
 
 from qq.http import lists
 from qq.http.bodies import read_queue
+from qq.http.view import ConsumerStatus
 from qq.machine.commands import (
     BindQueue,
     Connect,
@@ -23,6 +24,9 @@ from qq.machine.commands import (
     SetPermissions,
 )
 from qq.management import queue_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NAMES = ["Beta", "alpha", "gamma.1", "gamma.2"]
 
@@ -245,6 +249,38 @@ def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
     page = node.api(f"{path}?page=1&page_size=500&sort_reverse=true").json
     assert (page["items"], page["total_count"]) == (whole[::-1], len(whole))
     assert node.api(f"{path}?page=x").status == 400
+
+
+def test_no_more_channels_are_asked_for_than_those_of_the_consumers_that_are_shown(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, asked = {"vhost": "/", "name": "Beta"}, list[int]()
+
+    def consumer(number: int) -> ConsumerStatus:
+        channel = {"node": "n2", "id": number}
+        return ConsumerStatus(f"c{number}", queue, channel, True, False, 10 - number, True, "up", {})
+
+    async def channels_at(places: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+        asked[:] = [number for _, number in places]
+        connection = {"name": "c", "peer_host": "h", "peer_port": 1}
+        rows = [("n2", number, f"channel {9 - number}") for number in asked]
+        return [
+            {"node": at, "id": number, "name": name, "user": "u", "connection_details": connection}
+            for at, number, name in rows
+        ]
+
+    monkeypatch.setattr(node.management, "consumers", lambda _: map(consumer, range(10)))
+    monkeypatch.setattr(node.management, "consumers_of_queue", lambda *_: map(consumer, [3]))
+    monkeypatch.setattr(node.management, "channels_at", channels_at)
+    page = node.api("consumers?page=2&page_size=2&sort=prefetch_count").json
+    assert [each["consumer_tag"] for each in page["items"]] == ["c7", "c6"]
+    assert page["items"][0]["channel_details"]["name"] == "channel 2"
+    assert asked == [7, 6]
+    page = node.api("consumers?page=1&page_size=2&sort=channel_details.name").json
+    assert [each["consumer_tag"] for each in page["items"]] == ["c9", "c8"]
+    assert len(node.api("consumers").json) == len(asked) == 10
+    [shown] = node.api("queues/%2F/Beta").json["consumer_details"]
+    assert (shown["consumer_tag"], asked) == ("c3", [3])
 
 
 def test_nodes_have_pages_too(node: Node[MachineManagement]) -> None:

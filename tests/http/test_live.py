@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from qq.http import live
 from qq.http.app import build_app
 from qq.http.live import Feed, Spent, Turns
+from qq.http.login import Operator
 from qq.http.server import HttpLimits
 from qq.http.view import LoggedIn
 from qq.machine.commands import DeclareQueue, DeleteQueue
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Client = TestClient[Any, Any]
 
-LIMITS = HttpLimits(requests=4)
+LIMITS = HttpLimits(requests=8)
 
 
 @pytest.fixture(autouse=True)
@@ -175,17 +176,21 @@ def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement])
 def test_there_are_half_as_many_streams_as_requests_and_they_take_no_place_of_these(
     node: Node[MachineManagement],
 ) -> None:
+    """And a user with many of them leaves room for another."""
+    node.add_user("eve", "administrator")
+
     async def story() -> tuple[list[int], list[int]]:
         async with served(node) as client:
-            streams = [await look(client, "view=queues") for _ in range(3)]
-            others = [await client.get("/api/whoami", headers=GUEST) for _ in range(4)]
-            for answer in streams[:2]:
+            streams = [await look(client, "view=queues", "eve") for _ in range(3)]
+            streams += [await look(client, "view=queues") for _ in range(2)]
+            others = [await client.get("/api/whoami", headers=GUEST) for _ in range(8)]
+            for answer in streams:
                 answer.close()
             await asyncio.sleep(0.3)
             streams.append(await look(client, "view=queues"))
             return [each.status for each in streams], [each.status for each in others]
 
-    assert asyncio.run(story()) == ([200, 200, 503, 200], [200] * 4)
+    assert asyncio.run(story()) == ([200, 200, 503, 200, 503, 200], [200] * 8)
 
 
 def test_what_many_look_at_is_made_once(
@@ -225,9 +230,10 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
         return True
 
     async def story() -> int:
-        endpoint = live.LiveEndpoint({"big": view}, 2, may_see)
+        endpoint = live.LiveEndpoint({"big": view}, 4, may_see)
         app = web.Application()
         app.add_routes(endpoint.routes())
+        monkeypatch.setattr(live, "login_of", lambda _: Operator("guest", frozenset(), None))
         monkeypatch.setattr(live, "_what", lambda request: request.query_string)
         monkeypatch.setattr(live, "_length_s", lambda _: 60.0)
         async with TestServer(app) as server:
@@ -237,7 +243,7 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
                 count = 0
                 async for part in answer.content.iter_any():
                     count += part.count(b"event: view")
-                    if count > 5 and endpoint._streams == 1:
+                    if count > 5 and endpoint._streams.taken == 1:
                         break
             await reader.read(1)
             writer.close()

@@ -1,0 +1,45 @@
+"""Places that users share: a user may have as many as are left for others.
+
+So one user has half of all at most, two have a third each, and whoever comes next finds room, whatever the others do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from qq.http.errors import overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+class UserShares:
+    """The places of one kind."""
+
+    def __init__(self, most: int, what: str, setting: str) -> None:
+        """There are `most` of them, by this setting; `what` is what takes them."""
+        self._most = most
+        self._what = what
+        self._setting = setting
+        self._taken: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self._taken.total()
+
+    @contextmanager
+    def place(self, user: str) -> Generator[None]:
+        """Take a place for as long as the block lasts. Raises Refusal if the user has their share."""
+        taken, own = self.taken, self._taken[user]
+        if own >= self._most - taken:
+            raise overloaded(f"{taken} {self._what} are under way, {own} of '{user}' ({self._setting})")
+        self._taken[user] += 1
+        try:
+            yield
+        finally:
+            self._taken[user] -= 1
+            if not self._taken[user]:
+                del self._taken[user]
