@@ -453,7 +453,7 @@ class FakeManagement(MachineManagement):
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for name in self._names(vhost):
             yield ConsumerStatus(
-                "tag", {"name": name, "vhost": "/"}, {"node": "n2"}, True, False, 10, True, "up", {}
+                "tag", {"name": name, "vhost": "/"}, {"node": "n2", "id": 7}, True, False, 10, True, "up", {}
             )
 
     async def browse(
