@@ -150,7 +150,7 @@ def test_when_all_nodes_have_ended_the_command_says_so_and_ends(data_dir: Path, 
             os.kill(node["pid"], signal.SIGKILL)
         assert qq.exit_status() == 1
         assert qq.output.count("was killed by SIGKILL") == 3
-        assert qq.errors == f"qq up: all nodes have ended; their logs are in {data_dir}\n"
+        assert qq.errors == f"qq up: all nodes that were started here have ended; their logs are in {data_dir}\n"
 
 
 def test_what_nodes_log_while_they_start_is_shown_before_the_cluster_is_called_ready(
