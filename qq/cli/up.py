@@ -146,7 +146,9 @@ class _Cluster:
                     tasks.remove(task)
                     task.result()
                 if not stopping.done() and all(watcher.done() for watcher in watchers):
-                    raise CommandError(f"all nodes that were started here have ended; their logs are in {self._data_dir}")
+                    raise CommandError(
+                        f"all nodes that were started here have ended; their logs are in {self._data_dir}"
+                    )
         finally:
             for task in tasks:
                 task.cancel()

@@ -150,7 +150,9 @@ def test_when_all_nodes_have_ended_the_command_says_so_and_ends(data_dir: Path, 
             os.kill(node["pid"], signal.SIGKILL)
         assert qq.exit_status() == 1
         assert qq.output.count("was killed by SIGKILL") == 3
-        assert qq.errors == f"qq up: all nodes that were started here have ended; their logs are in {data_dir}\n"
+        assert (
+            qq.errors == f"qq up: all nodes that were started here have ended; their logs are in {data_dir}\n"
+        )
 
 
 def test_what_nodes_log_while_they_start_is_shown_before_the_cluster_is_called_ready(
@@ -252,7 +254,7 @@ def test_a_second_command_on_the_directory_is_one_line(data_dir: Path, base_port
         qq.until_line("cluster ready")
         before = nodes_of(data_dir)
         line = refusal(data_dir, base_port + 5, "--fresh")
-        assert line == f"qq up: {data_dir} is in use by another `qq up`\n"
+        assert line == f"qq up: {data_dir} is in use by another local cluster\n"
         assert nodes_of(data_dir) == before
 
 
