@@ -41,6 +41,8 @@ CHECKER ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python requirements/install.py
+# There while packages are installed, and afterwards if that was interrupted.
+UNFINISHED := $(VENV)/unfinished
 
 # Byte code is kept, whatever the shell says: each process that runs the tests would compile all of them anew, for a quarter
 # of a minute.
@@ -58,6 +60,23 @@ venv: $(VENV)/stamp
 # What running needs comes first: `make up` waits for nothing else, and not for byte code of modules that nobody uses. What is
 # there as source only, and our own package, is built by the pinned setuptools: nothing is fetched that has no hash.
 $(VENV)/run-stamp: requirements/install.py requirements/setup.txt requirements/build.txt requirements/run.txt pyproject.toml setup.py
+$(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
+# Spark is large, and `make up` does not need it.
+$(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
+$(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
+
+# Of several `make` in one directory one does it at a time, in a `make` of its own, and the others find it done.
+ifndef ALONE
+$(VENV)/run-stamp: $(wildcard $(UNFINISHED))
+$(UNFINISHED):
+$(VENV)/run-stamp $(VENV)/stamp $(VENV)/chaos-stamp $(VENV)/docs-stamp:
+	@flock --nonblock Makefile true || echo "another make is setting up $(VENV): waiting for it"
+	@flock Makefile $(MAKE) --no-print-directory ALONE=1 $@
+else
+# Packages that are there in part would be taken for installed.
+$(shell test ! -e $(UNFINISHED) || rm -rf $(VENV))
+
+$(VENV)/run-stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(INSTALL) --require-hashes -r requirements/build.txt \
@@ -65,18 +84,18 @@ $(VENV)/run-stamp: requirements/install.py requirements/setup.txt requirements/b
 		-- --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
+$(VENV)/stamp:
 	$(INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
-# Spark is large, and `make up` does not need it.
-$(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
+$(VENV)/chaos-stamp:
 	$(INSTALL) --require-hashes --no-build-isolation -r requirements/chaos.txt
 	@touch $@
 
-$(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
+$(VENV)/docs-stamp:
 	$(INSTALL) --require-hashes -r requirements/docs.txt
 	@touch $@
+endif
 
 # What is not from the package index: brought into .tools where the machine has none.
 java: $(VENV)/chaos-stamp

@@ -73,6 +73,8 @@ def publish_some(
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     database = open_database(sys.argv[1])
     for number in range(200):
         place_order(database, f"chair {number}")

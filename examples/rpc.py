@@ -53,6 +53,8 @@ def ask(channel: pika.adapters.blocking_connection.BlockingChannel, number: str)
 
 
 def main() -> None:
+    if sys.argv[1:2] != ["serve"] and len(sys.argv) < 3:
+        sys.exit(__doc__)
     command, *rest = sys.argv[1:]
     number = rest.pop(0) if command == "ask" else ""
     url = rest[0] if rest else "amqp://guest:guest@127.0.0.1:5672/"

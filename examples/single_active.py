@@ -14,6 +14,8 @@ QUEUE = "ledger"
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     name = sys.argv[1]
     url = sys.argv[2] if len(sys.argv) > 2 else "amqp://guest:guest@127.0.0.1:5672/"
     channel = pika.BlockingConnection(pika.URLParameters(url)).channel()

@@ -25,6 +25,7 @@ directory is left.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import signal
@@ -51,6 +52,7 @@ from qq.cli.layout import (
     LocalNode,
     Settings,
     local_nodes,
+    locked,
     prepare,
     prepare_joining,
 )
@@ -100,6 +102,7 @@ class ClusterNode:
         self.log = files.log
         self._config = files.config
         self._spawner = spawner
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._paused = False
 
@@ -121,10 +124,16 @@ class ClusterNode:
         """Start the process, on the data of the last one; `wait_ready` waits until it serves."""
         if self.running:
             raise ClusterError(f"{self.name} is running already")
-        self._paused = False
+        if os.getpid() != self._owner:
+            raise ClusterError(f"{self.name} can be started only by the process that has started its cluster")
         # The system kills a child when the *thread* that started it ends, so one that lives as long as the cluster
         # does it.
-        self._process = self._spawner.submit(self._spawn).result()
+        try:
+            spawning = self._spawner.submit(self._spawn)
+        except RuntimeError:
+            raise ClusterError(f"{self.name} cannot be started: the block of its cluster has ended") from None
+        self._paused = False
+        self._process = spawning.result()
 
     def _spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
         config = ["--config", str(self._config.absolute())]
@@ -236,17 +245,24 @@ class ClusterNode:
 class LocalCluster:
     """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given one.
 
-    A given directory stays, with the nodes' data and logs. `settings` are keys of the nodes' configurations by section,
-    as `{"limits": {"consumer_timeout_ms": 5000}}`.
+    A given directory is made if it is not there, and stays, with the nodes' data and logs. `settings` are keys of the
+    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`.
     """
 
     def __init__(
-        self, nodes: int = 3, directory: Path | None = None, settings: Settings = MappingProxyType({})
+        self,
+        nodes: int = 3,
+        directory: Path | str | None = None,
+        settings: Settings = MappingProxyType({}),
     ) -> None:
         if nodes not in (1, 3, 5):
-            raise ClusterError(f"a cluster has 1, 3 or 5 nodes, not {nodes}")
+            raise ClusterError(f"a cluster has 1, 3 or 5 nodes, not {nodes!r}")
+        for section, keys in settings.items():
+            if not hasattr(keys, "items"):
+                raise ClusterError(f"settings are keys by section, and {section!r} is given {keys!r}")
         self._node_count = nodes
-        self._directory = directory
+        # A test may go to another directory while the cluster runs.
+        self._directory = None if directory is None else Path(directory).absolute()
         self._settings = settings
         self._cleanup = ExitStack()
         self._files: list[LocalNode] = []
@@ -255,10 +271,13 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         """Start the nodes and wait until they serve."""
+        if self in _running:
+            raise ClusterError("the cluster is running already")
         with ExitStack() as cleanup:
             directory = self._directory
             if directory is None:
                 directory = cleanup.enter_context(_temporary_directory())
+            cleanup.enter_context(locked(directory))
             base_port = _reserve_ports(self._node_count, cleanup)
             self._files = list(local_nodes(directory, self._node_count, base_port))
             prepare(directory, self._files, fresh=False, settings=self._settings)
@@ -325,6 +344,8 @@ class LocalCluster:
 
         def is_found() -> bool:
             nonlocal found
+            if not self._running():
+                raise ClusterError("no node of the cluster runs, so none can lead")
             # For a moment after it was cut off, a former leader may still think it leads: the newest term counts.
             reigns = [(term, node) for node in self.nodes if (term := node.leads()) is not None]
             found = max(reigns, key=lambda reign: reign[0])[1] if reigns else None

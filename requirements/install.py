@@ -4,11 +4,15 @@ Several installations, one after the other, have `--` between them.
 
 uv does it, in a sixth of pip's time: for each package pip looks at all files that the index has of it, thousands for
 some. pip does it where uv cannot be had, where uv fails, and where pip is configured in a way that uv cannot follow.
+
+As long as it is done, and after it was interrupted, the environment has a file `unfinished`: what there is in it may be
+there in part.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from ast import literal_eval
 from importlib.util import find_spec
@@ -17,6 +21,7 @@ from subprocess import DEVNULL, call, check_output
 
 SETUP = Path(__file__).with_name("setup.txt")
 UV = Path(sys.executable).with_name("uv")
+UNFINISHED = Path(sys.prefix, "unfinished")
 PIP = ["-m", "pip", "--disable-pip-version-check"]
 
 # What pip is told about where packages come from, and by which variable uv is told the same.
@@ -79,6 +84,22 @@ def bring_tools() -> None:
 
 def main(arguments: list[str]) -> int:
     """Install; returns the exit status."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C ends this without a word, as it ends what is called here
+    UNFINISHED.touch()
+    status = install_all(arguments)
+    UNFINISHED.unlink()
+    if status:
+        print(
+            "not all packages could be installed, for the reason above; the same command tries again",
+            file=sys.stderr,
+        )
+    return status
+
+
+def install_all(arguments: list[str]) -> int:
+    """Carry out one installation after the other; returns the exit status of the first that fails."""
     if find_spec("pip") is None or not UV.exists():
         bring_tools()
     variables = for_uv(settings_of_pip()) if UV.exists() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_all_requirement_files_pin_the_same_versions() -> None:
 
 def test_no_lock_file_that_records_download_addresses_is_here() -> None:
     assert [name for name in LOCK_FILES if (ROOT / name).exists()] == []
+
+
+def test_every_part_of_the_broker_has_a_place_among_the_layers() -> None:
+    """What has none may import what it likes, and be imported by anybody."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    placed = {name for layer in layers for name in layer.split(" | ")}
+    files = [*(ROOT / "qq").glob("*.py"), *(file.parent for file in (ROOT / "qq").glob("*/__init__.py"))]
+    assert {f"qq.{file.stem}" for file in files} - placed == {"qq.__init__"}
 
 
 def test_continuous_integration_can_be_run() -> None:

@@ -1,6 +1,6 @@
 """The files of a local cluster, as `qq up` keeps them in its directory.
 
-    DIR/lock            held while a `qq up` runs on the directory
+    DIR/lock            held while a cluster runs on the directory
     DIR/secret          the cluster's secret, kept between runs
     DIR/cluster.json    written when the cluster serves: nodes, processes, ports
     DIR/<node>/node.toml, log, data/
@@ -83,7 +83,7 @@ def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalN
 
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
-    """Hold the directory, made if it is missing, against every other `qq up`."""
+    """Hold the directory, made if it is missing, against every other local cluster; raises CommandError."""
     with _explained(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "lock").open("w")
@@ -91,8 +91,11 @@ def locked(data_dir: Path) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CommandError(f"{data_dir} is in use by another `qq up`") from None
-        yield
+            raise CommandError(f"{data_dir} is in use by another local cluster") from None
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has a copy of the file
 
 
 Settings = Mapping[str, Mapping[str, Any]]

@@ -16,6 +16,7 @@ import signal
 import socket
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qq.cli.asking import why_not_ready
@@ -26,8 +27,8 @@ from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _POLL_S = 0.1  # how soon a ready node or a new line in a log is noticed
 _WAITING_NOTICE_S = 10.0  # a long replay is normal; silence is not
 _STOP_TIMEOUT_S = 10.0
@@ -50,11 +51,28 @@ def up(
         _refuse_used_ports(nodes)
         prepare(data_dir, nodes, fresh=fresh)
         screen = Screen()
+        with suppress(FileNotFoundError):  # not every container has it
+            if warning := _outgoing_ports(nodes, _OUTGOING.read_text()):
+                screen.say(warning)
         try:
             asyncio.run(_Cluster(data_dir, nodes, serve_command, screen, restart=restart).run())
         finally:
             screen.close()
     return 0
+
+
+def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
+    """Warn of ports of the nodes that are among those for outgoing connections, as in "FIRST LAST"; None if none is."""
+    first, last = map(int, outgoing.split())
+    addresses = [node.address for node in nodes]
+    ports = {port for each in addresses for port in (each.amqp_port, each.http_port, each.peer_port)}
+    shared = sorted(port for port in ports if first <= port <= last)
+    if not shared:
+        return None
+    return (
+        f"the system may give ports {', '.join(map(str, shared))} to outgoing connections: "
+        "a node that starts again may find its port taken"
+    )
 
 
 def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:
@@ -95,6 +113,7 @@ class _Cluster:
         self._serve_command = serve_command
         self._screen = screen
         self._restart = restart
+        self._logs: list[LogReader] = []
         self._running: dict[str, Process] = {}
         self._pids: dict[str, int] = {}
         self._serves = False
@@ -103,32 +122,33 @@ class _Cluster:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        logs = [LogReader(node.name, node.log, self._screen) for node in self._nodes]
-        printing = asyncio.create_task(_print_logs(logs))
+        self._logs = [LogReader(node.name, node.log, self._screen) for node in self._nodes]
+        printing = asyncio.create_task(self._print_logs())
         try:
             await self._serve_until(stop)
         finally:
             await self._stop_all()
             printing.cancel()
-            for log in logs:
+            for log in self._logs:
                 log.close()
 
     async def _serve_until(self, stop: asyncio.Event) -> None:
-        """Wait until the command is told to stop; raises CommandError when a node cannot start."""
+        """Wait until the command is told to stop; raises CommandError when a node cannot start, or all have ended."""
         stopping = asyncio.create_task(stop.wait())
         for node in self._nodes:
             await self._start(node)
-        tasks: list[asyncio.Task[Any]] = [
-            stopping,
-            asyncio.create_task(self._announce()),
-            *map(self._watcher, self._nodes),
-        ]
+        watchers = [asyncio.create_task(self._watch(node)) for node in self._nodes]
+        tasks: list[asyncio.Task[Any]] = [stopping, asyncio.create_task(self._announce()), *watchers]
         try:
             while not stopping.done():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     tasks.remove(task)
                     task.result()
+                if not stopping.done() and all(watcher.done() for watcher in watchers):
+                    raise CommandError(
+                        f"all nodes that were started here have ended; their logs are in {self._data_dir}"
+                    )
         finally:
             for task in tasks:
                 task.cancel()
@@ -155,9 +175,6 @@ class _Cluster:
         self._pids[node.name] = process.pid
         if self._serves:
             write_cluster_file(self._data_dir, self._nodes, self._pids)
-
-    def _watcher(self, node: LocalNode) -> asyncio.Task[None]:
-        return asyncio.create_task(self._watch(node))
 
     async def _watch(self, node: LocalNode) -> None:
         """Report when a node's process ends and, if `--restart` was given, start it again."""
@@ -198,6 +215,7 @@ class _Cluster:
         await asyncio.gather(*map(self._until_ready, self._nodes))
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
+        self._print_new_lines()  # what they have logged on the way comes before what we say of it
         self._screen.say(
             f"{len(self._nodes)} nodes, data in {self._data_dir}, user {USER}, password {PASSWORD}"
         )
@@ -216,6 +234,17 @@ class _Cluster:
                 notice_at += _WAITING_NOTICE_S
             await asyncio.sleep(_POLL_S)
 
+    # --- what the nodes log
+
+    async def _print_logs(self) -> None:
+        while True:
+            self._print_new_lines()
+            await asyncio.sleep(_POLL_S)
+
+    def _print_new_lines(self) -> None:
+        for log in self._logs:
+            log.print_new()
+
 
 def _death(status: int) -> str:
     if status >= 0:
@@ -224,10 +253,3 @@ def _death(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # real-time signals have no names
         return f"was killed by signal {-status}"
-
-
-async def _print_logs(logs: Sequence[LogReader]) -> None:
-    while True:
-        for log in logs:
-            log.print_new()
-        await asyncio.sleep(_POLL_S)

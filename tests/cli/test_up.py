@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_processes import is_alive, nodes_of, started, wait_until
 
+from qq.cli.layout import local_nodes
+from qq.cli.up import _outgoing_ports
 from qq.config import load
 
 if TYPE_CHECKING:
@@ -141,10 +143,43 @@ def test_a_node_that_is_killed_is_reported_and_not_started_again(data_dir: Path,
         assert qq.exit_status() == 0
 
 
-def test_a_killed_node_can_be_started_by_hand_with_its_configuration(data_dir: Path, base_port: int) -> None:
-    with up(data_dir, base_port) as qq:
+def test_when_all_nodes_have_ended_the_command_says_so_and_ends(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
         qq.until_line("cluster ready")
-        [node] = nodes_of(data_dir)
+        for node in nodes_of(data_dir):
+            os.kill(node["pid"], signal.SIGKILL)
+        assert qq.exit_status() == 1
+        assert qq.output.count("was killed by SIGKILL") == 3
+        assert (
+            qq.errors == f"qq up: all nodes that were started here have ended; their logs are in {data_dir}\n"
+        )
+
+
+def test_what_nodes_log_while_they_start_is_shown_before_the_cluster_is_called_ready(
+    data_dir: Path, base_port: int
+) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
+        qq.until_line("cluster ready")
+        before = qq.output.partition("3 nodes, data in")[0]
+        assert {f"n{number} | n{number} serves" for number in (1, 2, 3)} <= set(before.splitlines())
+
+
+def test_ports_that_outgoing_connections_may_take_are_told(data_dir: Path) -> None:
+    def told(base_port: int, outgoing: str) -> str | None:
+        return _outgoing_ports(local_nodes(data_dir, 3, base_port), outgoing)
+
+    assert told(12_765, "32768\t60999\n") is None
+    assert told(12_767, "32768\t60999\n") == (
+        "the system may give ports 32768, 32769 to outgoing connections: "
+        "a node that starts again may find its port taken"
+    )
+    assert "12767, 12768, 12769, 22767, 22768, 22769 to" in (told(12_767, "1 32766") or "")
+
+
+def test_a_killed_node_can_be_started_by_hand_with_its_configuration(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
+        qq.until_line("cluster ready")
+        node = nodes_of(data_dir)[0]
         os.kill(node["pid"], signal.SIGKILL)
         qq.until_output("was killed by SIGKILL")
         with started(data_dir.parent, "serve", "--config", node["config"]) as by_hand:
@@ -219,7 +254,7 @@ def test_a_second_command_on_the_directory_is_one_line(data_dir: Path, base_port
         qq.until_line("cluster ready")
         before = nodes_of(data_dir)
         line = refusal(data_dir, base_port + 5, "--fresh")
-        assert line == f"qq up: {data_dir} is in use by another `qq up`\n"
+        assert line == f"qq up: {data_dir} is in use by another local cluster\n"
         assert nodes_of(data_dir) == before
 
 

@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import subprocess
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -606,12 +607,16 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
             for node in nodes.values():
                 assert [what[0] for what in node.recorder.events()] == ["connected"]
 
+    begun_s = time.monotonic()
     run(story())
     lines = warnings_in(caplog)
-    assert len([line for line in lines if "this is not a qq peer" in line]) in (1, 2)
+    rude = len([line for line in lines if "this is not a qq peer" in line])
+    assert (
+        1 <= rude <= 1 + (time.monotonic() - begun_s)
+    )  # one in a second: a machine that is busy takes several
     assert len([line for line in lines if "no answer in time" in line]) == 1
     assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
-    assert len(lines) <= 4
+    assert len(lines) <= rude + 3
 
 
 def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(

@@ -198,3 +198,13 @@ def test_the_test_of_an_application_passes(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:aiomisc", ".")
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["outbox.py"], ["single_active.py"], ["rpc.py"], ["rpc.py", "ask"]])
+def test_a_program_that_lacks_an_argument_says_how_it_is_called(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=EXAMPLES, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"\npython {arguments[0]} " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pika
 import pytest
 
+from qq.errors import CommandError
 from qq.testing import ClusterError, LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,6 +141,8 @@ def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bo
 def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="a cluster has 1, 3 or 5 nodes, not 2"):
         LocalCluster(2)
+    with pytest.raises(ClusterError, match="settings are keys by section, and 'frame_max' is given 8192"):
+        LocalCluster(settings={"frame_max": 8192})
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
         with pytest.raises(ClusterError, match="n1 is running already"):
@@ -146,6 +154,58 @@ def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
             _ = node.pid
         with pytest.raises(ClusterError, match="does not answer over HTTP"):
             node.status()
+
+
+def _in_a_child(action: Callable[[], object]) -> None:
+    """Do something in a process that is forked; raises what is raised there."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def act() -> None:
+        try:
+            action()
+        except ClusterError as error:
+            there.send(error)
+
+    child = multiprocessing.get_context("fork").Process(target=act)
+    child.start()
+    child.join(10)
+    child.kill()
+    with here, there:
+        if here.poll():
+            raise here.recv()
+
+
+def test_a_cluster_says_what_it_is_too_early_or_too_late_for(tmp_path: Path) -> None:
+    cluster = LocalCluster(1, tmp_path)
+    with pytest.raises(ClusterError, match="no node of the cluster runs, so none can lead"):
+        cluster.leader()
+    with cluster:
+        with pytest.raises(ClusterError, match="the cluster is running already"), cluster:
+            pass
+        with pytest.raises(CommandError, match=f"{tmp_path} is in use by another local cluster"):
+            LocalCluster(1, tmp_path).__enter__()
+        [node] = cluster.nodes
+        node.kill()
+        with pytest.raises(ClusterError, match="no node of the cluster runs, so none can lead"):
+            cluster.queues()
+        with pytest.raises(ClusterError, match="n1 can be started only by the process that has started its"):
+            _in_a_child(node.start)
+    with pytest.raises(ClusterError, match="n1 cannot be started: the block of its cluster has ended"):
+        node.start()
+    with cluster:
+        assert cluster.leader().name == "n1"
+
+
+def test_a_directory_may_be_a_text_and_relative_and_need_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalCluster(1, "new/directory") as cluster:
+        monkeypatch.chdir("/")
+        [node] = cluster.nodes
+        node.kill()
+        cluster.restore()
+        assert node.log == tmp_path / "new" / "directory" / "n1" / "log"
 
 
 def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
