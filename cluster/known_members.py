@@ -23,6 +23,7 @@ from cluster.handshake import (
     SecondProcessError,
     Terms,
     UnknownNodeError,
+    disagreement,
 )
 
 if TYPE_CHECKING:
@@ -89,8 +90,16 @@ class KnownMembers:
         listed = self._listed.get(peer, address)
         return (address,) if listed == address else (address, listed)
 
-    def configure(self, own_id: bytes, configurations: Configurations) -> None:
-        """Go by these configurations of the log from now on; `own_id` is that of this node's data directory."""
+    def configure(
+        self, own_id: bytes, configurations: Configurations, linked: Mapping[str, Terms]
+    ) -> list[str]:
+        """Go by these configurations of the log from now on; `own_id` is that of this node's data directory.
+
+        `linked` is what each linked node has told when the connection was made. Returns which of these connections have
+        to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, and the leader of
+        that one would have this node give up what it acknowledges now. One that has not joined any connects anew.
+        """
+        was_named = self.terms.is_named
         newest = configurations.newest
         # As long as nobody knows a cluster, what counts is the list in each node's file.
         names = configurations.committed.membership.members
@@ -104,6 +113,17 @@ class KnownMembers:
             for name, member in configurations.known.items()
             if name != self._name
         }
+        has_joined = self.terms.is_named and not was_named
+
+        def may_be_of_another(peer: str, terms: Terms) -> bool:
+            member = configurations.known.get(peer)
+            return not terms.is_named and (member is None or member.id not in (None, terms.member))
+
+        return [
+            peer
+            for peer, terms in linked.items()
+            if terms.is_foreign_to(self.terms) or (has_joined and may_be_of_another(peer, terms))
+        ]
 
     @property
     def seeks_members(self) -> bool:
@@ -127,6 +147,8 @@ class KnownMembers:
         """
         if peer == self._name:
             return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
+        if (error := disagreement(self.terms, peer, terms)) is not None:
+            return error  # this node has joined a cluster since the handshake began
         if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
         if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:

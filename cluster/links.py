@@ -253,17 +253,13 @@ class PeerLinks:
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         """Look for the members, and for nobody else any more. One that has moved is dialled at its new address.
 
-        When this node gets to know its cluster, it hears nobody of another one any more: as long as it was new, it was
-        let in by both, and the leader of the other one would have it give up what it acknowledges now.
+        When this node gets to know its cluster, it hears nobody any more who may be of another one.
         """
         before = self._known.addresses.keys()
-        self._known.configure(member_id, configurations)
-        for connection in self._links.values():
-            if self._terms_of(connection).is_foreign_to(self._known.terms):
-                log.warning(
-                    "dropped the connection of peer %s: it belongs to another cluster", connection.peer
-                )
-                connection.abort()
+        linked = {peer: self._terms_of(connection) for peer, connection in self._links.items()}
+        for peer in self._known.configure(member_id, configurations, linked):
+            log.warning("dropped the connection of peer %s: it is no member of this node's cluster", peer)
+            self._links[peer].abort()
         now = self._known.addresses.keys()
         for peer in before - now:
             self._look_no_more(peer)

@@ -17,7 +17,7 @@ def known(*, prefers_listed: bool) -> KnownMembers:
     """The members as n1 knows them; its file has n2 elsewhere, does not know n3, and lists one that is no member."""
     members = KnownMembers("n1", Versions(8, 8), bytes(16), IN_FILE, prefers_listed=prefers_listed)
     configuration = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], bytes(16))
-    members.configure(NO_ID, Configurations(configuration))
+    members.configure(NO_ID, Configurations(configuration), {})
     return members
 
 
@@ -58,7 +58,7 @@ def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_mem
     if was_member:
         known_once = [*named, Member("n4", PeerAddress("n4", 1), gone)]
         configuration = Configuration.of(8, known_once, b"cluster").without("n4", gone)
-    members.configure(b"n1", Configurations(configuration))
+    members.configure(b"n1", Configurations(configuration), {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=gone)
     assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
 
@@ -68,6 +68,19 @@ def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None
     members = KnownMembers("n4", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
     held.note_cluster(b"cluster")
-    members.configure(b"n4", held)
+    members.configure(b"n4", held, {})
     assert members.terms.is_named
     assert members.seeks_members
+
+
+def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None:
+    """Two that were linked as long as both were new may join two clusters: then each would hear the other's leader."""
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    new = Configurations(Configuration.of(8, []))
+    ids = {name: bytes([number]) * 16 for number, name in enumerate([*IN_LOG, "guest"])}
+    told = {name: Terms.of([name], 8, bytes(16), member=member_id) for name, member_id in ids.items()}
+    assert members.configure(ids["n1"], new, {}) == []
+    joined = Configuration.of(8, [Member(*place, ids[place[0]]) for place in IN_LOG.items()], b"cluster")
+    assert members.configure(ids["n1"], Configurations(joined), told) == ["guest"]
+    # A guest that comes later has been told which cluster this is, and may wait for as long as it takes.
+    assert members.configure(ids["n1"], Configurations(joined), told) == []

@@ -862,8 +862,9 @@ def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again(run: 
     async def story() -> None:
         async with cluster(3) as nodes:
             one, two, three = nodes.values()
-            for node in nodes.values():
-                node.configure(all_members(one, two), CLUSTER)
+            for those in ((one, two, three), (one, two)):
+                for node in nodes.values():
+                    node.configure(all_members(*those), CLUSTER)
             await asyncio.sleep(0.05)
             assert one.links.connected("n3")
             assert not [
@@ -1242,7 +1243,30 @@ def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it
             await until(lambda: not new.links.connected("b1") and not other.links.connected("x1"))
             assert new.links.connected("a1")
             assert new.recorder.frames("b1") == []
-            assert "dropped the connection of peer b1: it belongs to another cluster" in warnings_in(caplog)
+            assert "dropped the connection of peer b1: it is no member of this node's cluster" in warnings_in(caplog)
+
+    run(story())
+
+
+def test_two_new_nodes_that_join_two_clusters_hear_each_other_no_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
+    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.05)
+
+    async def story() -> None:
+        one, two = newcomer("x1"), newcomer("x2")
+        for node in (one, two):
+            node.configure([*all_members(one, two), *members({"x3": ("127.0.0.1", 1)})])
+        async with started({"x1": one, "x2": two}):
+            await until(lambda: one.links.connected("x2") and two.links.connected("x1"))
+            one.configure(all_members(one), CLUSTER)
+            two.links.send("x1", GROUP, [b"from one that may have joined another cluster"])
+            await until(lambda: ("lost", "x2", False) in one.recorder.events())
+            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this one may be it
+            assert one.recorder.frames("x2") == []
+            two.configure(all_members(two), b"another cluster!")
+            await until(lambda: not one.links.connected("x2") and not two.links.connected("x1"))
 
     run(story())
 
