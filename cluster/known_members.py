@@ -40,8 +40,9 @@ _PATIENCE_S = 1.5
 # process that now has its name is its next life.
 _GONE_AFTER_S = 3.0
 
-# Ten heartbeats of a leader. A connection that has been silent for so long may be one that the other side has lost.
-_SILENT_AFTER_S = 1.0
+# A connection that has been silent for so long may be one that the other side has lost. A guest hears nothing but what
+# its peer tells of its state every second, which may come late.
+_SILENT_AFTER_S = 2.0
 
 
 class Link(NamedTuple):
@@ -96,8 +97,8 @@ class KnownMembers:
         """Go by these configurations of the log from now on; `own_id` is that of this node's data directory.
 
         `linked` is what each linked node has told when the connection was made. Returns which of these connections have
-        to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, and the leader of
-        that one would have this node give up what it acknowledges now. One that has not joined any connects anew.
+        to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, whose leader
+        would have this node give up what it acknowledges now. One that has not joined any connects anew.
         """
         was_named = self.terms.is_named
         newest = configurations.newest

@@ -494,7 +494,10 @@ class PeerLinks:
             if _cause(error) is VersionMismatchError:
                 reason += "; a node of release 0.1 lets no new members in"
             elif isinstance(error, OtherMembersError):
-                reason = "the cluster there cannot be joined before all of its members run this release"
+                reason = (
+                    "the node there is of no cluster that can be joined: it waits for one, as this node does, or not "
+                    "all members of its cluster run this release"
+                )
             self._refusals[seed] = reason
             self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
             return ""

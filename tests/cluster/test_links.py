@@ -1243,7 +1243,9 @@ def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it
             await until(lambda: not new.links.connected("b1") and not other.links.connected("x1"))
             assert new.links.connected("a1")
             assert new.recorder.frames("b1") == []
-            assert "dropped the connection of peer b1: it is no member of this node's cluster" in warnings_in(caplog)
+            assert "dropped the connection of peer b1: it is no member of this node's cluster" in warnings_in(
+                caplog
+            )
 
     run(story())
 
@@ -1325,7 +1327,8 @@ def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureF
             nobody: "[Errno 111] nobody listens",
             address(
                 without_list
-            ): "the cluster there cannot be joined before all of its members run this release",
+            ): "the node there is of no cluster that can be joined: it waits for one, as this node "
+            "does, or not all members of its cluster run this release",
             address(other_secret): "the peer rejects this node: its cluster secret differs",
             address(other_cluster): "the peer rejects this node: it belongs to another cluster",
         }
