@@ -61,6 +61,7 @@ KINDS: Mapping[str, KindOfFinding] = {
     "no-leader": _critical(
         "Start nodes, or mend their links, until a majority is up; nothing has been lost."
     ),
+    "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
     "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
     "node-tells-nothing": _info(
         "If it is not of an older release, look whether it is overloaded or stopped."

@@ -75,6 +75,10 @@ def _whole(facts: ClusterFacts) -> Iterator[Finding]:
             f"nothing is confirmed: no leader is known, and {up} of {len(voters)} voters are seen from here"
         )
         yield Finding("no-leader", CLUSTER, text)
+    elif all(member.is_drained for member in voters if member.is_up and member.standing in (None, "voter")):
+        drained = ", ".join(member.name for member in voters if member.is_up and member.is_drained)
+        text = f"no client can connect: of the nodes that are up, all are under maintenance ({drained})"
+        yield Finding("nobody-serves", CLUSTER, text)
     if len(voters) < FEW:
         text = f"it has {number(len(voters), 'voter')}: if one is lost, nothing is confirmed any more"
         yield Finding("members-few", CLUSTER, text)
