@@ -639,7 +639,8 @@ class Node:
             maintained = f"the node is under maintenance; `qq revive {self.config.name}` ends it"
             return f"{maintained}; {unable}" if unable else maintained
         if unable is None and not self._is_serving:
-            return "the node is catching up with the cluster"
+            short = ", and its disk has no space for what it lacks" if self.group.alarms.lacks_space else ""
+            return f"the node is catching up with the cluster{short}"
         return unable
 
     def _why_unable(self) -> str | None:

@@ -9,13 +9,20 @@ Law: whatever is refused has changed nothing.
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from functools import partial
 from random import SystemRandom
 from shutil import rmtree
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cluster.backup import BadBackup, check, read_contents
-from cluster.configuration import PeerAddress, Versions, configuration_time_ms, is_configuration
+from cluster.configuration import (
+    PeerAddress,
+    Versions,
+    configuration_time_ms,
+    is_configuration,
+    read_configuration,
+)
 from cluster.directory import REMOVED
 from cluster.entry import entry_time_ms, is_regular
 from cluster.identity import ForeignDirectory, Identity, Owner
@@ -36,7 +43,7 @@ from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use, make_directory
 from cluster.state import GroupState
-from qq.cli.archive import opened
+from qq.cli.archive import is_backup, opened
 from qq.cli.backup import describe
 from qq.cli.inspect import describe_state, describe_time, find_group
 from qq.cli.launch import load_settings
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.backup import Contents
+    from cluster.configuration import Configuration
     from cluster.new_cluster import NewCluster
     from cluster.ports import Disk
     from qq.config import NodeConfig
@@ -164,6 +172,10 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
 
     Exit status 1 if nothing was done; raises CommandError.
     """
+    if is_backup(directory):
+        raise CommandError(
+            f"{directory}: is no data directory; of a backup, `qq restore` begins a new cluster"
+        )
     with _explained(str(directory)):
         group = find_group(directory)
         data_dir = group.parent.parent
@@ -223,7 +235,9 @@ def _look_at(group: Path) -> _Survivor:
     newest = _newest_configuration(disk, committed.number + 1 if committed else 0) or known
     member = newest and newest.member(identity.owner.node)
     had_vote = newest is None or (member is not None and member.is_voter)
-    return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms, was_removed, had_vote)
+    return _Survivor(
+        identity, standing, committed, last_index, last_term, last_time_ms, was_removed, had_vote
+    )
 
 
 def _newest_configuration(disk: Disk, first_index: int) -> Configuration | None:
