@@ -54,7 +54,7 @@ class _Kind:
         self.since_s = -_INTERVAL_S
         self.lines = 0
         self.left_out = 0
-        self._repeats: dict[str, _Repeat] = {}
+        self._repeats: dict[str, _WrittenLine] = {}
 
     def is_due(self, text: str, now_s: float) -> bool:
         """Whether this line may be written, as far as it was written before. It is noted that there is cause to."""
@@ -67,7 +67,7 @@ class _Kind:
         return now_s - repeat.written_s >= repeat.interval_s
 
     def written(self, text: str, now_s: float) -> None:
-        repeat = self._repeats.pop(text, None) or _Repeat(now_s)
+        repeat = self._repeats.pop(text, None) or _WrittenLine(now_s)
         repeat.interval_s = min(2 * repeat.interval_s, _REPEAT_INTERVAL_S)
         repeat.written_s = now_s
         self._repeats[text] = repeat
@@ -75,7 +75,7 @@ class _Kind:
             del self._repeats[next(iter(self._repeats))]
 
 
-class _Repeat:
+class _WrittenLine:
     """A line that was written."""
 
     def __init__(self, now_s: float) -> None:

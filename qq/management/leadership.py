@@ -68,7 +68,7 @@ class LeadershipTransfers:
         raise Unavailable(f"{what}; {group.leader or 'nobody'} leads; try again")
 
     async def _check_possible(self, former: str, to: str | None) -> None:
-        """Raise RequestRefused if this node, or if none is named nobody, could not lead in place of the former leader."""
+        """Raise RequestRefused if the former leader leads on: this node, or any if none is named, could not lead."""
         group = self._cluster
         if to is not None:
             self._check_member(to)
