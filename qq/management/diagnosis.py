@@ -1,7 +1,7 @@
 """What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
 
-With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked adds what the
-other nodes have found of themselves, and what all of them show together.
+With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked judges the members
+once more, as they are now, and adds what the other nodes have found of themselves, and what all of them show together.
 
 Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
 how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
@@ -59,31 +59,29 @@ class Diagnoses:
         self._vitals = NodeVitals(broker, group, own, clients)
         self._since = Since()
         self._own_findings: list[Finding] = []
-        self._seen_findings: list[Finding] = []
-        """Those of the members and the queues."""
         others.tell(TOPIC, self._tell_diagnosis)
 
     async def diagnose(self) -> None:
         """Judge what this node knows by itself; to be called with each sample."""
         await self._vitals.sample()
         self._queues.queue_watch.commit_s = self._vitals.commit_s
+        own = findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000)
+        self._own_findings = self._since.note(own, self._group.time_ms())
+        self._of_members()  # since when there is what is found, though nobody asks
+
+    def _of_members(self) -> list[Finding]:
+        """What is found of the members now."""
         now_ms = self._group.time_ms()
-        own = list(findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000))
-        members = list(findings_of_members(self._cluster_facts()))
-        noted = self._since.note([*own, *members], now_ms)
-        self._own_findings = noted[: len(own)]
-        queues = self._queues
-        self._seen_findings = [
-            *(_judged(finding, now_ms) for finding in noted[len(own) :]),
-            *queues.queue_watch.findings,
-            *queues.held_watch.findings,
-        ]
+        noted = self._since.note(findings_of_members(self._cluster_facts()), now_ms)
+        return [_judged(finding, now_ms) for finding in noted]
 
     async def diagnosis(self) -> Diagnosis:
         """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
         told = await self._others.told_by_all(TOPIC)
         vitals = {self._diagnosed.name: self._vitals.vitals()}
-        findings = [*self._own_findings, *self._seen_findings]
+        queues = self._queues
+        findings = [*self._own_findings, *self._of_members()]
+        findings += [*queues.queue_watch.findings, *queues.held_watch.findings]
         up = {member.name for member in self._cluster_facts().members if member.is_up}
         for name, answer in told.items():
             parts = _in(answer)
