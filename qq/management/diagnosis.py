@@ -1,7 +1,7 @@
 """What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
 
-With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked judges the members
-once more, as they are now, and adds what the other nodes have found of themselves, and what all of them show together.
+With each sample a node judges itself, the members and the queues, from what it knows. Whoever is asked judges the
+members once more, as they are now, and adds what the other nodes have found of themselves, and what all of them show.
 
 Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
 how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
