@@ -23,7 +23,6 @@ from cluster.handshake import (
     SecondProcessError,
     Terms,
     UnknownNodeError,
-    disagreement,
 )
 
 if TYPE_CHECKING:
@@ -148,8 +147,6 @@ class KnownMembers:
         """
         if peer == self._name:
             return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
-        if (error := disagreement(self.terms, peer, terms)) is not None:
-            return error  # this node has joined a cluster since the handshake began
         if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
         if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:

@@ -52,6 +52,7 @@ from cluster.handshake import (
     UnknownNodeError,
     VersionMismatchError,
     WrongSecretError,
+    disagreement,
 )
 from cluster.host_names import HostNames
 from cluster.known_members import KnownMembers, Link
@@ -622,7 +623,9 @@ class PeerLinks:
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Why a node that knows the secret gets no connection under this name; None if it gets one."""
-        error = self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        # This node may have joined a cluster since the handshake began.
+        error = disagreement(self._known.terms, peer, terms)
+        error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
         if len(self._links.keys() - self._known.addresses.keys()) < self._limits.guests_max:

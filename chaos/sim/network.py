@@ -487,6 +487,10 @@ class Network:
             for one, other in ((acceptor, dialler), (dialler, acceptor))
         )
 
+    def _still_agree(self, links: SimulatedLinks, peer: str, terms: Terms) -> bool:
+        """Whether what the peer has told fits what this process would tell now."""
+        return disagreement(links.known.terms, peer, terms) is None
+
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
         connection = LinkEpoch(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
         connection.protocol = min(dialler.speaks, acceptor.speaks)
@@ -523,8 +527,9 @@ class Network:
             return
         peer = _other(connection, links.name)
         dialled_here = links.name == connection.dialler
-        link = self._link_of(links, peer)
-        if links.known.judge(peer, connection.terms[peer], link, dialled_here=dialled_here) is not None:
+        terms, link = connection.terms[peer], self._link_of(links, peer)
+        is_welcome = links.known.judge(peer, terms, link, dialled_here=dialled_here) is None
+        if not (is_welcome and self._still_agree(links, peer, terms)):
             self._shut(connection, links.name)
             if connection.ends[peer] is End.OPEN:
                 self._end_stream(connection, links.name)
