@@ -47,6 +47,7 @@ from cluster.handshake import (
     HandshakeError,
     OtherMembersError,
     RejectedError,
+    SecondProcessError,
     Terms,
     TooManyGuestsError,
     UnknownNodeError,
@@ -87,6 +88,10 @@ _ABSENT_AFTER_S = 1.0
 # For so many nodes it is remembered what was logged of them; there are never so many that mean well.
 _TOLD_MAX = 256
 
+# Another process that calls itself as a linked peer tries each second. After the loss of a host, the next life of its
+# process is refused, too, but not for so long (`known_members._GONE_AFTER_S`).
+_TWICE_AFTER_S = 5.0
+
 # A link that ends so soon is one that the other side did not want.
 _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
@@ -97,6 +102,16 @@ class PeerTls(NamedTuple):
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+
+class _Span(NamedTuple):
+    """From when to when something has happened again and again."""
+
+    first_s: float
+    last_s: float
+
+    def goes_on(self, now_s: float) -> bool:
+        return now_s - self.last_s < _TWICE_AFTER_S
 
 
 class PeerLinks:
@@ -156,6 +171,8 @@ class PeerLinks:
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
         self._brief: dict[str, int] = {}
         """The peers whose links end as soon as they have begun, and how often in a row they did."""
+        self._twice: dict[str, _Span] = {}
+        """When other processes were refused that call themselves as a linked peer."""
         self._refusals: dict[Address, str] = {}
         """Why the last attempt to join at each seed came to nothing."""
 
@@ -248,6 +265,12 @@ class PeerLinks:
         """Why there is no link with this member, for another reason than that nobody listens there; else None."""
         reasons = self._told.get(peer)
         return reasons[-1] if reasons and peer not in self._links else None
+
+    def is_twice(self, peer: str) -> bool:
+        """Whether another process than the linked one goes on calling itself by the name of this peer."""
+        span = self._twice.get(peer)
+        now_s = asyncio.get_running_loop().time()
+        return span is not None and span.goes_on(now_s) and now_s - span.first_s >= _TWICE_AFTER_S
 
     # The port.
 
@@ -626,6 +649,8 @@ class PeerLinks:
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
         error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        if isinstance(error, SecondProcessError):
+            self._note_second(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
         if len(self._links.keys() - self._known.addresses.keys()) < self._limits.guests_max:
@@ -633,6 +658,12 @@ class PeerLinks:
         return TooManyGuestsError(
             f"node {peer!r} is no member, and {self._limits.guests_max} nodes are connected that are none, either"
         )
+
+    def _note_second(self, peer: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._twice = {name: span for name, span in self._twice.items() if span.goes_on(now_s)}
+        before = self._twice.get(peer)
+        self._twice[peer] = _Span(before.first_s if before else now_s, now_s)
 
     def _link_of(self, peer: str) -> Link | None:
         connection = self._links.get(peer)

@@ -547,6 +547,7 @@ class Node:
             settings=config.shown(),
             common_settings=config.common(),
             why_apart_from=self.links.why_apart_from,
+            is_twice=self.links.is_twice,
         )
 
     def _listeners(self) -> list[Listener]:

@@ -66,6 +66,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "node-tells-nothing": _info(
         "If it is not of an older release, look whether it is overloaded or stopped."
     ),
+    "name-twice": _warning(
+        "Stop the one that should not be: a copy of a data directory must never be started."
+    ),
     "node-behind": _warning("Look at its disk, its processor and the network to it."),
     "node-under-repair": _warning("Wait until the others have sent it everything; do not stop another node."),
     "link-missing": _warning("Look at the network between them, and at their secrets."),

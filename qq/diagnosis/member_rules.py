@@ -43,6 +43,8 @@ class MemberFacts(NamedTuple):
     disk_hangs: bool = False
     why_apart: str | None = None
     """Why the node that is asked has no link with it, if it knows that."""
+    is_twice: bool = False
+    """Whether another process calls itself by its name, too, as the node that is asked sees it."""
 
 
 class ClusterFacts(NamedTuple):
@@ -110,6 +112,8 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
+    if member.is_twice:
+        yield Finding("name-twice", node, "another process, which is refused, calls itself by its name, too")
     if member.disk_hangs:
         yield Finding(
             "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"

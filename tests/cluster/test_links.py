@@ -776,6 +776,34 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
     )
 
 
+def test_it_is_known_that_a_second_process_of_a_name_goes_on_trying(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
+    monkeypatch.setattr(links_module, "_TWICE_AFTER_S", 0.3)
+
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+
+        async def second() -> None:
+            first.send(framed(b"here"))
+            with pytest.raises(RejectedError, match="another process with this node's name"):
+                await impersonate("n1", node, b"second of the na")
+
+        async with started({"n2": node}):
+            first = await impersonate("n1", node, b"first of that na")
+            await until(lambda: node.links.connected("n1"))
+            await second()
+            assert not node.links.is_twice("n1"), "it may be the next life of one whose host is lost"
+            while not node.links.is_twice("n1"):  # else the time of the test is over
+                await asyncio.sleep(0.05)
+                await second()
+            await until(lambda: not node.links.is_twice("n1"))
+            first.writer.close()
+
+    run(story())
+
+
 def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,11 @@ def test_three_members_that_are_there_are_well() -> None:
             "disk-slow",
             "its disk does not come to the end of a write, so it acknowledges nothing",
         ),
+        (
+            {"is_twice": True},
+            "name-twice",
+            "another process, which is refused, calls itself by its name, too",
+        ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
         ({"clock_offset_ms": -86_400_000}, "clock-off", "its clock is 86400.0 s behind the cluster's time"),

@@ -334,6 +334,7 @@ class MachineManagement(Management):
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
+            is_twice=lambda _: False,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()
