@@ -52,6 +52,10 @@ class Link(NamedTuple):
     silent_s: float
     """How many seconds ago the node last said anything."""
 
+    @property
+    def works(self) -> bool:
+        return self.silent_s < _SILENT_AFTER_S
+
 
 class KnownMembers:
     """The members of a cluster as one of them knows them."""
@@ -166,6 +170,6 @@ class KnownMembers:
             )
         # The one that dials first replaces a connection of the other one, never the other way round: else two that
         # dial at the same time would end each other's connection again and again.
-        if self.dials_first(peer) != dialled_here and link.silent_s < _SILENT_AFTER_S:
+        if self.dials_first(peer) != dialled_here and link.works:
             return AlreadyLinkedError(f"node {peer!r} is connected already")
         return None

@@ -454,8 +454,11 @@ class PeerLinks:
         """Have a link with the node of this name, which is to listen there; as a guest if it is no member.
 
         Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
-        that node which listens there.
+        that node which listens there. A link that works and leads there stays: this may be asked every second.
         """
+        link = self._link_of(peer)
+        if link is not None and link.works and self._links[peer].dialled == place:
+            return self.peer_id(peer)
         try:
             await self._dial(peer, place)
         except HandshakeError as error:
@@ -576,7 +579,7 @@ class PeerLinks:
         handshake = DiallerHandshake(
             self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), judge, version
         )
-        connection = PeerConnection(self, handshake, self._limits)
+        connection = PeerConnection(self, handshake, self._limits, dialled=address)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
                 sock = await connect(self._names, host, port)

@@ -6,8 +6,8 @@ import pytest
 
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configurations import Configurations
-from cluster.handshake import NO_ID, UNNAMED, Terms
-from cluster.known_members import KnownMembers
+from cluster.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
+from cluster.known_members import KnownMembers, Link
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
 IN_FILE = {"n1": IN_LOG["n1"], "n2": PeerAddress("n2.file", 25672), "n9": PeerAddress("n9.file", 25672)}
@@ -84,3 +84,16 @@ def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None
     assert members.configure(ids["n1"], Configurations(joined), told) == ["guest"]
     # A guest that comes later has been told which cluster this is, and may wait for as long as it takes.
     assert members.configure(ids["n1"], Configurations(joined), told) == []
+
+
+@pytest.mark.parametrize(("silent_s", "is_kept"), [(1.3, True), (2.5, False)])
+def test_a_guest_whose_status_comes_a_little_late_keeps_its_connection(
+    silent_s: float, is_kept: bool
+) -> None:
+    """It hears and says nothing else, so whoever waits for it to be added had it connected anew each second."""
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
+    members.configure(b"n1", Configurations(configuration), {})
+    guest = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
+    again = members.judge("n4", guest, Link(guest.process, silent_s), dialled_here=False)
+    assert isinstance(again, AlreadyLinkedError) == is_kept
