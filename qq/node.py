@@ -647,12 +647,13 @@ class Node:
     def _why_unable(self) -> str | None:
         """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
         under_repair = self.group.own_status.flaw()
+        apart = self.links.why_apart
+        missing = f"no connection with {apart}" if apart else None
         if under_repair is not None:
-            return self.links.why_not_joined or under_repair
+            # A new directory that was told of one cluster is refused by those of another one, until its next start.
+            return self.links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self.group.leader is None:
-            apart = self.links.why_apart
-            why = f"no connection with {apart}" if apart else "fewer than a majority of the nodes are up"
-            return f"no leader is known: {why}"
+            return f"no leader is known: {missing or 'fewer than a majority of the nodes are up'}"
         return self.group.statuses.why_nothing_is_stored()
 
     @property
