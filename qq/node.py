@@ -207,6 +207,7 @@ class Node:
             )
             self.broker.logins.verifier = self._tokens
             self._maintenance = ClientDrain(self.group, self.broker, config.limits.drain_grace_s)
+            self._tell_beginning()
             self.group.start(self.broker)
         except RemovedFromCluster as error:
             raise RemovedError(f"{config.data_dir}: {error}") from error
@@ -480,6 +481,16 @@ class Node:
     def _read_log(self) -> Group:
         with garbage.none_expected():
             return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
+
+    def _tell_beginning(self) -> None:
+        """Log that this node begins a cluster of its own, which may not be meant: it may have lost its disk."""
+        config = self.config
+        is_new = self.group.last_index <= 1  # every log begins with one entry
+        if is_new and len(config.nodes) == 1 and not config.join:
+            log.info(
+                "the data directory is new, and [[nodes]] lists no other node: this node begins a cluster of its own; "
+                "to join one, it needs `join`"
+            )
 
     def _tell_differences(self) -> None:
         """Log in which members the configuration differs from the log, which counts."""

@@ -328,3 +328,13 @@ def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
     group = SimpleNamespace(own_status=SimpleNamespace(flaw=lambda: under_repair), leader=None)
     serving: Any = SimpleNamespace(links=links, group=group)
     assert node.Node._why_unable(serving) == why
+
+
+def test_a_node_that_begins_a_cluster_of_its_own_says_so_once(tmp_path: Path) -> None:
+    """It may be one that has lost its disk, and whose file does not say any more which cluster it was of."""
+    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+        [only] = cluster.nodes
+        only.stop()
+        only.start()
+        only.wait_ready()
+        assert only.log.read_text().count("this node begins a cluster of its own") == 1
