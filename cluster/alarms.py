@@ -28,6 +28,9 @@ class Alarms:
         self.active = Alarm(0)
         """What this node, or more than a minority, was low on at the last `look`; empty if publishers need not wait."""
         self.low_on_memory = False
+        self.lacks_space = False
+        """Whether there was no space for a snapshot that this node needs. What came of it is removed again, so there is
+        more free on its disk than when that was found."""
         self._configurations = configurations
         self._peers = peers
         self._space = space
@@ -39,7 +42,7 @@ class Alarms:
 
     def own(self, now_s: float) -> Alarm:
         """What this node itself is low on."""
-        disk = Alarm.DISK if self._space.is_low(now_s) else _NONE
+        disk = Alarm.DISK if self.lacks_space or self._space.is_low(now_s) else _NONE
         return disk | Alarm.MEMORY if self.low_on_memory else disk
 
     def look(self, now_s: float) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cluster.handshake import Terms
     from cluster.ports import Buffer
+    from cluster.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,15 @@ class ConnectionEvents(Protocol):
 class PeerConnection(asyncio.BufferedProtocol):
     """One TCP connection: first the handshake, then frames. Never used for a second one."""
 
-    def __init__(self, epochs: ConnectionEvents, handshake: Handshake, limits: LinkLimits) -> None:
+    def __init__(
+        self,
+        epochs: ConnectionEvents,
+        handshake: Handshake,
+        limits: LinkLimits,
+        dialled: Address | None = None,
+    ) -> None:
+        self.dialled = dialled
+        """Where the other side listens, if it was dialled from here."""
         self.congested = False
         """Whether more than the high water was queued, and has not fallen below the low water since."""
         self.gone = asyncio.Event()

@@ -105,10 +105,15 @@ def why_no_leader(membership: Membership, known: Known) -> str:
 
 def why_not_lead(name: str, known: Known) -> str | None:
     """Why leadership should not go to this member; None if it may."""
+    return why_short(name, known) or why_cannot_lead(name, known) or flaw(name, known)
+
+
+def why_short(name: str, known: Known) -> str | None:
+    """Why this member may soon store nothing, or cannot be given what it lacks; None if it has space."""
     status = known.get(name)
     if status is not None and status.alarm & Alarm.DISK:
         return f"{name} is low on disk (make room on it)"
-    return why_cannot_lead(name, known) or flaw(name, known)
+    return None
 
 
 def why_not_all(name: str, membership: Membership, known: Known) -> str | None:

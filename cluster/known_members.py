@@ -39,8 +39,9 @@ _PATIENCE_S = 1.5
 # process that now has its name is its next life.
 _GONE_AFTER_S = 3.0
 
-# Ten heartbeats of a leader. A connection that has been silent for so long may be one that the other side has lost.
-_SILENT_AFTER_S = 1.0
+# A connection that has been silent for so long may be one that the other side has lost. A guest hears nothing but what
+# its peer tells of its state every second, which may come late.
+_SILENT_AFTER_S = 2.0
 
 
 class Link(NamedTuple):
@@ -50,6 +51,10 @@ class Link(NamedTuple):
     """The process at the other end."""
     silent_s: float
     """How many seconds ago the node last said anything."""
+
+    @property
+    def works(self) -> bool:
+        return self.silent_s < _SILENT_AFTER_S
 
 
 class KnownMembers:
@@ -89,8 +94,16 @@ class KnownMembers:
         listed = self._listed.get(peer, address)
         return (address,) if listed == address else (address, listed)
 
-    def configure(self, own_id: bytes, configurations: Configurations) -> None:
-        """Go by these configurations of the log from now on; `own_id` is that of this node's data directory."""
+    def configure(
+        self, own_id: bytes, configurations: Configurations, linked: Mapping[str, Terms]
+    ) -> list[str]:
+        """Go by these configurations of the log from now on; `own_id` is that of this node's data directory.
+
+        `linked` is what each linked node has told when the connection was made. Returns which of these connections have
+        to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, whose leader
+        would have this node give up what it acknowledges now. One that has not joined any connects anew.
+        """
+        was_named = self.terms.is_named
         newest = configurations.newest
         # As long as nobody knows a cluster, what counts is the list in each node's file.
         names = configurations.committed.membership.members
@@ -104,6 +117,17 @@ class KnownMembers:
             for name, member in configurations.known.items()
             if name != self._name
         }
+        has_joined = self.terms.is_named and not was_named
+
+        def may_be_of_another(peer: str, terms: Terms) -> bool:
+            member = configurations.known.get(peer)
+            return not terms.is_named and (member is None or member.id not in (None, terms.member))
+
+        return [
+            peer
+            for peer, terms in linked.items()
+            if terms.is_foreign_to(self.terms) or (has_joined and may_be_of_another(peer, terms))
+        ]
 
     @property
     def seeks_members(self) -> bool:
@@ -146,6 +170,6 @@ class KnownMembers:
             )
         # The one that dials first replaces a connection of the other one, never the other way round: else two that
         # dial at the same time would end each other's connection again and again.
-        if self.dials_first(peer) != dialled_here and link.silent_s < _SILENT_AFTER_S:
+        if self.dials_first(peer) != dialled_here and link.works:
             return AlreadyLinkedError(f"node {peer!r} is connected already")
         return None

@@ -47,11 +47,13 @@ from cluster.handshake import (
     HandshakeError,
     OtherMembersError,
     RejectedError,
+    SecondProcessError,
     Terms,
     TooManyGuestsError,
     UnknownNodeError,
     VersionMismatchError,
     WrongSecretError,
+    disagreement,
 )
 from cluster.host_names import HostNames
 from cluster.known_members import KnownMembers, Link
@@ -86,6 +88,10 @@ _ABSENT_AFTER_S = 1.0
 # For so many nodes it is remembered what was logged of them; there are never so many that mean well.
 _TOLD_MAX = 256
 
+# Another process that calls itself as a linked peer tries each second. After the loss of a host, the next life of its
+# process is refused, too, but not for so long (`known_members._GONE_AFTER_S`).
+_TWICE_AFTER_S = 5.0
+
 # A link that ends so soon is one that the other side did not want.
 _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
@@ -96,6 +102,16 @@ class PeerTls(NamedTuple):
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+
+class _Span(NamedTuple):
+    """From when to when something has happened again and again."""
+
+    first_s: float
+    last_s: float
+
+    def goes_on(self, now_s: float) -> bool:
+        return now_s - self.last_s < _TWICE_AFTER_S
 
 
 class PeerLinks:
@@ -155,6 +171,8 @@ class PeerLinks:
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
         self._brief: dict[str, int] = {}
         """The peers whose links end as soon as they have begun, and how often in a row they did."""
+        self._twice: dict[str, _Span] = {}
+        """When other processes were refused that call themselves as a linked peer."""
         self._refusals: dict[Address, str] = {}
         """Why the last attempt to join at each seed came to nothing."""
 
@@ -248,22 +266,24 @@ class PeerLinks:
         reasons = self._told.get(peer)
         return reasons[-1] if reasons and peer not in self._links else None
 
+    def is_twice(self, peer: str) -> bool:
+        """Whether another process than the linked one goes on calling itself by the name of this peer."""
+        span = self._twice.get(peer)
+        now_s = asyncio.get_running_loop().time()
+        return span is not None and span.goes_on(now_s) and now_s - span.first_s >= _TWICE_AFTER_S
+
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         """Look for the members, and for nobody else any more. One that has moved is dialled at its new address.
 
-        When this node gets to know its cluster, it hears nobody of another one any more: as long as it was new, it was
-        let in by both, and the leader of the other one would have it give up what it acknowledges now.
+        When this node gets to know its cluster, it hears nobody any more who may be of another one.
         """
         before = self._known.addresses.keys()
-        self._known.configure(member_id, configurations)
-        for connection in self._links.values():
-            if self._terms_of(connection).is_foreign_to(self._known.terms):
-                log.warning(
-                    "dropped the connection of peer %s: it belongs to another cluster", connection.peer
-                )
-                connection.abort()
+        linked = {peer: self._terms_of(connection) for peer, connection in self._links.items()}
+        for peer in self._known.configure(member_id, configurations, linked):
+            log.warning("dropped the connection of peer %s: it is no member of this node's cluster", peer)
+            self._links[peer].abort()
         now = self._known.addresses.keys()
         for peer in before - now:
             self._look_no_more(peer)
@@ -434,8 +454,11 @@ class PeerLinks:
         """Have a link with the node of this name, which is to listen there; as a guest if it is no member.
 
         Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
-        that node which listens there.
+        that node which listens there. A link that works and leads there stays: this may be asked every second.
         """
+        link = self._link_of(peer)
+        if link is not None and link.works and self._links[peer].dialled == place:
+            return self.peer_id(peer)
         try:
             await self._dial(peer, place)
         except HandshakeError as error:
@@ -498,7 +521,10 @@ class PeerLinks:
             if _cause(error) is VersionMismatchError:
                 reason += "; a node of release 0.1 lets no new members in"
             elif isinstance(error, OtherMembersError):
-                reason = "the cluster there cannot be joined before all of its members run this release"
+                reason = (
+                    "the node there is of no cluster that can be joined: it waits for one, as this node does, or not "
+                    "all members of its cluster run this release"
+                )
             self._refusals[seed] = reason
             self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
             return ""
@@ -553,7 +579,7 @@ class PeerLinks:
         handshake = DiallerHandshake(
             self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), judge, version
         )
-        connection = PeerConnection(self, handshake, self._limits)
+        connection = PeerConnection(self, handshake, self._limits, dialled=address)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
                 sock = await connect(self._names, host, port)
@@ -623,7 +649,11 @@ class PeerLinks:
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Why a node that knows the secret gets no connection under this name; None if it gets one."""
-        error = self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        # This node may have joined a cluster since the handshake began.
+        error = disagreement(self._known.terms, peer, terms)
+        error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        if isinstance(error, SecondProcessError):
+            self._note_second(peer)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
         if len(self._links.keys() - self._known.addresses.keys()) < self._limits.guests_max:
@@ -631,6 +661,12 @@ class PeerLinks:
         return TooManyGuestsError(
             f"node {peer!r} is no member, and {self._limits.guests_max} nodes are connected that are none, either"
         )
+
+    def _note_second(self, peer: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._twice = {name: span for name, span in self._twice.items() if span.goes_on(now_s)}
+        before = self._twice.get(peer)
+        self._twice[peer] = _Span(before.first_s if before else now_s, now_s)
 
     def _link_of(self, peer: str) -> Link | None:
         connection = self._links.get(peer)

@@ -76,6 +76,7 @@ class Shortage:
     def look(self) -> None:
         """Find out what is short, and do what follows."""
         now_s = self._runtime.monotonic()
+        self._alarms.lacks_space = self._taker.lacks_space
         self._housekeeping.is_space_scarce = bool(self._alarms.own(now_s) & Alarm.DISK)
         if self._alarms.look(now_s):
             reason = self._alarms.reason
@@ -87,7 +88,7 @@ class Shortage:
             self._submit_nothing()
         if self._engine.journal.full:
             self._try_full_disk(now_s)
-        if not (self._engine.journal.full or self._taker.lacks_space):
+        if not (self._engine.journal.full or self._alarms.lacks_space):
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s

@@ -22,6 +22,7 @@ from cluster.fitness import (
     why_not_all,
     why_not_lead,
     why_nothing_is_stored,
+    why_short,
 )
 from cluster.peers import MemberStatus, member_status
 
@@ -98,6 +99,10 @@ class Statuses:
         if name not in membership.voters:
             return f"{name} does not vote (wait until it has the log)"
         return why_not_lead(name, known) or why_not_all(name, membership, known)
+
+    def why_short(self, name: str) -> str | None:
+        """Why this member may soon store nothing, or cannot be given what it lacks; None if it has space."""
+        return why_short(name, self.known())
 
     def why_not_there(self, name: str) -> str | None:
         """Why this member does not count as one that goes on, and what to do about it; None if it counts."""

@@ -315,6 +315,14 @@ _MAY_BE_ZERO = (
     "connection_publish_bytes_per_s",
 )
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
+_OF_THE_CLUSTER = (
+    "replace_emptied",
+    "finish_upgrades",
+    # A leader has to send its heartbeats before any other node suspects it.
+    "election_timeout_min_s",
+    "election_timeout_max_s",
+    "heartbeat_s",
+)
 _LEAST = {
     "frame_max": 4096,  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
     "catch_up_bytes_per_s": 16 * 1024 * 1024,  # with each heartbeat goes a slice of the log in any case
@@ -405,6 +413,7 @@ class NodeConfig:
         """
         password = blake2b(self.default_password.encode(), digest_size=2).hexdigest()
         return {
+            **{f"[cluster] {key}": str(getattr(self, key)) for key in _OF_THE_CLUSTER},
             **dict(_shown(self.limits, "[limits] ")),
             "[users] default_user": self.default_user,
             "[users] default_password": password,

@@ -207,6 +207,7 @@ class Node:
             )
             self.broker.logins.verifier = self._tokens
             self._maintenance = ClientDrain(self.group, self.broker, config.limits.drain_grace_s)
+            self._tell_beginning()
             self.group.start(self.broker)
         except RemovedFromCluster as error:
             raise RemovedError(f"{config.data_dir}: {error}") from error
@@ -481,6 +482,16 @@ class Node:
         with garbage.none_expected():
             return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
 
+    def _tell_beginning(self) -> None:
+        """Log that this node begins a cluster of its own, which may not be meant: it may have lost its disk."""
+        config = self.config
+        is_new = self.group.last_index <= 1  # every log begins with one entry
+        if is_new and len(config.nodes) == 1 and not config.join:
+            log.info(
+                "the data directory is new, and [[nodes]] lists no other node: this node begins a cluster of its own; "
+                "to join one, it needs `join`"
+            )
+
     def _tell_differences(self) -> None:
         """Log in which members the configuration differs from the log, which counts."""
         config, agreed = self.config, self.group.configurations.newest
@@ -547,6 +558,7 @@ class Node:
             settings=config.shown(),
             common_settings=config.common(),
             why_apart_from=self.links.why_apart_from,
+            is_twice=self.links.is_twice,
         )
 
     def _listeners(self) -> list[Listener]:
@@ -639,18 +651,20 @@ class Node:
             maintained = f"the node is under maintenance; `qq revive {self.config.name}` ends it"
             return f"{maintained}; {unable}" if unable else maintained
         if unable is None and not self._is_serving:
-            return "the node is catching up with the cluster"
+            short = ", and its disk has no space for what it lacks" if self.group.alarms.lacks_space else ""
+            return f"the node is catching up with the cluster{short}"
         return unable
 
     def _why_unable(self) -> str | None:
         """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
         under_repair = self.group.own_status.flaw()
+        apart = self.links.why_apart
+        missing = f"no connection with {apart}" if apart else None
         if under_repair is not None:
-            return self.links.why_not_joined or under_repair
+            # A new directory that was told of one cluster is refused by those of another one, until its next start.
+            return self.links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self.group.leader is None:
-            apart = self.links.why_apart
-            why = f"no connection with {apart}" if apart else "fewer than a majority of the nodes are up"
-            return f"no leader is known: {why}"
+            return f"no leader is known: {missing or 'fewer than a majority of the nodes are up'}"
         return self.group.statuses.why_nothing_is_stored()
 
     @property

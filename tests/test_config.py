@@ -447,8 +447,14 @@ def test_what_all_nodes_should_have_alike_tells_passwords_apart_and_not_what_the
     file.write_text(GOOD)
     first = load(file, {}).common()
     assert first["[limits] frame_max"] == "131072"
-    second = load(file, {"QQ_USERS_DEFAULT_PASSWORD": "other", "QQ_LIMITS_FRAME_MAX": "4096"}).common()
+    others = {
+        "QQ_USERS_DEFAULT_PASSWORD": "other",
+        "QQ_LIMITS_FRAME_MAX": "4096",
+        "QQ_CLUSTER_HEARTBEAT_S": "0.3",
+    }
+    second = load(file, others).common()
     assert {name for name in first if first[name] != second[name]} == {
+        "[cluster] heartbeat_s",
         "[limits] frame_max",
         "[users] default_password",
     }

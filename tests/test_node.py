@@ -309,3 +309,32 @@ def test_a_node_that_reads_something_damaged_is_repaired_while_it_runs(
         starts = [line for line in member.log.read_text().splitlines() if " starts anew: " in line]
         assert len(starts) == 1
         assert segment.name in starts[0]
+
+
+@pytest.mark.parametrize(
+    ("under_repair", "apart", "why"),
+    [
+        ("it is new", None, "it is new"),
+        ("it is new", "n2 (of another cluster)", "it is new; no connection with n2 (of another cluster)"),
+        (None, "n2 (cut)", "no leader is known: no connection with n2 (cut)"),
+        (None, None, "no leader is known: fewer than a majority of the nodes are up"),
+    ],
+)
+def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
+    under_repair: str | None, apart: str | None, why: str
+) -> None:
+    """One with a new directory that was told of a cluster which is gone has to be started again to join another."""
+    links = SimpleNamespace(why_not_joined=None, why_apart=apart)
+    group = SimpleNamespace(own_status=SimpleNamespace(flaw=lambda: under_repair), leader=None)
+    serving: Any = SimpleNamespace(links=links, group=group)
+    assert node.Node._why_unable(serving) == why
+
+
+def test_a_node_that_begins_a_cluster_of_its_own_says_so_once(tmp_path: Path) -> None:
+    """It may be one that has lost its disk, and whose file does not say any more which cluster it was of."""
+    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+        [only] = cluster.nodes
+        only.stop()
+        only.start()
+        only.wait_ready()
+        assert only.log.read_text().count("this node begins a cluster of its own") == 1

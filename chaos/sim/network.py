@@ -179,8 +179,8 @@ class SimulatedLinks:
         return (whom,) if self.known.seeks_members else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        self.known.configure(member_id, configurations)
-        self._network.configured(self)
+        linked = {peer: connection.terms[peer] for peer, connection in self.current.items()}
+        self._network.configured(self, self.known.configure(member_id, configurations, linked))
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         if group_id != GROUP or self.events is not None:
@@ -252,15 +252,15 @@ class Network:
             self._places[address] = Place(name, Host.UP)
         return links
 
-    def configured(self, links: SimulatedLinks) -> None:
+    def configured(self, links: SimulatedLinks, strangers: Sequence[str]) -> None:
         """Have a process dial the members that it knows, and the seeds as long as it does not know its cluster.
 
-        What it has of nodes of another cluster ends.
+        What it has of the `strangers` ends.
         """
-        for peer, connection in links.current.items():
-            if connection.terms[peer].is_foreign_to(links.known.terms):
-                connection.pipes[peer].frames.clear()
-                self._world.after(0.0, partial(self._close_end, connection, links.name))
+        for peer in strangers:
+            connection = links.current[peer]
+            connection.pipes[peer].frames.clear()
+            self._world.after(0.0, partial(self._close_end, connection, links.name))
         for whom in (*links.known.addresses, *links.seeds):
             if whom not in links.current:
                 self._dial_soon(links, whom)
@@ -487,6 +487,10 @@ class Network:
             for one, other in ((acceptor, dialler), (dialler, acceptor))
         )
 
+    def _still_agree(self, links: SimulatedLinks, peer: str, terms: Terms) -> bool:
+        """Whether what the peer has told fits what this process would tell now."""
+        return disagreement(links.known.terms, peer, terms) is None
+
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
         connection = LinkEpoch(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
         connection.protocol = min(dialler.speaks, acceptor.speaks)
@@ -523,8 +527,9 @@ class Network:
             return
         peer = _other(connection, links.name)
         dialled_here = links.name == connection.dialler
-        link = self._link_of(links, peer)
-        if links.known.judge(peer, connection.terms[peer], link, dialled_here=dialled_here) is not None:
+        terms, link = connection.terms[peer], self._link_of(links, peer)
+        is_welcome = links.known.judge(peer, terms, link, dialled_here=dialled_here) is None
+        if not (is_welcome and self._still_agree(links, peer, terms)):
             self._shut(connection, links.name)
             if connection.ends[peer] is End.OPEN:
                 self._end_stream(connection, links.name)

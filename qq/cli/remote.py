@@ -347,7 +347,9 @@ def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _is_silent(url: str, timeout_s: float) -> CommandError:
-    return CommandError(f"{url}: no answer within {timeout_s:.2g} s")
+    return CommandError(
+        f"{url}: no answer within {timeout_s:.2g} s; look at the node, or name another one with --url"
+    )
 
 
 def _is_broken_off(url: str, error: Exception) -> CommandError:

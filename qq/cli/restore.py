@@ -9,13 +9,20 @@ Law: whatever is refused has changed nothing.
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from functools import partial
 from random import SystemRandom
 from shutil import rmtree
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cluster.backup import BadBackup, check, read_contents
-from cluster.configuration import PeerAddress, Versions, configuration_time_ms, is_configuration
+from cluster.configuration import (
+    PeerAddress,
+    Versions,
+    configuration_time_ms,
+    is_configuration,
+    read_configuration,
+)
 from cluster.directory import REMOVED
 from cluster.entry import entry_time_ms, is_regular
 from cluster.identity import ForeignDirectory, Identity, Owner
@@ -36,7 +43,7 @@ from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use, make_directory
 from cluster.state import GroupState
-from qq.cli.archive import opened
+from qq.cli.archive import is_backup, opened
 from qq.cli.backup import describe
 from qq.cli.inspect import describe_state, describe_time, find_group
 from qq.cli.launch import load_settings
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.backup import Contents
+    from cluster.configuration import Configuration
     from cluster.new_cluster import NewCluster
     from cluster.ports import Disk
     from qq.config import NodeConfig
@@ -154,6 +162,9 @@ class _Survivor(NamedTuple):
     last_time_ms: int | None
     was_removed: bool
     """Whether the survivor has heard that it was removed from its cluster."""
+    had_vote: bool
+    """Whether it was a voter, as far as its log tells who the members are. A new member has none at first: then it need
+    not have what was confirmed."""
 
 
 def recover_survivor(directory: Path, *, is_sure: bool) -> int:
@@ -161,6 +172,10 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
 
     Exit status 1 if nothing was done; raises CommandError.
     """
+    if is_backup(directory):
+        raise CommandError(
+            f"{directory}: is no data directory; of a backup, `qq restore` begins a new cluster"
+        )
     with _explained(str(directory)):
         group = find_group(directory)
         data_dir = group.parent.parent
@@ -185,7 +200,8 @@ def _look_at(group: Path) -> _Survivor:
     identity, standing, last_index, committed = None, None, None, None
     was_removed = False
     problems: list[Problem] = []
-    for found in find_all(disk, "", _state_time, Versions(*QueueMachine.versions)):
+    states: list[GroupState] = []
+    for found in find_all(disk, "", partial(_state_time, states), Versions(*QueueMachine.versions)):
         if isinstance(found, Leftover) and found.path == REMOVED:
             was_removed = True
             continue
@@ -215,7 +231,22 @@ def _look_at(group: Path) -> _Survivor:
         raise CommandError(
             f"{group}: there is no log in it: take the directory of another survivor, or a backup"
         )
-    return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms, was_removed)
+    known = states[-1].configuration if committed else None
+    newest = _newest_configuration(disk, committed.number + 1 if committed else 0) or known
+    member = newest and newest.member(identity.owner.node)
+    had_vote = newest is None or (member is not None and member.is_voter)
+    return _Survivor(
+        identity, standing, committed, last_index, last_term, last_time_ms, was_removed, had_vote
+    )
+
+
+def _newest_configuration(disk: Disk, first_index: int) -> Configuration | None:
+    """Who the members are by the last entry that tells, of those from this index on."""
+    newest = None
+    for entry in entries(disk, "", first_index):
+        if isinstance(entry, EntryFound) and is_configuration(entry.payload):
+            newest = read_configuration(entry.payload)
+    return newest
 
 
 def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
@@ -229,10 +260,11 @@ def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
     return last_term, last_time_ms
 
 
-def _state_time(body: bytes) -> str:
-    """The cluster's time when a checkpoint was made; raises ValueError if this program cannot load its state."""
+def _state_time(states: list[GroupState], body: bytes) -> str:
+    """The cluster's time when a checkpoint was made, whose state is added; raises ValueError if it cannot be loaded."""
     state = GroupState(QueueMachine())
     state.load(body)
+    states.append(state)
     return describe_time(state.time_ms)
 
 
@@ -266,6 +298,8 @@ def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
     yield f"may be missing   what was confirmed to clients behind entry {survivor.last_index}{_since(survivor)}"
     if survivor.was_removed:
         yield "                 and more: this node was removed from its cluster, which may have gone on without it"
+    elif not survivor.had_vote:
+        yield "                 and more: this node was new, had no vote, and was being given the log; a voter has more"
     if survivor.standing is not Standing.VOTER:
         yield "                 and more: this node was itself being repaired; another survivor may have more"
 

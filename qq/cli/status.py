@@ -86,10 +86,13 @@ def judge(answer: dict[str, Any]) -> Health:
     if not is_majority(len(set(heard).difference(full, hanging)), len(voters)):
         why = f"the disks of {_names(full)} are full; " if full else ""
         return Health(False, f"nothing is confirmed: {why}{'; '.join(troubles)}")
-    if troubles:
-        return Health(False, f"not well: {'; '.join(troubles)}; {leader} leads")
     drained = [each["name"] for each in nodes if each["drained"]]
+    if set(heard) <= set(drained):
+        why = [*troubles, f"under maintenance: {_names(drained)} (`qq revive` ends that)"]
+        return Health(False, f"nobody serves clients: {'; '.join(why)}")
     note = f"; under maintenance: {_names(drained)}" if drained else ""
+    if troubles:
+        return Health(False, f"not well: {'; '.join(troubles)}; {leader} leads{note}")
     return Health(True, f"all well: {len(nodes)} of {len(nodes)} members, {leader} leads{note}")
 
 

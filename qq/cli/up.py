@@ -183,7 +183,7 @@ class _Cluster:
             status = await process.wait()
             del self._running[node.name]
             death = f"{node.name} (pid {process.pid}) {_death(status)}"
-            if not self._serves:
+            if not (self._serves or node.was_removed):
                 raise CommandError(f"{death} before the cluster was ready; see {node.log}")
             self._screen.say(death)
             if not self._restart or status == os.EX_CONFIG:  # which would end in the same way again
@@ -213,6 +213,7 @@ class _Cluster:
     async def _announce(self) -> None:
         """Wait until every node serves, then print it and write the file `cluster.json`."""
         await asyncio.gather(*map(self._until_ready, self._nodes))
+        self._nodes = [node for node in self._nodes if not node.was_removed]
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
         self._print_new_lines()  # what they have logged on the way comes before what we say of it
@@ -228,7 +229,7 @@ class _Cluster:
         clock = asyncio.get_running_loop()
         notice_at = clock.time() + _WAITING_NOTICE_S
         port = node.address.http_port
-        while (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
+        while not node.was_removed and (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
             if clock.time() >= notice_at:
                 self._screen.say(f"waiting for {node.name}: {reason}")
                 notice_at += _WAITING_NOTICE_S

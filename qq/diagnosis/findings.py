@@ -61,9 +61,13 @@ KINDS: Mapping[str, KindOfFinding] = {
     "no-leader": _critical(
         "Start nodes, or mend their links, until a majority is up; nothing has been lost."
     ),
+    "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
     "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
     "node-tells-nothing": _info(
         "If it is not of an older release, look whether it is overloaded or stopped."
+    ),
+    "name-twice": _warning(
+        "Stop the one that should not be: a copy of a data directory must never be started."
     ),
     "node-behind": _warning("Look at its disk, its processor and the network to it."),
     "node-under-repair": _warning("Wait until the others have sent it everything; do not stop another node."),

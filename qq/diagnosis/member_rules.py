@@ -43,6 +43,8 @@ class MemberFacts(NamedTuple):
     disk_hangs: bool = False
     why_apart: str | None = None
     """Why the node that is asked has no link with it, if it knows that."""
+    is_twice: bool = False
+    """Whether another process calls itself by its name, too, as the node that is asked sees it."""
 
 
 class ClusterFacts(NamedTuple):
@@ -75,6 +77,10 @@ def _whole(facts: ClusterFacts) -> Iterator[Finding]:
             f"nothing is confirmed: no leader is known, and {up} of {len(voters)} voters are seen from here"
         )
         yield Finding("no-leader", CLUSTER, text)
+    elif all(member.is_drained for member in voters if member.is_up and member.standing in (None, "voter")):
+        drained = ", ".join(member.name for member in voters if member.is_up and member.is_drained)
+        text = f"no client can connect: of the nodes that are up, all are under maintenance ({drained})"
+        yield Finding("nobody-serves", CLUSTER, text)
     if len(voters) < FEW:
         text = f"it has {number(len(voters), 'voter')}: if one is lost, nothing is confirmed any more"
         yield Finding("members-few", CLUSTER, text)
@@ -106,6 +112,8 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
+    if member.is_twice:
+        yield Finding("name-twice", node, "another process, which is refused, calls itself by its name, too")
     if member.disk_hangs:
         yield Finding(
             "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"

@@ -128,6 +128,7 @@ class Diagnoses:
                 is_drained=member.drained,
                 disk_hangs=bool(said is not None and said.disk_hangs),
                 why_apart=self._own.why_apart_from(member.name),
+                is_twice=self._own.is_twice(member.name),
             )
 
 

@@ -68,12 +68,15 @@ class LeadershipTransfers:
         raise Unavailable(f"{what}; {group.leader or 'nobody'} leads; try again")
 
     async def _check_possible(self, former: str, to: str | None) -> None:
-        """Raise RequestRefused if this node, or if none is named nobody, could lead in place of the former leader."""
+        """Raise RequestRefused if the former leader leads on: this node, or any if none is named, could not lead."""
         group = self._cluster
-        if to is None:
+        if to is not None:
+            self._check_member(to)
+        if former in group.members.of_release_0_1:
+            flaw = "it runs release 0.1, and hands over only when it is stopped"
+        elif to is None:
             flaw = "there is no other node" if len(group.members.names) == 1 else None
         else:
-            self._check_member(to)
             await until(lambda: group.statuses.why_not_lead(to) is None, PATIENCE_S)
             flaw = group.statuses.why_not_lead(to)
         if flaw is not None:

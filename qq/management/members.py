@@ -158,14 +158,17 @@ class MemberChanges:
                 return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
             if not member.is_voter and shown.lag is not None:
                 why = group.reconfiguration.why_no_majority(self._configuration.promoted(name))
-                return why or f"{name} is given the log, and lacks {shown.lag:,} entries"
+                given = f"{name} is given the log, and lacks {shown.lag:,} entries"
+                short = group.statuses.why_short(name)
+                return why or (f"{given}; {short}" if short else given)
             why = group.statuses.why_not_there(name)
             return why or f"{name} is there, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
                 return f"{name} still leads: nobody else has taken over yet"
             return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
-        return "the change is not made yet; it may still be made: ask again"
+        stuck = group.statuses.why_nothing_is_stored()
+        return f"the change is not made yet; it may still be made: {stuck or 'ask again'}"
 
     async def _who_else_is_at(self, name: str, address: PeerAddress) -> str | None:
         """Who listens at a member's address in its place, such as a node of another cluster; None if nobody does."""

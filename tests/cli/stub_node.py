@@ -10,6 +10,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from cluster.directory import REMOVED
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ async def listening(config: NodeConfig) -> AsyncGenerator[None]:
 async def run(config: NodeConfig) -> None:
     if os.environ.get("STUB_REFUSES") == config.name:
         raise StartError(f"{config.data_dir}: belongs to another node")
+    if os.environ.get("STUB_REMOVED") == config.name:
+        group = config.data_dir / "groups" / "0"
+        group.mkdir(parents=True, exist_ok=True)
+        (group / REMOVED).touch()
+        raise StartError("removed from the cluster")
     if "STUB_LISTENS" in os.environ:
         http = listening
     else:

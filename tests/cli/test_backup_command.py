@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from cluster import new_cluster
 from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
-from cluster.configuration import Versions
+from cluster.configuration import Configuration, Member, PeerAddress, Versions, make_configuration
 from cluster.directory import GroupDirectory
 from cluster.entry import make_batch, make_entry
 from cluster.identity import Owner
@@ -624,6 +624,40 @@ def test_a_directory_that_was_removed_is_said_to_be_that(survivor: Path, said: S
     assert "and more: this node was removed from its cluster, which may have gone on without it" in lines[6]
     assert said("recover", "--unsafe-from", survivor, "--yes")[0] == 0
     assert said("inspect", survivor)[1][-1] == "whole: nothing is damaged"
+
+
+@pytest.mark.parametrize("is_voter", [True, False])
+def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Path, is_voter: bool) -> None:
+    """A new node need not have anything of what was confirmed, however long its log is."""
+    low = QueueMachine.versions[0]
+    disk = RealDisk(tmp_path)
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
+
+    def open_journal(writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            disk, group.log, group.identity, raising, group.hard_state, writes_lost=writes_lost
+        )
+
+    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
+    journal, _ = group.start(claim, GroupState(QueueMachine()), open_journal, repairable=False)
+    group.hard_state.store(HardState(4, "n2", Standing.VOTER))
+    n1 = Member("n1", PeerAddress("h1", 1), bytes(16), is_voter=is_voter)
+    n2 = Member("n2", PeerAddress("h2", 1), bytes([1]) * 16)
+    before = make_configuration(TIME_MS, Configuration.of(low + 1, [n2], b"c" * 16))
+    newest = make_configuration(TIME_MS, Configuration.of(low + 1, [n1, n2], b"c" * 16))
+    for index, entry in enumerate([*ENTRIES, before, newest], 1):
+        journal.add(entry, index, 3)
+    journal.sync_now()
+    disk.close()
+    _, lines, _ = said("recover", "--unsafe-from", tmp_path)
+    had_no_vote = "and more: this node was new, had no vote, and was being given the log; a voter has more"
+    assert (had_no_vote in map(str.strip, lines)) == (not is_voter)
+
+
+def test_what_is_no_data_directory_is_not_recovered(original: Path, said: Said) -> None:
+    for backup in (original / "backup", original / "backup.tar"):
+        error = f"qq recover: {backup}: is no data directory; of a backup, `qq restore` begins a new cluster"
+        assert said("recover", "--unsafe-from", backup, "--yes") == (1, [], [error])
 
 
 def test_what_cannot_be_recovered_is_one_line_and_left_alone(

@@ -148,6 +148,8 @@ def test_the_first_of_several_nodes_that_answers_is_asked(
         status, output, errors = called("leader", "show", "--url", NOBODY, "--url", silent)
         assert (status, output, errors.count("\n")) == (1, "", 1)
         assert errors.startswith(f"qq leader show: no node answers: http://{NOBODY}/healthz: cannot connect")
-        assert errors.endswith(f"; http://{silent}/healthz: no answer within 0.2 s\n")
+        assert errors.endswith(
+            f"; http://{silent}/healthz: no answer within 0.2 s; look at the node, or name another one with --url\n"
+        )
     monkeypatch.setenv("QQ_URL", f"{NOBODY},{good}")
     assert called("leader", "show").output == "n1\n"

@@ -110,6 +110,16 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "nothing is confirmed: n3 does not answer; has a disk that does not answer: n2",
         ),
         (
+            cluster(node("n1", drained=True), node("n2"), node("n3", **DOWN)),
+            False,
+            "not well: n3 does not answer; n1 leads; under maintenance: n1",
+        ),
+        (
+            cluster(node("n1", drained=True), node("n2", drained=True), node("n3", **DOWN)),
+            False,
+            "nobody serves clients: n3 does not answer; under maintenance: n1, n2 (`qq revive` ends that)",
+        ),
+        (
             # Release 0.1 tells no roles.
             cluster(node("n1", role=None), node("n2", role=None), node("n3", role=None, **DOWN)),
             False,

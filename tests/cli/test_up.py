@@ -209,6 +209,17 @@ def test_a_node_that_cannot_start_stops_the_command(data_dir: Path, base_port: i
         assert not (data_dir / "cluster.json").exists()
 
 
+def test_a_node_that_was_removed_does_not_keep_the_others_from_serving(
+    data_dir: Path, base_port: int
+) -> None:
+    with up(data_dir, base_port, "--nodes", "3", STUB_REMOVED="n2") as qq:
+        qq.until_line("cluster ready")
+        assert "n2 | qq serve: " in qq.output
+        assert [node["name"] for node in nodes_of(data_dir)] == ["n1", "n3"]
+        qq.process.terminate()
+        assert qq.exit_status() == 0
+
+
 def test_a_node_that_does_not_stop_is_killed(data_dir: Path, base_port: int) -> None:
     with up(data_dir, base_port, STUB_STUBBORN="n1") as qq:
         qq.until_line("cluster ready")

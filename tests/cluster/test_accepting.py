@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -102,20 +103,46 @@ def test_a_kind_of_complaint_costs_a_few_lines_a_second(
     now_s = 100.0
     monkeypatch.setattr("cluster.complaints.time.monotonic", lambda: now_s)
     complaints = Complaints(log, lines=2)
-    for _ in range(50):
-        complaints.about("kind", "text")
-        complaints.about("other", "else")
+    for number in range(50):
+        complaints.about("kind", f"text {number}")
+        complaints.about("other", f"else {number}")
     now_s += 1
-    complaints.about("kind", "text")
-    complaints.about("kind", "text")
+    complaints.about("kind", "more")
+    complaints.about("kind", "and more")
     assert [record.getMessage() for record in caplog.records] == [
-        "text",
-        "else",
-        "text",
-        "else",
-        "text (48 more since the last such line)",
-        "text",
+        "text 0",
+        "else 0",
+        "text 1",
+        "else 1",
+        "more (48 more since the last such line)",
+        "and more",
     ]
+
+
+def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("cluster.complaints.time.monotonic", lambda: now_s)
+    complaints = Complaints(log, lines=2)
+    written_s: list[float] = []
+
+    def go_on(seconds: int) -> None:
+        nonlocal now_s
+        for _ in range(seconds):
+            for node in ("n1", "n2"):
+                complaints.about("kind", node)
+            if any(record.getMessage().startswith("n1") for record in caplog.records):
+                written_s.append(now_s)
+            caplog.clear()
+            now_s += 1
+
+    go_on(200)
+    assert [after - before for before, after in pairwise(written_s)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    now_s += 20
+    begun = len(written_s)
+    go_on(3)
+    assert len(written_s) - begun == 2, "it has come again, and is written as the first time"
 
 
 def test_who_is_cancelled_as_a_connection_comes_fails_nothing() -> None:

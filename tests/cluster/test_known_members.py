@@ -6,8 +6,8 @@ import pytest
 
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configurations import Configurations
-from cluster.handshake import NO_ID, UNNAMED, Terms
-from cluster.known_members import KnownMembers
+from cluster.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
+from cluster.known_members import KnownMembers, Link
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
 IN_FILE = {"n1": IN_LOG["n1"], "n2": PeerAddress("n2.file", 25672), "n9": PeerAddress("n9.file", 25672)}
@@ -17,7 +17,7 @@ def known(*, prefers_listed: bool) -> KnownMembers:
     """The members as n1 knows them; its file has n2 elsewhere, does not know n3, and lists one that is no member."""
     members = KnownMembers("n1", Versions(8, 8), bytes(16), IN_FILE, prefers_listed=prefers_listed)
     configuration = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], bytes(16))
-    members.configure(NO_ID, Configurations(configuration))
+    members.configure(NO_ID, Configurations(configuration), {})
     return members
 
 
@@ -58,7 +58,7 @@ def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_mem
     if was_member:
         known_once = [*named, Member("n4", PeerAddress("n4", 1), gone)]
         configuration = Configuration.of(8, known_once, b"cluster").without("n4", gone)
-    members.configure(b"n1", Configurations(configuration))
+    members.configure(b"n1", Configurations(configuration), {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=gone)
     assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
 
@@ -68,6 +68,32 @@ def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None
     members = KnownMembers("n4", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
     held.note_cluster(b"cluster")
-    members.configure(b"n4", held)
+    members.configure(b"n4", held, {})
     assert members.terms.is_named
     assert members.seeks_members
+
+
+def test_who_was_as_new_as_this_node_has_to_connect_anew_when_it_joins() -> None:
+    """Two that were linked as long as both were new may join two clusters: then each would hear the other's leader."""
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    new = Configurations(Configuration.of(8, []))
+    ids = {name: bytes([number]) * 16 for number, name in enumerate([*IN_LOG, "guest"])}
+    told = {name: Terms.of([name], 8, bytes(16), member=member_id) for name, member_id in ids.items()}
+    assert members.configure(ids["n1"], new, {}) == []
+    joined = Configuration.of(8, [Member(*place, ids[place[0]]) for place in IN_LOG.items()], b"cluster")
+    assert members.configure(ids["n1"], Configurations(joined), told) == ["guest"]
+    # A guest that comes later has been told which cluster this is, and may wait for as long as it takes.
+    assert members.configure(ids["n1"], Configurations(joined), told) == []
+
+
+@pytest.mark.parametrize(("silent_s", "is_kept"), [(1.3, True), (2.5, False)])
+def test_a_guest_whose_status_comes_a_little_late_keeps_its_connection(
+    silent_s: float, is_kept: bool
+) -> None:
+    """It hears and says nothing else, so whoever waits for it to be added had it connected anew each second."""
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    configuration = Configuration.of(8, [Member(*place, place[0].encode()) for place in IN_LOG.items()], b"c")
+    members.configure(b"n1", Configurations(configuration), {})
+    guest = Terms.of(["n4"], 8, b"p" * 16, member=b"n4")
+    again = members.judge("n4", guest, Link(guest.process, silent_s), dialled_here=False)
+    assert isinstance(again, AlreadyLinkedError) == is_kept

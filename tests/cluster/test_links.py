@@ -781,6 +781,34 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
     )
 
 
+def test_it_is_known_that_a_second_process_of_a_name_goes_on_trying(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a data directory that somebody has started would take the member's place as soon as that one ends."""
+    monkeypatch.setattr(links_module, "_TWICE_AFTER_S", 0.3)
+
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+
+        async def second() -> None:
+            first.send(framed(b"here"))
+            with pytest.raises(RejectedError, match="another process with this node's name"):
+                await impersonate("n1", node, b"second of the na")
+
+        async with started({"n2": node}):
+            first = await impersonate("n1", node, b"first of that na")
+            await until(lambda: node.links.connected("n1"))
+            await second()
+            assert not node.links.is_twice("n1"), "it may be the next life of one whose host is lost"
+            while not node.links.is_twice("n1"):  # else the time of the test is over
+                await asyncio.sleep(0.05)
+                await second()
+            await until(lambda: not node.links.is_twice("n1"))
+            first.writer.close()
+
+    run(story())
+
+
 def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -867,8 +895,9 @@ def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again(run: 
     async def story() -> None:
         async with cluster(3) as nodes:
             one, two, three = nodes.values()
-            for node in nodes.values():
-                node.configure(all_members(one, two), CLUSTER)
+            for those in ((one, two, three), (one, two)):
+                for node in nodes.values():
+                    node.configure(all_members(*those), CLUSTER)
             await asyncio.sleep(0.05)
             assert one.links.connected("n3")
             assert not [
@@ -1226,8 +1255,13 @@ def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> 
         async with started(nodes):
             place = one.place("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
             assert place == listed["x1"]
-            await one.reach("x1", place)
+            for _ in range(3):  # as often as somebody asks for it to be added
+                await one.reach("x1", place)
             assert one.connected("x1")
+            assert nodes["n1"].recorder.events() == [("connected", "x1")]
+            elsewhere = PeerAddress("127.0.0.1", free_ports(1)[0])
+            with pytest.raises(ConnectionRefusedError):
+                await one.reach("x1", elsewhere)
 
     run(story())
 
@@ -1247,7 +1281,32 @@ def test_a_new_node_that_two_clusters_let_in_hears_only_its_own_once_it_knows_it
             await until(lambda: not new.links.connected("b1") and not other.links.connected("x1"))
             assert new.links.connected("a1")
             assert new.recorder.frames("b1") == []
-            assert "dropped the connection of peer b1: it belongs to another cluster" in warnings_in(caplog)
+            assert "dropped the connection of peer b1: it is no member of this node's cluster" in warnings_in(
+                caplog
+            )
+
+    run(story())
+
+
+def test_two_new_nodes_that_join_two_clusters_hear_each_other_no_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
+    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.05)
+
+    async def story() -> None:
+        one, two = newcomer("x1"), newcomer("x2")
+        for node in (one, two):
+            node.configure([*all_members(one, two), *members({"x3": ("127.0.0.1", 1)})])
+        async with started({"x1": one, "x2": two}):
+            await until(lambda: one.links.connected("x2") and two.links.connected("x1"))
+            one.configure(all_members(one), CLUSTER)
+            two.links.send("x1", GROUP, [b"from one that may have joined another cluster"])
+            await until(lambda: ("lost", "x2", False) in one.recorder.events())
+            await until(lambda: one.links.connected("x2"))  # it seeks its cluster, and this one may be it
+            assert one.recorder.frames("x2") == []
+            two.configure(all_members(two), b"another cluster!")
+            await until(lambda: not one.links.connected("x2") and not two.links.connected("x1"))
 
     run(story())
 
@@ -1306,7 +1365,8 @@ def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureF
             nobody: "[Errno 111] nobody listens",
             address(
                 without_list
-            ): "the cluster there cannot be joined before all of its members run this release",
+            ): "the node there is of no cluster that can be joined: it waits for one, as this node "
+            "does, or not all members of its cluster run this release",
             address(other_secret): "the peer rejects this node: its cluster secret differs",
             address(other_cluster): "the peer rejects this node: it belongs to another cluster",
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from memberships import configurations_of, directory_of
 
@@ -9,6 +12,7 @@ from cluster.alarms import Alarms
 from cluster.envelope import Alarm, Status
 from cluster.log.hardstate import Standing
 from cluster.peers import Peers, member_status
+from cluster.shortage import Shortage
 
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
     standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
@@ -99,6 +103,25 @@ def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peer
     assert (alarms.reason, alarms.own(10.0)) == ("low on memory & disk", Alarm.MEMORY)
     peers.said("d", STATUS)
     alarms.low_on_memory = False
+    alarms.lacks_space = True
+    assert (alarms.own(10.0), alarms.look(10.0), alarms.reason) == (Alarm.DISK, True, "low on disk")
+    alarms.lacks_space = False
+    assert alarms.look(10.0)
     room.low = True
     assert [alarms.look(10.0) for _ in range(2)] == [True, False]
     assert alarms.active == alarms.own(10.0) == Alarm.DISK
+
+
+def test_a_node_without_space_for_a_snapshot_is_low_on_disk_though_there_is_space_again(peers: Peers) -> None:
+    """What came of the snapshot is removed when there is no space for the rest: then there was enough, for a moment."""
+    alarms = Alarms(configurations_of("abcde"), peers, Room())  # pyright: ignore[reportArgumentType]
+    engine = SimpleNamespace(journal=SimpleNamespace(full=False, last_index=0))
+    housekeeping, taker = SimpleNamespace(awaits_entry=False), SimpleNamespace(lacks_space=True)
+    runtime = SimpleNamespace(monotonic=lambda: 10.0)
+    told: list[str | None] = []
+    parts: list[Any] = [alarms, housekeeping, engine, *(None,) * 4, taker, runtime]
+    shortage = Shortage(*parts, alarm_changed=told.append, submit_nothing=lambda: None)
+    for lacks_space in (True, True, False):
+        taker.lacks_space = lacks_space
+        shortage.look()
+    assert told == ["low on disk", None]

@@ -39,6 +39,11 @@ def test_three_members_that_are_there_are_well() -> None:
             "disk-slow",
             "its disk does not come to the end of a write, so it acknowledges nothing",
         ),
+        (
+            {"is_twice": True},
+            "name-twice",
+            "another process, which is refused, calls itself by its name, too",
+        ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
         ({"clock_offset_ms": -86_400_000}, "clock-off", "its clock is 86400.0 s behind the cluster's time"),
@@ -101,3 +106,17 @@ def test_an_upgrade_that_waits(highest: list[int | None], text: str) -> None:
     [finding] = findings_of_members(ClusterFacts("n1", members, 7))
     assert finding == Finding("upgrade-waits", "cluster", text)
     assert found(*(each._replace(highest=7) for each in THREE), version=7) == []
+
+
+def test_when_all_that_are_up_are_under_maintenance_nobody_serves_clients() -> None:
+    """The last one that did has failed: the others were drained before, and stay so."""
+    drained = [each._replace(is_drained=True) for each in THREE[:2]]
+    one_serves = found(*drained, THREE[2])
+    assert one_serves == [("node-drained", "node n1"), ("node-drained", "node n2")]
+    for change in ({"is_up": False}, {"standing": "learner"}):
+        facts = ClusterFacts("n1", [*drained, THREE[2]._replace(**change)], 8)
+        assert next(findings_of_members(facts)) == Finding(
+            "nobody-serves",
+            "cluster",
+            "no client can connect: of the nodes that are up, all are under maintenance (n1, n2)",
+        )

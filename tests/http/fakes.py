@@ -167,12 +167,18 @@ class _Group:
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""
+        self.short: dict[str, str] = {}
+        """Why nodes have no space."""
+        self.stuck: str | None = None
+        """Why nothing is stored."""
         self.statuses = SimpleNamespace(
             known=lambda: self.known,
             all=_statuses,
             why_not_lead=self.flaws.get,
             may_stop=self._judge,
             why_not_there={"n3": "n3 does not answer"}.get,
+            why_short=self.short.get,
+            why_nothing_is_stored=lambda: self.stuck,
         )
         self.listeners: dict[PeerAddress, str] = {}
         """The names of the nodes that listen."""
@@ -328,6 +334,7 @@ class MachineManagement(Management):
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
+            is_twice=lambda _: False,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()

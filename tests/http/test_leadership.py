@@ -60,6 +60,10 @@ def test_who_cannot_lead_is_not_asked(node: Node[FakeManagement]) -> None:
     group.flaws["n2"] = "n2 does not answer (start it)"
     assert transfer(node, "n2") == (400, "n1 leads on: n2 does not answer (start it)")
     assert transfer(node, "n9") == (404, "'n9' is no node of this cluster, which has n1, n2, n3")
+    group.members.of_release_0_1 = ("n1",)
+    why = "n1 leads on: it runs release 0.1, and hands over only when it is stopped"
+    assert transfer(node, "n3") == transfer(node) == (400, why)
+    group.members.of_release_0_1 = ()
     group.members.names = ["n1"]
     assert transfer(node) == (400, "n1 leads on: there is no other node")
     assert transfer(node, "n1") == (200, "n1")

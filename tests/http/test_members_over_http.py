@@ -146,6 +146,9 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     group.configurations.committed = replace(held, members=tuple(members))
     expected = (503, "n2 is given the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
+    group.short["n2"] = "n2 is low on disk (make room on it)"
+    expected = (503, "n2 is given the log, and lacks 7 entries; n2 is low on disk (make room on it)")
+    assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
     group.no_majority = "there would be 2 voters"
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == (503, group.no_majority)
     expected = (503, "n3 does not answer")
@@ -258,6 +261,9 @@ def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done
     assert len(group.asked_to_change) == 3
     group.delayed_changes = 99
     expected = "the change is not made yet; it may still be made: ask again"
+    assert refusal(node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")})) == (503, expected)
+    group.stuck = "the disks of too many nodes are full: n2, n3"
+    expected = f"the change is not made yet; it may still be made: {group.stuck}"
     assert refusal(node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")})) == (503, expected)
     group.leader = None
     assert refusal(node.api(f"{MEMBERS}/n3/drain", "PUT"))[1].startswith("no leader is known")
