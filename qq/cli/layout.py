@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cluster.directory import REMOVED
 from qq.config import NodeAddress
 from qq.errors import CommandError
 
@@ -64,11 +63,6 @@ class LocalNode:
     @property
     def log(self) -> Path:
         return self.directory / "log"
-
-    @property
-    def was_removed(self) -> bool:
-        """Whether the node has been told that its cluster has removed it: then it ends at once, at each start."""
-        return (self.data_dir / "groups" / "0" / REMOVED).exists()
 
 
 def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalNode, ...]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.directory import REMOVED
 from qq.cli.asking import why_not_ready
 from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
@@ -73,6 +74,11 @@ def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
         f"the system may give ports {', '.join(map(str, shared))} to outgoing connections: "
         "a node that starts again may find its port taken"
     )
+
+
+def _was_removed(node: LocalNode) -> bool:
+    """Whether the node has been told that its cluster has removed it: then it ends at once, at each start."""
+    return (node.data_dir / "groups" / "0" / REMOVED).exists()
 
 
 def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:
@@ -183,7 +189,7 @@ class _Cluster:
             status = await process.wait()
             del self._running[node.name]
             death = f"{node.name} (pid {process.pid}) {_death(status)}"
-            if not (self._serves or node.was_removed):
+            if not (self._serves or _was_removed(node)):
                 raise CommandError(f"{death} before the cluster was ready; see {node.log}")
             self._screen.say(death)
             if not self._restart or status == os.EX_CONFIG:  # which would end in the same way again
@@ -213,7 +219,7 @@ class _Cluster:
     async def _announce(self) -> None:
         """Wait until every node serves, then print it and write the file `cluster.json`."""
         await asyncio.gather(*map(self._until_ready, self._nodes))
-        self._nodes = [node for node in self._nodes if not node.was_removed]
+        self._nodes = [node for node in self._nodes if not _was_removed(node)]
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
         self._print_new_lines()  # what they have logged on the way comes before what we say of it
@@ -229,7 +235,7 @@ class _Cluster:
         clock = asyncio.get_running_loop()
         notice_at = clock.time() + _WAITING_NOTICE_S
         port = node.address.http_port
-        while not node.was_removed and (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
+        while not _was_removed(node) and (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
             if clock.time() >= notice_at:
                 self._screen.say(f"waiting for {node.name}: {reason}")
                 notice_at += _WAITING_NOTICE_S
