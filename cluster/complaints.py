@@ -2,8 +2,8 @@
 
 Lives here: how many such lines there are. Not here: what they say (the callers).
 
-Law: a kind of event costs a few lines a second, and the next line tells how many were left out. What goes on and on,
-such as a node with a wrong secret that tries each second, comes to cost one line a minute.
+Law: a kind of event costs a few lines a second, and the next line tells how many were left out. Where nobody counts
+lines, what goes on and on, such as a node with a wrong secret that tries each second, comes to cost one line a minute.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ _REMEMBERED_MAX = 16
 class Complaints:
     """Writes lines about strangers to one logger, and leaves out those that are too many."""
 
-    def __init__(self, log: logging.Logger, lines: int = 1) -> None:
-        """At most `lines` lines of each kind are logged in a second. Kinds are never forgotten, so they must be few."""
+    def __init__(self, log: logging.Logger, lines: int = 1, *, spares_repeats: bool = False) -> None:
+        """At most `lines` lines of each kind are logged in a second. Kinds are never forgotten, so they must be few.
+
+        With `spares_repeats`, a line that is the same as one before it is written less and less often. Not so where
+        somebody, such as fail2ban, counts the lines of those who guess passwords.
+        """
         self._log = log
         self._lines = lines
+        self._spares_repeats = spares_repeats
         self._kinds: dict[Hashable, _Kind] = {}
 
     def about(self, kind: Hashable, text: str, level: int = logging.WARNING) -> None:
@@ -37,11 +42,13 @@ class Complaints:
         now_s = time.monotonic()
         if now_s - known.since_s >= _INTERVAL_S:
             known.since_s, known.lines = now_s, 0
-        if not known.is_due(text, now_s) or known.lines >= self._lines:
+        is_spared = self._spares_repeats and not known.is_due(text, now_s)
+        if is_spared or known.lines >= self._lines:
             known.left_out += 1
             return
         known.lines += 1
-        known.written(text, now_s)
+        if self._spares_repeats:
+            known.written(text, now_s)
         left_out, known.left_out = known.left_out, 0
         if left_out:
             self._log.log(level, "%s (%d more since the last such line)", text, left_out)

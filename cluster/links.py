@@ -166,7 +166,7 @@ class PeerLinks:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = Complaints(log)
+        self._complaints = Complaints(log, spares_repeats=True)
         self._told: dict[str | Address, deque[str]] = {}
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
         self._brief: dict[str, int] = {}

@@ -120,7 +120,7 @@ def test_status_is_a_table_or_the_answer_itself(
         assert output.splitlines() == [
             (
                 "not well: publishers wait, for want of disk or memory of n1; has not come yet: n2, n3; "
-                "n1 leads"
+                "n1 leads; under maintenance: n2, n3"
             ),
             "cluster qq, version 8 of the state, as n1 sees it",
             (

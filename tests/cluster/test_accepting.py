@@ -109,12 +109,15 @@ def test_a_kind_of_complaint_costs_a_few_lines_a_second(
     now_s += 1
     complaints.about("kind", "more")
     complaints.about("kind", "and more")
+    now_s += 1
+    complaints.about("kind", "and more")
     assert [record.getMessage() for record in caplog.records] == [
         "text 0",
         "else 0",
         "text 1",
         "else 1",
         "more (48 more since the last such line)",
+        "and more",
         "and more",
     ]
 
@@ -124,7 +127,7 @@ def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("cluster.complaints.time.monotonic", lambda: now_s)
-    complaints = Complaints(log, lines=2)
+    complaints = Complaints(log, lines=2, spares_repeats=True)
     written_s: list[float] = []
 
     def go_on(seconds: int) -> None:

@@ -611,12 +611,13 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     run(story())
     lines = warnings_in(caplog)
     rude = len([line for line in lines if "this is not a qq peer" in line])
-    assert (
-        1 <= rude <= 1 + (time.monotonic() - begun_s)
-    )  # one in a second: a machine that is busy takes several
-    assert len([line for line in lines if "no answer in time" in line]) == 1
+    silent = len([line for line in lines if "no answer in time" in line])
+    # Of each kind one in a second. A machine that is busy takes several, and makes others late, too.
+    most = 1 + (time.monotonic() - begun_s)
+    assert 1 <= rude <= most
+    assert 1 <= silent <= most
     assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
-    assert len(lines) <= rude + 3
+    assert len(lines) <= rude + silent + 2
 
 
 def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(
