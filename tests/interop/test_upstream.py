@@ -71,14 +71,6 @@ SHORT = [
         files=["amqpstorm/tests/functional/management/test_*.py"],
     ),
     Suite(
-        "amqp",
-        ["t/integration/test_rmq.py"],
-        ["-o", "python_classes=test_*"],
-        25,
-        certificates="t/certs",
-        files=["t/integration/test_*.py"],
-    ),
-    Suite(
         "aio-pika",
         ["tests/test_amqp.py"],
         [
@@ -91,8 +83,16 @@ SHORT = [
     ),
 ]
 """What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are
-aiormq, which aio-pika stands on, and kombu, which Celery stands on (test_celery.py)."""
+aiormq, which aio-pika stands on, and amqp and kombu, which Celery stands on (test_celery.py)."""
 LONG = [
+    Suite(
+        "amqp",
+        ["t/integration/test_rmq.py"],
+        ["-o", "python_classes=test_*"],
+        25,
+        certificates="t/certs",
+        files=["t/integration/test_*.py"],
+    ),
     Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),
     Suite("aiormq", ["tests"], IN_ASYNCIO, 500),

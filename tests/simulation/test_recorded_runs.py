@@ -28,6 +28,7 @@ sys.exit(program.main())
 """
 
 
+@pytest.mark.long
 def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> None:
     files: list[bytes] = []
     for number in "12":
