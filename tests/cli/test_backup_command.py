@@ -86,22 +86,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("original")
     low = QueueMachine.versions[0]
     disk = RealDisk(root / "data")
-    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
-
-    def open_journal(writes_lost: bool) -> SegmentedJournal:
-        return SegmentedJournal(
-            disk,
-            group.log,
-            group.identity,
-            raising,
-            group.hard_state,
-            writes_lost=writes_lost,
-            segment_entries=5,
-        )
-
-    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
-    state = GroupState(QueueMachine())
-    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    group, journal, state = new_log(disk)
     group.hard_state.store(HardState(4, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
         journal.add(entry, index, 3)
@@ -128,6 +113,28 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def raising(error: Exception) -> None:
     raise error
+
+
+def new_log(disk: RealDisk) -> tuple[GroupDirectory, SegmentedJournal, GroupState]:
+    """The group of a new node that is one of two, its log without entries, in segments of five, and its state."""
+    low = QueueMachine.versions[0]
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
+
+    def open_journal(writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            disk,
+            group.log,
+            group.identity,
+            raising,
+            group.hard_state,
+            writes_lost=writes_lost,
+            segment_entries=5,
+        )
+
+    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
+    state = GroupState(QueueMachine())
+    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    return group, journal, state
 
 
 def archive(backup: Path, names: list[str]) -> bytes:
@@ -631,15 +638,7 @@ def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Pa
     """A new node need not have anything of what was confirmed, however long its log is."""
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)
-    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
-
-    def open_journal(writes_lost: bool) -> SegmentedJournal:
-        return SegmentedJournal(
-            disk, group.log, group.identity, raising, group.hard_state, writes_lost=writes_lost
-        )
-
-    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
-    journal, _ = group.start(claim, GroupState(QueueMachine()), open_journal, repairable=False)
+    group, journal, _ = new_log(disk)
     group.hard_state.store(HardState(4, "n2", Standing.VOTER))
     n1 = Member("n1", PeerAddress("h1", 1), bytes(16), is_voter=is_voter)
     n2 = Member("n2", PeerAddress("h2", 1), bytes([1]) * 16)
@@ -687,16 +686,7 @@ def test_who_never_had_a_log_is_no_survivor(
     blank = tmp_path / "blank"
     low = QueueMachine.versions[0]
     disk = RealDisk(blank)
-    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
-
-    def open_journal(writes_lost: bool) -> SegmentedJournal:
-        return SegmentedJournal(
-            disk, group.log, group.identity, raising, group.hard_state, writes_lost=writes_lost
-        )
-
-    state = GroupState(QueueMachine())
-    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
-    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    group, journal, state = new_log(disk)
     journal.add(b"\x01", 1, 0)
     journal.sync_now()
     write_checkpoint(disk, group.log, group.identity, 1, 0, state.freeze().dump())

@@ -586,7 +586,8 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        async with cluster(2, limits=LinkLimits(handshake_timeout_s=0.3)) as nodes:
+        # So long that no other handshake takes longer on a machine that is busy.
+        async with cluster(2, limits=LinkLimits(handshake_timeout_s=1.5)) as nodes:
             target = nodes["n2"]
             silent = await stranger(target)
             for number in range(40):
@@ -611,13 +612,10 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     run(story())
     lines = warnings_in(caplog)
     rude = len([line for line in lines if "this is not a qq peer" in line])
-    silent = len([line for line in lines if "no answer in time" in line])
-    # Of each kind one in a second. A machine that is busy takes several, and makes others late, too.
-    most = 1 + (time.monotonic() - begun_s)
-    assert 1 <= rude <= most
-    assert 1 <= silent <= most
+    assert 1 <= rude <= 1 + (time.monotonic() - begun_s)  # one in a second: a busy machine takes several
+    assert len([line for line in lines if "no answer in time" in line]) == 1
     assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
-    assert len(lines) <= rude + silent + 2
+    assert len(lines) <= rude + 2
 
 
 def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(
