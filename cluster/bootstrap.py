@@ -23,6 +23,7 @@ from cluster.incarnation import Incarnations
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
+from cluster.places import group_path
 from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.stopping import RemovedFromCluster, Stopping
@@ -65,7 +66,7 @@ class Bootstrap:
         versions = Versions(*machine.versions)
         self.state = GroupState(machine)
         self.owner = Owner(config.cluster, config.name, config.group_id)
-        self.directory = GroupDirectory(disk, f"groups/{config.group_id}", self.owner)
+        self.directory = GroupDirectory(disk, group_path(config.group_id), self.owner)
         listed = [] if config.joins else sorted(config.nodes)
         self.incarnations = Incarnations(self.directory, runtime, versions, listed)
         self.claim = self.incarnations.begin()

@@ -46,6 +46,7 @@ from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME
 from cluster.log.segment import CorruptJournal, UnknownFormat
+from cluster.places import REMOVED
 
 if TYPE_CHECKING:
     from cluster.configuration import Versions
@@ -58,7 +59,6 @@ log = logging.getLogger(__name__)
 INCOMING = "incoming"
 MOVING = "moving"
 DAMAGE = "damage"
-REMOVED = "removed"
 ASIDE_PREFIX = "damaged-"
 OBSOLETE = "obsolete"
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration import Versions
-from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, REMOVED, moving_checkpoint
+from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, moving_checkpoint
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import (
     MEMBER_FILE,
@@ -49,6 +49,7 @@ from cluster.log.segment import (
 from cluster.log.segment_files import scan_open
 from cluster.log.synced import MARK_NAME, Mark, load_mark
 from cluster.log.term_runs import TermRuns
+from cluster.places import REMOVED
 from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:

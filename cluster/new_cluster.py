@@ -42,6 +42,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.log.twofold import whole_of
+from cluster.places import GROUPS
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from cluster.machine import Machine
     from cluster.ports import Disk
 
-UNFINISHED = "groups/restoring"
+UNFINISHED = f"{GROUPS}/restoring"
 """The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""
 TERM_LEAP = 2**20
 """The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry

@@ -84,9 +84,7 @@ def bring_tools() -> None:
 
 def main(arguments: list[str]) -> int:
     """Install; returns the exit status."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Ctrl-C ends this without a word, as it ends what is called here
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this without a word, as it ends what is called
     UNFINISHED.touch()
     status = install_all(arguments)
     UNFINISHED.unlink()

@@ -53,6 +53,7 @@ from cluster.inspection import (
 from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import HardState, Standing
 from cluster.new_cluster import UNFINISHED
+from cluster.places import group_path
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
@@ -75,7 +76,7 @@ _HIDDEN: dict[type[Command], tuple[str, ...]] = {
 }
 _ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: "a version of the code"}
 """What pysyncobj puts into the log besides our entries."""
-_GROUP = "groups/0"
+_GROUP = group_path(0)
 UNFINISHED_RESTORE = (
     f"holds a restore that did not end: give `qq restore` again, or remove {UNFINISHED} in it"
 )

@@ -23,7 +23,6 @@ from cluster.configuration import (
     is_configuration,
     read_configuration,
 )
-from cluster.directory import REMOVED
 from cluster.entry import entry_time_ms, is_regular
 from cluster.identity import ForeignDirectory, Identity, Owner
 from cluster.inspection import (
@@ -41,6 +40,7 @@ from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
+from cluster.places import GROUPS, REMOVED, group_path
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use, make_directory
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
@@ -61,8 +61,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.config import NodeConfig
 
-_GROUPS = "groups"
-_GROUP = f"{_GROUPS}/0"
+_GROUP = group_path(0)
 _IGNORED = ("lock", "lost+found")
 """What an empty data directory may hold: the lock of whoever looked at it, and what a file system puts there."""
 _LAST_ENTRIES = 1000
@@ -90,7 +89,7 @@ def _check_empty(data_dir: Path) -> None:
         return
     check_not_in_use(data_dir)
     names = {path.name for path in data_dir.iterdir()} - set(_IGNORED)
-    if names - {_GROUPS} or (names and (data_dir / _GROUP).exists()):
+    if names - {GROUPS} or (names and (data_dir / _GROUP).exists()):
         raise CommandError(f"{data_dir}: is not empty; give the node a new data directory, or empty this one")
 
 
@@ -126,7 +125,7 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
             disk.remove_directory(UNFINISHED)  # on a full disk it would be in the way
             raise
         disk.rename(UNFINISHED, _GROUP)
-        disk.sync_directory(_GROUPS)
+        disk.sync_directory(GROUPS)
     return new
 
 
@@ -200,8 +199,9 @@ def _look_at(group: Path) -> _Survivor:
     identity, standing, last_index, committed = None, None, None, None
     was_removed = False
     problems: list[Problem] = []
-    states: list[GroupState] = []
-    for found in find_all(disk, "", partial(_state_time, states), Versions(*QueueMachine.versions)):
+    configurations: list[Configuration | None] = []
+    known: Configuration | None = None
+    for found in find_all(disk, "", partial(_state_time, configurations), Versions(*QueueMachine.versions)):
         if isinstance(found, Leftover) and found.path == REMOVED:
             was_removed = True
             continue
@@ -217,6 +217,7 @@ def _look_at(group: Path) -> _Survivor:
                 last_index = found.last_index
             case CheckpointFound(name=name, term=term, state=time, problem=None):
                 committed = _Known(int(name.partition(".")[0]), term, time)
+                known = configurations[-1]
             case _:
                 pass
     last_term, last_time_ms = _last_of(disk, last_index or 0)
@@ -231,7 +232,6 @@ def _look_at(group: Path) -> _Survivor:
         raise CommandError(
             f"{group}: there is no log in it: take the directory of another survivor, or a backup"
         )
-    known = states[-1].configuration if committed else None
     newest = _newest_configuration(disk, committed.number + 1 if committed else 0) or known
     member = newest and newest.member(identity.owner.node)
     had_vote = newest is None or (member is not None and member.is_voter)
@@ -260,11 +260,14 @@ def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
     return last_term, last_time_ms
 
 
-def _state_time(states: list[GroupState], body: bytes) -> str:
-    """The cluster's time when a checkpoint was made, whose state is added; raises ValueError if it cannot be loaded."""
+def _state_time(configurations: list[Configuration | None], body: bytes) -> str:
+    """The cluster's time when a checkpoint was made; who its members were is added.
+
+    Raises ValueError if this program cannot load the state.
+    """
     state = GroupState(QueueMachine())
     state.load(body)
-    states.append(state)
+    configurations.append(state.configuration)
     return describe_time(state.time_ms)
 
 

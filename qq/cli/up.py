@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.directory import REMOVED
+from cluster.places import REMOVED, group_path
 from qq.cli.asking import why_not_ready
 from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
@@ -78,7 +78,7 @@ def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
 
 def _was_removed(node: LocalNode) -> bool:
     """Whether the node has been told that its cluster has removed it: then it ends at once, at each start."""
-    return (node.data_dir / "groups" / "0" / REMOVED).exists()
+    return (node.data_dir / group_path(0) / REMOVED).exists()
 
 
 def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:

@@ -73,25 +73,26 @@ class Diagnoses:
         self._queues.queue_watch.commit_s = self._vitals.commit_s
         own = findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000)
         self._own_findings = self._since.note(own, self._group.time_ms())
-        self._members_judged()  # so that it is known since when they are so
+        self._judged_members(self._cluster_facts())  # so that it is known since when they are so
 
-    def _members_judged(self) -> list[Finding]:
+    def _judged_members(self, facts: ClusterFacts) -> list[Finding]:
         """What is wrong with the members now, as this node sees them."""
         now_ms = self._group.time_ms()
-        found = self._since.note(findings_of_members(self._cluster_facts()), now_ms)
+        found = self._since.note(findings_of_members(facts), now_ms)
         return [_judged(finding, now_ms) for finding in found]
 
     async def diagnosis(self) -> Diagnosis:
         """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
         told = await self._others.told_by_all(TOPIC)
         vitals = {self._diagnosed.name: self._vitals.vitals()}
+        facts = self._cluster_facts()
         findings = [
             *self._own_findings,
-            *self._members_judged(),
+            *self._judged_members(facts),
             *self._queues.queue_watch.findings,
             *self._queues.held_watch.findings,
         ]
-        up = {member.name for member in self._cluster_facts().members if member.is_up}
+        up = {member.name for member in facts.members if member.is_up}
         for name, answer in told.items():
             parts = _in(answer)
             if parts is not None:

@@ -52,8 +52,9 @@ class OwnNode(NamedTuple):
     common_settings: Mapping[str, str]
     """Those that are meant to be the same on all nodes."""
     why_apart_from: Callable[[str], str | None]
-    is_twice: Callable[[str], bool]
     """Says why this node has no link with a member, if that is not because nobody listens there."""
+    is_twice: Callable[[str], bool]
+    """Says whether another process goes on calling itself by the name of a member that is linked."""
 
 
 class NodeReports:
