@@ -240,7 +240,7 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
     assert before == {"limit": 100_000, "age_ms": 7 * 24 * 3600 * 1000}
     channel.queue_declare(name, durable=True, arguments=QUORUM)
 
-    def publish(publisher: str, sequence: int) -> None:
+    def publish(publisher: str, sequence: int, channel: Any = channel) -> None:
         headers = {"x-publisher-id": f"{name}-{publisher}", "x-publish-seq": sequence}
         channel.basic_publish("", name, b"m", pika.BasicProperties(headers=headers))
 
@@ -249,9 +249,11 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
     assert queue_of(real_node, name)["messages"] == 1
     assert ask(real_node, path, "PUT", {"value": {"limit": 1000}}).status == 204
     assert ask(real_node, path).json["value"] == {"limit": 1000, "age_ms": before["age_ms"]}
+    unconfirmed = channel.connection.channel()
     for number in range(1000):
-        publish(f"b{number}", 1)
-    publish("a", 1)  # others have taken its place
+        publish(f"b{number}", 1, unconfirmed)
+    unconfirmed.confirm_delivery()
+    publish("a", 1, unconfirmed)  # others have taken its place
     assert queue_of(real_node, name)["messages"] == 1002
     assert ask(real_node, path, "PUT", {"value": before}).status == 204
 
