@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cluster.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cluster.configuration import Configuration, Member
     from cluster.membership import Membership
@@ -45,6 +45,7 @@ class Configurations:
     def __init__(self, configuration: Configuration) -> None:
         """Begin with the configuration that counts as long as the log has none."""
         self._cluster = b""
+        self._told: list[Callable[[], None]] = []
         self._base = configuration
         """The configuration that counts where neither the log nor the state has any."""
         self._held = [(0, configuration)]
@@ -71,6 +72,10 @@ class Configurations:
     def directories(self, but: str) -> dict[str, bytes | None]:
         """The ids of the data directories of all members but this one, by name; None where there is none yet."""
         return {name: self.known[name].id for name in self.others(but)}
+
+    def when_committed(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever this node may know another configuration to be committed."""
+        self._told.append(callback)
 
     def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
@@ -116,3 +121,5 @@ class Configurations:
         self.committed_index, self.committed = self._held[0]
         self.membership = self.newest.membership
         self.known = {member.name: member for _, held in self._held for member in held.members}
+        for callback in self._told:
+            callback()

@@ -156,6 +156,7 @@ class _Group:
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
         self.apply_times = Histogram()
+        self.beat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
@@ -328,7 +329,6 @@ class MachineManagement(Management):
             memory_limit_bytes=2**40,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
-            loop_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},

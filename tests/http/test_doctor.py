@@ -287,7 +287,7 @@ def test_a_limit_is_told_for_a_minute_because_publishers_wait_for_moments(
 def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     management = node.management
     management._vitals._own = management._vitals._own._replace(connections_max=1000)
-    loop_times = management._vitals._own.loop_times
+    loop_times = management._vitals._group.beat_delays
     sample(node)
     for _ in range(10):
         loop_times.add(3.0)

@@ -303,6 +303,10 @@ def test_it_is_found_if_one_gets_a_vote_in_a_term_that_it_has_forgotten() -> Non
         story.receives(story.other, story.loser, late)
 
 
+VOTED_S = 0.01
+"""Some time for a vote, in which nobody else campaigns."""
+
+
 class ForgottenCampaign:
     """A follower campaigns, in term `term`, and loses its directory before anything comes of it (seed 6009799)."""
 
@@ -327,7 +331,7 @@ class ForgottenCampaign:
         for cut in self._cuts:
             self.cluster.network.cut(*cut)
         self.receives(self.loser, leader, TimeoutNow(self.term - 1))
-        self.world.run_until(self.world.now_s + 0.2)
+        self.world.run_until(self.world.now_s + VOTED_S)
         assert self.loser.group.engine.term == self.term
 
     def receives(self, node: SimulatedNode, peer: SimulatedNode, message: Message) -> None:
