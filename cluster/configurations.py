@@ -47,6 +47,8 @@ class Configurations:
         self._cluster = b""
         self._base = configuration
         """The configuration that counts where neither the log nor the state has any."""
+        self._told: tuple[int, Configuration] = (0, configuration)
+        """The latest configuration of this cluster that another node has told, with its index."""
         self._held = [(0, configuration)]
         """The configurations in the log with the indexes of their entries, ascending."""
         self._note()
@@ -63,6 +65,25 @@ class Configurations:
         The first configuration gives the cluster its id. Before it is committed, another one may take its place.
         """
         return self.committed.cluster or self._cluster
+
+    @property
+    def latest(self) -> Configuration:
+        """The latest one that is known, be it only told by another node.
+
+        It counts for nothing before it is in the log. But members may be where it says, also the one that would send
+        the log: they may have moved while this node was away.
+        """
+        index, told = self._told
+        return told if index > self.newest_index else self.newest
+
+    def told(self, index: int, configuration: Configuration) -> bool:
+        """Another node tells the configuration of the entry at `index`. Returns whether it is the latest one now."""
+        is_later = configuration.cluster == self.cluster != b"" and index > max(
+            self._told[0], self.newest_index
+        )
+        if is_later:
+            self._told = index, configuration
+        return is_later
 
     def others(self, name: str) -> tuple[str, ...]:
         """The names of all members but this one, also of such as are about to be removed."""
