@@ -154,6 +154,7 @@ class Assembly:
             config.nodes[config.name],
             config.joins,
             self._versions,
+            config.listed_configuration(self._versions.low, lists_members=False),
             own.recovery,
             self._enrolment,
             own.engine,

@@ -677,7 +677,7 @@ class Engine(Stock):
             awake_s,
             follows=self.leader is not None,
             may_campaign=self._may_campaign,
-            stands=self.stands_for_leader,
+            stands=self.stands_for_leader and self._could_be_elected(),
             is_asked=self._SyncObj__transferInProgress,
         )
         if move is Move.CAMPAIGN:
@@ -691,6 +691,14 @@ class Engine(Stock):
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
         if move is Move.ASK:
             self._ask_for_pre_votes()
+
+    def _could_be_elected(self) -> bool:
+        """Whether there are links with a majority of the voters.
+
+        If one member reaches all others, and they only that one, it is the only one that can be elected.
+        """
+        linked = [peer for peer in self._voters if self._nodes[peer] in self._SyncObj__connectedNodes]
+        return self._configurations.membership.is_majority([self._name, *linked])
 
     def _ask_for_pre_votes(self) -> None:
         number = self._elections.ask()

@@ -309,6 +309,7 @@ class Group:
     def _tell_status(self) -> None:
         if self._turns.is_on:
             self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
+            self._introductions.look(self._runtime.monotonic())
             self._departures.transmit_to_all(self.own_status.now())
             self._giver.tick(self.engine)
             self._installing.taker.tick()

@@ -323,6 +323,8 @@ class MachineManagement(Management):
         self.certificate_files: list[CertificateFiles] = []
         self.reasons: dict[str, str] = {}
         """Why there is no link with a member."""
+        self.twice: set[str] = set()
+        """The names that other processes call themselves by, too."""
         own = OwnNode(
             data_dir="/nowhere",
             connections_max=3,
@@ -334,7 +336,7 @@ class MachineManagement(Management):
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
-            is_twice=lambda _: False,
+            is_twice=self.twice.__contains__,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()
