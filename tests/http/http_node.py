@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import encode_basic_auth
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import AppRunner, BaseRunner
 from fakes import PASSWORD, FakeView, MachineManagement
 from prometheus_client import CollectorRegistry
 from yarl import URL
@@ -48,6 +49,13 @@ async def answer(client: Client, path: str, method: str = "GET", **options: Any)
         return Answer(response.status, response.headers, await response.text())
 
 
+class _Server(TestServer):
+    """A server that goes on with what was asked when whoever asked leaves, as a node does."""
+
+    async def _make_runner(self, **options: Any) -> BaseRunner:
+        return AppRunner(self.app, **options | {"handler_cancellation": False})
+
+
 class Node(Generic[M]):
     def __init__(self, management: M) -> None:
         self.view = FakeView()
@@ -65,7 +73,7 @@ class Node(Generic[M]):
 
         async def tell() -> T:
             app = build_app(self.view, self.management, self.registry)
-            async with TestClient(TestServer(app)) as client:
+            async with TestClient(_Server(app)) as client:
                 return await story(client)
 
         return asyncio.run(tell())
