@@ -25,6 +25,8 @@ settings.register_profile("qq", deadline=None, suppress_health_check=[HealthChec
 settings.register_profile("quick", settings.get_profile("qq"), max_examples=10)
 settings.load_profile("qq")
 
+gc.disable()  # until all tests are collected
+
 # Processes that a test starts run this tree, wherever they are started.
 TESTS = Path(__file__).parent
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
@@ -142,6 +144,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays: to look for garbage in it takes time from all tests."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -150,21 +153,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow") is not None]
         items[:] = [item for item in items if item not in slow]
         config.hook.pytest_deselected(items=slow)
+    turns: dict[pytest.Item, int] = {}
     for item in items:
-        if not _group(item) and _is_quick(item.path):
+        group = _group(item)
+        if not group and _is_quick(item.path):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=_turn)
+        turns[item] = FIRST.index(group) if group in FIRST else len(FIRST) + (not _is_simulation(item.path))
+    items.sort(key=turns.__getitem__)
 
 
 def _group(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
     return mark.args[0] if mark is not None else ""
-
-
-def _turn(item: pytest.Item) -> int:
-    if (group := _group(item)) in FIRST:
-        return FIRST.index(group)
-    return len(FIRST) + (not _is_simulation(item.path))
 
 
 # A file has up to a thousand tests, and each worker asks for all of them.

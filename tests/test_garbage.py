@@ -20,7 +20,7 @@ def as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
+    garbage.collect()
 
 
 def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:

@@ -70,8 +70,11 @@ def as_never_released(node: Member) -> bool:
 
 
 def has_leader(trio: Trio, within_s: float) -> bool:
-    trio.world.run_until(trio.world.now_s + within_s)
-    return any(node.group.engine.is_leader for node in trio.members)
+    def is_led() -> bool:
+        return any(node.group.engine.is_leader for node in trio.members)
+
+    trio.world.run_until(trio.world.now_s + within_s, is_led)
+    return is_led()
 
 
 def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:

@@ -58,7 +58,7 @@ def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Grow
     drained, *others = growing.leader(), *growing.followers()
     others[slow].disk.slow = 1_000.0
     count = applied(growing, drained, ask=lambda: None)
-    assert count > 100
+    assert count > 40
     assert drained.group.statuses.why_not_lead(others[slow].name) is None
     drain(growing, drained)
     growing.pass_ms(int(PATIENCE_S * 1000) + 1_000)
@@ -114,9 +114,9 @@ def submit(node: Member) -> None:
 
 
 def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
-    """How many entries this node applies within ten seconds, in which it submits a batch every 10 ms."""
+    """How many entries this node applies within four seconds, in which it submits a batch every 10 ms."""
     before = node.machine.entries
-    for turn in range(1_000):
+    for turn in range(400):
         if turn % 30 == 0:
             node.runtime.enter(ask)
         node.runtime.enter(lambda: submit(node))
@@ -199,7 +199,7 @@ def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops
     count = applied(
         growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), refusals.append)
     )
-    assert count > 500
+    assert count > 200
     assert refusals[0].startswith(
         f"{leader.name} stays a voter: of {others[0].name}, {others[1].name} nobody could go on; {others[0].name} has "
     )
@@ -213,7 +213,7 @@ def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: 
         node.group.engine.may_vote = False
         node.group.recovery.turn = lambda _engine, _journal: False
     count = applied(growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), [].append))
-    assert count > 500
+    assert count > 200
 
 
 def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(growing: Growing) -> None:
@@ -242,5 +242,5 @@ def test_a_leader_with_a_damaged_log_hands_over_to_who_is_left_and_does_not_get_
     damaged.runtime.enter(lambda: damaged.group.disk_failed(CorruptJournal("x", 0, "damaged")))
     growing.until(lambda: leads(growing, one))
     count = applied(growing, one, ask=lambda: None)
-    assert count > 500
+    assert count > 200
     assert leads(growing, one)

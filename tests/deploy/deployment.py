@@ -19,7 +19,7 @@ WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    return list(yaml.load_all(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
 def document(file: Path) -> dict[str, Any]:

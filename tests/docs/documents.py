@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 AT_THE_TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
@@ -21,6 +21,23 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
+
+
+def of_each_document(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Make one test of all documents, which names each that is wrong; one for each would cost more than its check."""
+
+    def test() -> None:
+        failures: list[Exception] = []
+        for document in DOCUMENTS:
+            try:
+                check(document)
+            except (AssertionError, SyntaxError, ValueError) as failure:
+                failure.add_note(f"in {name_of(document)}")
+                failures.append(failure)
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} documents are wrong", failures)
+
+    return test
 
 
 def blocks(document: Path) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-from documents import DOCUMENTS, ROOT, blocks, name_of
+from documents import DOCUMENTS, ROOT, blocks, name_of, of_each_document
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
@@ -27,7 +26,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "tutorial" / "first-hour.html").is_file()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_a_link_leads_to_a_file_and_a_heading_of_the_repository(document: Path) -> None:
     """As whoever reads the files themselves follows it; addresses of other sites are not looked at."""
     for target in LINK.findall(document.read_text()):
@@ -46,7 +45,7 @@ def anchors(file: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@of_each_document
 def test_code_in_a_document_can_be_parsed(document: Path) -> None:
     for language, code in blocks(document):
         if language == "python":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 import pytest
 from aiohttp import web
-from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, prose, spans
+from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 from cluster import envelope
 from cluster.histogram import Histogram
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 REFERENCE = ROOT / "docs" / "reference"
 PACKAGES = ("chaos", "cluster", "qq")
-documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
 
 # --- modules and what is in them
@@ -54,7 +53,7 @@ OF_A_CLUSTER = ("cluster.",)
 """In the documents for users `cluster` is the variable of their test."""
 
 
-@documents
+@of_each_document
 def test_dotted_names_are_of_modules_and_what_is_in_them(document: Path) -> None:
     for name in (name for span in spans(document) for name in DOTTED.findall(span)):
         if name.startswith(OF_A_CLUSTER) and document.parent != ROOT:
@@ -142,13 +141,13 @@ def python_files() -> list[str]:
     return [str(file.relative_to(ROOT)) for top in tops for file in (ROOT / top).rglob("*.py")]
 
 
-@documents
+@of_each_document
 def test_what_a_document_says_is_in_a_file_is_defined_there(document: Path) -> None:
     said = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
     assert {(file, name) for file, name in said if not is_in(name, file)} == set()
 
 
-@documents
+@of_each_document
 def test_names_of_a_module_are_defined_there(document: Path) -> None:
     said = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
     assert {(file, name) for file, name in said if name not in SUFFIXES and not is_in(name, file)} == set()
@@ -189,7 +188,7 @@ WRITTEN = re.compile(
 """What a user or a program writes."""
 
 
-@documents
+@of_each_document
 def test_files_are_in_the_repository(document: Path) -> None:
     missing = {
         path
@@ -204,7 +203,7 @@ PLACE = re.compile(r"(?:qq|cluster|chaos|tests|docs|deploy|examples|requirements
 """A folder, or a file whose suffix is left out."""
 
 
-@documents
+@of_each_document
 def test_folders_are_in_the_repository(document: Path) -> None:
     named = {span.rstrip("/") for span in spans(document) if PLACE.fullmatch(span)}
     assert {place for place in named if not is_place(ROOT / place)} == set()
@@ -263,7 +262,7 @@ def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> N
     assert described == known_settings()
 
 
-@documents
+@of_each_document
 def test_settings_are_settings(document: Path) -> None:
     text = document.read_text()
     known = known_settings()
@@ -277,7 +276,7 @@ def test_settings_are_settings(document: Path) -> None:
             assert variable in variables | others, f"{name_of(document)}: {variable}"
 
 
-@documents
+@of_each_document
 def test_configurations_name_settings_only(document: Path) -> None:
     indented = re.findall(r"(?:^ {4,}.*\n)+", document.read_text(), re.MULTILINE)
     for block in [*(code for language, code in blocks(document) if language == "toml"), *indented]:
@@ -367,7 +366,7 @@ def test_every_metric_is_in_the_reference() -> None:
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == known_metrics()
 
 
-@documents
+@of_each_document
 def test_metrics_are_shown_by_a_node(document: Path) -> None:
     named = set(re.findall(r"\brabbitmq_\w+", document.read_text()))
     known = known_metrics()
@@ -411,7 +410,7 @@ def groups() -> set[str]:
     return {name.partition(" ")[0] for name in commands() if " " in name}
 
 
-@documents
+@of_each_document
 def test_commands_of_qq_have_these_options(document: Path) -> None:
     for line in command_lines(document):
         if not (found := re.match(r"(?:\S*/)?qq ([a-z]+\b.*)", line)):
@@ -472,7 +471,7 @@ def options_in(text: str) -> set[str]:
     return set(re.findall(r"(?<=`)--?[a-z-]+", "\n".join(re.findall(r"^\|.*|\|.*", text, re.MULTILINE))))
 
 
-@documents
+@of_each_document
 def test_options_of_chaos_are_there(document: Path) -> None:
     """They are looked for in the text of the programs, which need packages that a quick run has not."""
     for line in command_lines(document):
@@ -486,7 +485,7 @@ def test_options_of_chaos_are_there(document: Path) -> None:
             assert f'"{command[1]}"' in (package / "__main__.py").read_text(), f"{name_of(document)}: {line}"
 
 
-@documents
+@of_each_document
 def test_targets_of_make_are_there(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
@@ -543,7 +542,7 @@ def is_route(path: str) -> bool:
     )
 
 
-@documents
+@of_each_document
 def test_http_paths_are_answered(document: Path) -> None:
     lines = [*spans(document), *command_lines(document)]
     # Shell variables that stand for the beginning of a path.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import encode_basic_auth
@@ -19,6 +21,7 @@ from qq.machine.commands import PutUser, SetPermissions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aiohttp.web import Application
     from multidict import CIMultiDictProxy
 
 Client = TestClient[Any, Any]
@@ -29,6 +32,10 @@ M = TypeVar("M", bound=MachineManagement)
 def login(user: str) -> dict[str, str]:
     return {"Authorization": encode_basic_auth(user, PASSWORD, "utf-8")}
 
+
+_RUNNER = asyncio.Runner()
+"""An application is of one event loop for its life, and to make one takes longer than most questions."""
+atexit.register(_RUNNER.close)
 
 GUEST = login("guest")
 
@@ -62,6 +69,10 @@ class Node(Generic[M]):
         self.management = management
         self.registry = CollectorRegistry()
 
+    @cached_property
+    def app(self) -> Application:
+        return build_app(self.view, self.management, self.registry)
+
     def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
         async def ask(client: Client) -> Answer:
             return await answer(client, path, method, **options)
@@ -72,11 +83,10 @@ class Node(Generic[M]):
         """Have something asked in a way of its own, by `answer`."""
 
         async def tell() -> T:
-            app = build_app(self.view, self.management, self.registry)
-            async with TestClient(_Server(app)) as client:
+            async with TestClient(_Server(self.app)) as client:
                 return await story(client)
 
-        return asyncio.run(tell())
+        return _RUNNER.run(tell())
 
     def api(self, path: str, method: str = "GET", *, user: str = "guest", **options: Any) -> Answer:
         """Ask below /api, logged in."""

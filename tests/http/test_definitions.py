@@ -496,7 +496,7 @@ async def run_beside(work: Awaitable[object]) -> int:
 
 @pytest.mark.parametrize("value", ["0", "[]", "[0,0,0]"])
 def test_others_run_while_a_document_of_many_small_values_is_read(value: str) -> None:
-    raw = ("{" + ",".join(f'"{number}": {value}' for number in range(50_000)) + "}").encode()
+    raw = ("{" + ",".join(f'"{number}": {value}' for number in range(10_000)) + "}").encode()
     assert asyncio.run(run_beside(read_large_object(raw))) > 10
 
 

@@ -1,8 +1,32 @@
-"""The option that regenerates the golden scenarios: `pytest tests/machine --rewrite`, then review the diff."""
+"""The option that regenerates the golden scenarios, and who breaks the law of queues.
+
+`pytest tests/machine --rewrite`, then review the diff.
+"""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 import pytest
+
+from qq.machine.backlog import Backlog
+from qq.machine.consumers import Rotation
+from qq.machine.history import Histories
+from qq.machine.queue import Consumer, Queue, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTS = ("qq.machine.queue", "qq.machine.consumers", "qq.machine.backlog", "qq.machine.history")
+"""The modules of a queue and of its parts."""
+ASSIGNED = (Queue, Tally, Consumer, Backlog)
+CHANGES: dict[type, tuple[str, ...]] = {
+    Backlog: ("add", "give_back", "put_back", "delay", "take", "expire", "release", "clear", "load"),
+    Histories: ("intern", "retain", "release", "keep_only", "load"),
+    Rotation: ("add", "discard"),
+    Consumer: ("wait_for_room", "stop_waiting", "hold", "mark"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,3 +38,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def rewrite(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--rewrite", default=False))
+
+
+@pytest.fixture
+def strangers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What others have changed of queues."""
+    found: list[str] = []
+
+    def note(what: str) -> None:
+        caller = sys._getframe(2).f_globals["__name__"]
+        if caller not in PARTS:
+            found.append(f"{caller}: {what}")
+
+    def checked(kind: type, name: str) -> Callable[..., Any]:
+        change = getattr(kind, name)
+
+        def call(self: Any, *values: Any, **options: Any) -> Any:
+            note(f"{kind.__name__}.{name}")
+            return change(self, *values, **options)
+
+        return call
+
+    for kind in ASSIGNED:
+        monkeypatch.setattr(kind, "__setattr__", checked(kind, "__setattr__"))
+    for kind, names in CHANGES.items():
+        for name in names:
+            monkeypatch.setattr(kind, name, checked(kind, name))
+    return found

@@ -7,7 +7,6 @@ takes seconds by design can be made to take less.
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cluster.realworld import AsyncioRuntime, RealDisk
-from qq import config
+from qq import config, garbage
 from qq.cli.layout import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
 from qq.machine.commands import Command
@@ -85,7 +84,9 @@ class ClusterHere:
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
-            cleanup.callback(gc.unfreeze)
+            cleanup.callback(
+                garbage.collect
+            )  # nodes that begin to serve exempt what is there by then, also of others
             cleanup.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             files = local_nodes(self._directory, 3, _reserve_ports(3, cleanup))
