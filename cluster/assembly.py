@@ -93,7 +93,7 @@ class Assembly:
         self._disk = disk
         self._links = links
         self._hooks = hooks
-        self.turns = TurnTimer(runtime, hooks.turn, config.timing.heartbeat_s / 2)
+        self.turns = TurnTimer(runtime, hooks.turn, config.timing.heartbeat_s)
         self.submissions = PendingSubmissions(config.name)
         self.proposals = Proposals()
         own = self.own = Bootstrap(
@@ -154,6 +154,7 @@ class Assembly:
             config.nodes[config.name],
             config.joins,
             self._versions,
+            config.listed_configuration(self._versions.low, lists_members=False),
             own.recovery,
             self._enrolment,
             own.engine,

@@ -55,6 +55,12 @@ PATIENCE_S = 5.0
 GIVEN_S = 60.0
 """The files of a snapshot are kept for this long after the last request; a transfer that is stuck ends then, too."""
 REPEAT_S = 1.0
+SPACE_PAUSE_MIN_S = 2.0
+SPACE_PAUSE_MAX_S = 60.0
+"""How long a transfer is not tried again for which there was no space: twice as long each time, up to this.
+
+Else the beginning of a large snapshot would be sent every other second, for as long as the disk is too small.
+"""
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
 
@@ -311,6 +317,18 @@ class _Taking:
     """Whether the transfer was given up; jobs on the background thread that still run for it do nothing."""
 
 
+@dataclass(slots=True)
+class _Unplaced:
+    """A snapshot for which there was no space on the disk."""
+
+    offer: Offer
+    pause_s: float
+    again_s: float
+    """When it is tried again, however much space is said to be free: a quota shows nowhere else."""
+    is_seen: bool = False
+    """Whether the space that is free was seen to be too little since then: then it is tried once there is enough."""
+
+
 class SnapshotTaker:
     """Fetches a snapshot into a directory of its own and hands it over when it is complete.
 
@@ -337,14 +355,14 @@ class SnapshotTaker:
         self._taking: _Taking | None = None
         self.times = Histogram(LONG_BOUNDS_S)
         """How long it took to catch up by snapshots, each from its offer until it was installed."""
-        self._unplaced: Offer | None = None
+        self._unplaced: _Unplaced | None = None
         """The last snapshot for which there was no space on the disk; None if one has come since."""
 
     @property
     def lacks_space(self) -> bool:
         """Whether there was no space for a snapshot that this log still needs, also while it is tried again."""
-        offer = self._unplaced
-        return offer is not None and self.is_of_use(offer.index, offer.term)
+        unplaced = self._unplaced
+        return unplaced is not None and self.is_of_use(unplaced.offer.index, unplaced.offer.term)
 
     @property
     def is_busy(self) -> bool:
@@ -371,11 +389,33 @@ class SnapshotTaker:
             return
         if self._journal.synced_index == 0:
             return  # the last snapshot is not yet durable as the log: a start would still need its directory
+        if not self._may_fit(offer, now_s):
+            return
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s, now_s)
         taking.storing = WINDOW  # nothing is asked for until the directory is there
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
+
+    def _may_fit(self, offer: Offer, now_s: float) -> bool:
+        """Whether it is time to try a snapshot, after there was no space for one."""
+        unplaced = self._unplaced
+        if unplaced is None or now_s >= unplaced.again_s:
+            return True
+        if self._disk.free_bytes() < offer.size:
+            unplaced.is_seen = True
+            return False
+        return unplaced.is_seen
+
+    def _note_unplaced(self, offer: Offer) -> None:
+        before = self._unplaced
+        if before is None:
+            log.error(
+                "no space for a snapshot of %d bytes: it is tried again when so many are free, and every minute",
+                offer.size,
+            )
+        pause_s = SPACE_PAUSE_MIN_S if before is None else min(2 * before.pause_s, SPACE_PAUSE_MAX_S)
+        self._unplaced = _Unplaced(offer, pause_s, self._runtime.monotonic() + pause_s)
 
     def connected(self, peer: str) -> None:
         """Ask a peer with a new link again for the chunks that were under way on the old one."""
@@ -544,9 +584,7 @@ class SnapshotTaker:
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
             self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            if self._unplaced is None:
-                log.error("no space for a snapshot of %d bytes", taking.offer.size)
-            self._unplaced = taking.offer
+            self._note_unplaced(taking.offer)
         else:
             self._runtime.fail(error)
         self._give_up()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cluster.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cluster.configuration import Configuration, Member
     from cluster.membership import Membership
@@ -45,8 +45,11 @@ class Configurations:
     def __init__(self, configuration: Configuration) -> None:
         """Begin with the configuration that counts as long as the log has none."""
         self._cluster = b""
+        self._callbacks: list[Callable[[], None]] = []
         self._base = configuration
         """The configuration that counts where neither the log nor the state has any."""
+        self._told: tuple[int, Configuration] = (0, configuration)
+        """The latest configuration of this cluster that another node has told, with its index."""
         self._held = [(0, configuration)]
         """The configurations in the log with the indexes of their entries, ascending."""
         self._note()
@@ -64,6 +67,25 @@ class Configurations:
         """
         return self.committed.cluster or self._cluster
 
+    @property
+    def latest(self) -> Configuration:
+        """The latest one that is known, be it only told by another node.
+
+        It counts for nothing before it is in the log. But members may be where it says, also the one that would send
+        the log: they may have moved while this node was away.
+        """
+        index, told = self._told
+        return told if index > self.newest_index else self.newest
+
+    def told(self, index: int, configuration: Configuration) -> bool:
+        """Another node tells the configuration of the entry at `index`. Returns whether it is the latest one now."""
+        is_later = configuration.cluster == self.cluster != b"" and index > max(
+            self._told[0], self.newest_index
+        )
+        if is_later:
+            self._told = index, configuration
+        return is_later
+
     def others(self, name: str) -> tuple[str, ...]:
         """The names of all members but this one, also of such as are about to be removed."""
         return tuple(known for known in self.known if known != name)
@@ -71,6 +93,10 @@ class Configurations:
     def directories(self, but: str) -> dict[str, bytes | None]:
         """The ids of the data directories of all members but this one, by name; None where there is none yet."""
         return {name: self.known[name].id for name in self.others(but)}
+
+    def when_committed(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever this node may know another configuration to be committed."""
+        self._callbacks.append(callback)
 
     def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
@@ -116,3 +142,5 @@ class Configurations:
         self.committed_index, self.committed = self._held[0]
         self.membership = self.newest.membership
         self.known = {member.name: member for _, held in self._held for member in held.members}
+        for callback in self._callbacks:
+            callback()

@@ -114,6 +114,8 @@ class Elections:
     ) -> Move:
         """What to do now that the election deadline has passed; to campaign takes up the round that was won.
 
+        Who rests ends its round: it could not win it, and would refuse those that could, because it asks, too.
+
         `follows`: this member knows a leader. `may_campaign`: it is allowed to stand for leader at all; `stands`: also
         without having been asked to by its leader, who does so with `is_asked`.
         """
@@ -122,7 +124,10 @@ class Elections:
             return Move.CAMPAIGN
         if follows and self.has_heard_leader(awake_s):
             return Move.LISTEN
-        return Move.ASK if may_campaign and stands else Move.REST
+        if may_campaign and stands:
+            return Move.ASK
+        self.give_up()
+        return Move.REST
 
     def ask(self) -> int | None:
         """Begin a round. Returns its number, or None if this member is a majority by itself and need not ask."""

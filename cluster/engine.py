@@ -123,7 +123,7 @@ class Engine(Stock):
         self._heard_told_s = 0.0
         """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
-        """Read in each turn, which come twice a heartbeat at least."""
+        """Read in each turn, which come once a heartbeat at least. By how much a beat is late is a stall, too."""
         self._luck = 0.0
         """Thrown once for each leader, and for each request for a vote: it spreads what nodes do that wait alike."""
         self._answers = Answers(timing.heartbeat_s / 2)
@@ -153,8 +153,14 @@ class Engine(Stock):
 
     @property
     def resume_s(self) -> float:
-        """When there is something to be sent that is not due yet, on the monotonic clock: call `turn` again then."""
-        return min(self._rested_s, self._notice_s)
+        """When something that is not due yet will be, on the monotonic clock: call `turn` again then.
+
+        A leader has something to send then. Any other node looks whether it is to campaign.
+        """
+        if self.is_leader:
+            return min(self._rested_s, self._notice_s)
+        deadline_s = self._SyncObj__raftElectionDeadline
+        return deadline_s if deadline_s > self._runtime.monotonic() else math.inf
 
     @property
     def wants_turn(self) -> bool:
@@ -369,7 +375,7 @@ class Engine(Stock):
         if self.is_leader:
             compose()
             now_s = self._runtime.monotonic()
-            if self._append_due or self.resume_s <= now_s:
+            if self._append_due or min(self._rested_s, self._notice_s) <= now_s:
                 self._send_appends()
             elif self._impatient:
                 self._send_notices()
@@ -425,7 +431,9 @@ class Engine(Stock):
         self._notice_s = self._rested_s = math.inf
         self._impatient.clear()
         now_s = self._runtime.monotonic()
-        self._SyncObj__newAppendEntriesTime = now_s + self._timing.heartbeat_s
+        # The next beat sends again, unless something was sent within half a heartbeat before it: no silence is longer
+        # than one and a half.
+        self._SyncObj__newAppendEntriesTime = now_s + self._timing.heartbeat_s / 2
         grown_bytes, self._grown_bytes = self._grown_bytes, 0
         made: dict[int, tuple[Append, int]] = {}
         for peer, progress in self.progress.items():
@@ -606,7 +614,7 @@ class Engine(Stock):
                 self._nodes.values(), self._tracker.reached_index(self._stored_index())
             )
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
-        if now_s - self._heard_told_s > self._timing.heartbeat_s:
+        if now_s - self._heard_told_s > self._timing.heartbeat_s / 2:
             self._heard_told_s = now_s - self._tracker.silent_s(awake_s)
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
             return True
@@ -669,7 +677,7 @@ class Engine(Stock):
             awake_s,
             follows=self.leader is not None,
             may_campaign=self._may_campaign,
-            stands=self.stands_for_leader,
+            stands=self.stands_for_leader and self._could_be_elected(),
             is_asked=self._SyncObj__transferInProgress,
         )
         if move is Move.CAMPAIGN:
@@ -683,6 +691,14 @@ class Engine(Stock):
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
         if move is Move.ASK:
             self._ask_for_pre_votes()
+
+    def _could_be_elected(self) -> bool:
+        """Whether there are links with a majority of the voters.
+
+        If one member reaches all others, and they only that one, it is the only one that can be elected.
+        """
+        linked = [peer for peer in self._voters if self._nodes[peer] in self._SyncObj__connectedNodes]
+        return self._configurations.membership.is_majority([self._name, *linked])
 
     def _ask_for_pre_votes(self) -> None:
         number = self._elections.ask()

@@ -68,6 +68,9 @@ class Group:
         self._events: GroupEvents = Nobody()
         self.apply_times = Histogram()
         """How long it took to apply each entry, without what this node does with the effects."""
+        self.beat_delays = Histogram()
+        """How late the event loop gave each beat. Whatever keeps it for longer than a beat is seen, at its end."""
+        self._beat_due_s = math.inf
         hooks = Hooks(
             self._turn,
             self._apply,
@@ -216,6 +219,8 @@ class Group:
     def _beat(self) -> None:
         """Ask for a turn at regular intervals: heartbeats and elections fall due without any event, too."""
         if self._turns.is_on:
+            now_s = self._runtime.monotonic()
+            self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
             self._turns.ask()
             self._syncing.look()
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
@@ -226,6 +231,7 @@ class Group:
                 self.leadership.leave_if_late(self._turns.beat_s)
                 self._expulsions.propose()
                 self.reconfiguration.take_due_step()
+            self._beat_due_s = now_s + self._turns.beat_s
             self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:
@@ -303,6 +309,7 @@ class Group:
     def _tell_status(self) -> None:
         if self._turns.is_on:
             self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
+            self._introductions.look(self._runtime.monotonic())
             self._departures.transmit_to_all(self.own_status.now())
             self._giver.tick(self.engine)
             self._installing.taker.tick()

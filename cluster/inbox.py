@@ -124,6 +124,8 @@ class Inbox:
             self._stopping.foreign_log(error)
         if not isinstance(message, Append | Appended) or self._engine.wants_turn:
             self._turns.ask()
+        elif isinstance(message, Append) and not message.entries and self._engine.outbox:
+            self._syncing.send()  # the answer waits for no sync, and may be all that there is to do until the next beat
 
     # Messages
 

@@ -8,6 +8,7 @@ Law: who the members are is told to everybody, and believed only where the own l
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from cluster.configuration import Versions
@@ -17,12 +18,17 @@ from cluster.log.hardstate import Standing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configuration import PeerAddress
+    from cluster.configuration import Configuration, PeerAddress
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
     from cluster.envelope import Message
     from cluster.members import Members
     from cluster.recovery import Recovery
+
+log = logging.getLogger(__name__)
+
+FORGOTTEN_AFTER_S = 10.0
+"""A node that is no member goes by what it was told of its cluster until it has had no link with it for so long."""
 
 
 class Introductions:
@@ -34,6 +40,7 @@ class Introductions:
         address: PeerAddress,
         joins: bool,
         versions: Versions,
+        untold: Configuration,
         recovery: Recovery,
         enrolment: Enrolment,
         engine: Engine,
@@ -42,6 +49,7 @@ class Introductions:
     ) -> None:
         """`address` is where others reach this node, `versions` are those of the state that its program can run.
 
+        `untold` is what counts as long as neither the log nor anybody else has told who the members are.
         `joins`: the node's settings say that it is to join a cluster, under whatever name.
         `removed` is called when this node is told that it is no member any more.
         """
@@ -49,6 +57,7 @@ class Introductions:
         self._address = address
         self._joins = joins
         self._versions = versions
+        self._untold = untold
         self._recovery = recovery
         self._enrolment = enrolment
         self._engine = engine
@@ -56,6 +65,8 @@ class Introductions:
         self._removed = removed
         self._told_index = 0
         """The index of the configuration that this node was told last."""
+        self._linked_s = 0.0
+        """When this node last had a link with a member, or had not been told yet who is one."""
 
     # Telling
 
@@ -108,8 +119,27 @@ class Introductions:
         if told.configuration.is_removed(self._members.id):
             self._removed()
             return
+        if held.told(told.index, told.configuration):
+            self._members.tell_links()
         if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index
             held.begin(told.configuration)
             self._members.follow()
         self._recovery.told(told.configuration, told.term, self._engine)
+
+    def look(self, now_s: float) -> None:
+        """Forget what this node was told, if it is no member yet and none is heard any more; called once a second.
+
+        That cluster may be gone, and another one be in its place, which this node would refuse as a foreign one. It has
+        promised nothing, so it goes on as after a restart.
+        """
+        told = self._told_index > 0 and self._recovery.standing is Standing.BLANK
+        if not told or self._members.presence.members:
+            self._linked_s = now_s
+        elif now_s - self._linked_s >= FORGOTTEN_AFTER_S:
+            log.info(
+                "no member of the cluster that this node was told of is heard any more: it looks for any cluster"
+            )
+            self._told_index = 0
+            self._members.configurations.begin(self._untold)
+            self._members.follow()

@@ -81,6 +81,8 @@ class KnownMembers:
         self._name = name
         self._listed = listed
         self._prefers_listed = prefers_listed
+        self._told: dict[str, PeerAddress] = {}
+        """Where other nodes of this cluster say that members are."""
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the data directories that are, or were, members."""
 
@@ -89,10 +91,11 @@ class KnownMembers:
         return self._listed.get(peer, address) if self._prefers_listed else address
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
-        """Where a member may listen. If several members have moved, this node's file may know better than the log."""
+        """Where a member may listen. If several have moved, this node's file, or another node, may know better."""
         address = self.addresses[peer]
         listed = self._listed.get(peer, address)
-        return (address,) if listed == address else (address, listed)
+        told = self.place(peer, self._told.get(peer, address))
+        return tuple(dict.fromkeys((address, listed, told)))
 
     def configure(
         self, own_id: bytes, configurations: Configurations, linked: Mapping[str, Terms]
@@ -117,6 +120,7 @@ class KnownMembers:
             for name, member in configurations.known.items()
             if name != self._name
         }
+        self._told = {member.name: member.address for member in configurations.latest.members}
         has_joined = self.terms.is_named and not was_named
 
         def may_be_of_another(peer: str, terms: Terms) -> bool:

@@ -7,7 +7,7 @@ Lives here: how much longer others wait for this node's disk than it waits for t
 here: who holds what (tracker.py), what is done about it (leadership.py).
 
 Law: pure; indexes and times are handed in. A disk that stops once for a moment is not late, nor is one whose peers are
-as slow.
+as slow, unless a write takes so long that one is later than the others by chance.
 """
 
 from __future__ import annotations

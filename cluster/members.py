@@ -106,6 +106,10 @@ class Members:
     def note_past(self, *, has_past: bool) -> None:
         """Have links tell whether this node relies on its log: then it is of a cluster, also if that has no id."""
         self.configurations.has_past = has_past
+        self.tell_links()
+
+    def tell_links(self) -> None:
+        """Have links go by the configurations as they are now."""
         self._links.configure(self.id, self.configurations)
 
     def follow(self) -> bool:
@@ -123,7 +127,7 @@ class Members:
         for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # a majority of the voters decides what time it is
         self._peers.configure(held.directories(self.name), self._runtime.monotonic())
-        self._links.configure(self.id, held)
+        self.tell_links()
         self.meet()
         self._changed()
         return True

@@ -171,10 +171,10 @@ class ForkServer:
         self._process.wait()
 
 
-def fork_server(name: str) -> ForkServer:
+def fork_server(name: str = "") -> ForkServer:
     """The server of this name for the environment that this process has now; it is started when it is first asked for.
 
-    Two names are two servers: what is forked from one has its seed of hashes.
+    Two names are two servers, which import the program twice: for who wants processes with several seeds of hashes.
     """
     of_the_interpreter = {
         key: value for key, value in os.environ.items() if key.startswith(_OF_THE_INTERPRETER)

@@ -24,7 +24,6 @@ from cluster.configuration import PeerAddress, Versions, host_problem
 from cluster.envelope import Alarm
 from cluster.group import Group
 from cluster.group_config import GroupConfig
-from cluster.histogram import Histogram
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
@@ -103,8 +102,6 @@ WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for, and again when that changes; one whose cluster is
 there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
-LOOP_CHECK_INTERVAL_S = 0.05
-"""How often it is looked how late the event loop is. What takes longer is always seen, at its end."""
 RATES_PAUSE_S = 60.0
 """How long rates are not counted after an error in counting them."""
 FILES_CHECK_INTERVAL_S = 1.0
@@ -173,7 +170,6 @@ class Node:
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
-        self._loop_delays = Histogram()
         if (config.data_dir / UNFINISHED).exists():
             raise StartError(
                 f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
@@ -252,7 +248,6 @@ class Node:
             tasks.create_task(self.management.watch_sessions())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_files())
-            tasks.create_task(self._watch_loop())
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin()
@@ -295,12 +290,6 @@ class Node:
                 self.links.renew_tls(self._peer_tls.current)
             if self._secrets is not None and self._secrets.reload():
                 self.links.renew_secrets(self._secrets.current)
-
-    async def _watch_loop(self) -> None:
-        while True:
-            due_s = self.runtime.monotonic() + LOOP_CHECK_INTERVAL_S
-            await asyncio.sleep(LOOP_CHECK_INTERVAL_S)
-            self._loop_delays.add(max(0.0, self.runtime.monotonic() - due_s))
 
     async def _watch_rates(self) -> None:
         """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""
@@ -552,7 +541,6 @@ class Node:
             memory_limit_bytes=self.memory_limit_bytes,
             disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
             write_times=self.disk.write_times,
-            loop_times=self._loop_delays,
             listeners=self._listeners,
             certificates=_certificates(config),
             settings=config.shown(),
@@ -622,7 +610,7 @@ class Node:
             memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active),
             delays=DelayMetrics(
                 group.apply_times,
-                self._loop_delays,
+                group.beat_delays,
                 self.disk.write_times,
                 self.broker.submissions.commit_times,
                 self.broker.submissions.queueing_times,

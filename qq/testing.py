@@ -139,7 +139,7 @@ class ClusterNode:
         config = ["--config", str(self._config.absolute())]
         with self.log.open("ab") as log:
             if SERVE_COMMAND is None:
-                server = fork_server(self.name)
+                server = fork_server()
                 environment = node_environment() | {PARENT_VARIABLE: str(server.pid)}
                 try:
                     return server.start(
@@ -284,9 +284,6 @@ class LocalCluster:
             self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
             self.nodes = [ClusterNode(node, self._spawner) for node in self._files]
             cleanup.callback(self._kill_all)
-            if SERVE_COMMAND is None:
-                for node in self.nodes:
-                    fork_server(node.name)  # they import at the same time
             for node in self.nodes:
                 node.start()
             for node in self.nodes:

@@ -125,13 +125,13 @@ def test_a_node_whose_server_is_gone_before_it_begins_does_not_begin(
 
 
 def test_what_an_interpreter_reads_at_its_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = fork_server("n1")
+    usual = fork_server()
     assert fork_server("n2") is not usual
     monkeypatch.setenv("PYTHONDEVMODE", "1")
-    other = fork_server("n1")
+    other = fork_server()
     assert other is not usual
     monkeypatch.undo()
-    assert fork_server("n1") is usual
+    assert fork_server() is usual
     other.close()
 
 

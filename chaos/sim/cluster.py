@@ -20,7 +20,7 @@ from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.applying import Confirmed, Expelled
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine import Engine
 from cluster.group import Group
 from cluster.group_config import GroupConfig
@@ -42,7 +42,7 @@ LOG = f"{GROUP}/log"
 """Where the files are on each node's disk."""
 START_RETRY_S = 0.5
 OPERATOR_S = 3.0
-"""How often an operator looks whether a node with a new directory waits to be let in."""
+"""How often an operator looks after the members."""
 RETURN_S = 1.0
 """An operator takes this long to let a node in again that has been removed."""
 
@@ -484,19 +484,27 @@ class SimulatedCluster:
         known = {other.name: other.address for other in self.nodes}
         return {name: known.get(name, address_of(name)) for name in names}
 
-    def take_in_lost(self) -> None:
-        """Do what an operator has to do about a node with a new directory that the cluster does not take in by itself.
+    def look_after_members(self) -> None:
+        """Do what an operator has to do where the cluster does not help itself.
 
-        It has a new address, too; or the member that it was has been removed before it could be replaced.
+        A node with a new directory is not taken in by itself if it has a new address, too, or if the member that it was
+        has been removed before it could be replaced. And a member is still there whose node was given up: what stopped
+        then because it was removed was another directory of that name, an old one.
         """
-        self.world.after(OPERATOR_S, self.take_in_lost)
+        self.world.after(OPERATOR_S, self.look_after_members)
         leader = self.leader()
         if leader is None:
             return
-        for node in self.nodes:
-            if not node.up or not node.has_started or node.standing is Standing.VOTER:
-                continue
-            change = _taking_in(node, leader.group.configurations.committed)
+        members = leader.group.configurations.committed
+        waiting = [
+            node
+            for node in self.nodes
+            if node.up and node.has_started and node.standing is not Standing.VOTER
+        ]
+        changes = [_taking_in(node, members) for node in waiting]
+        given_up = [member for member in members.members if member.name not in self.names]
+        changes += [MemberChange(Verb.REMOVE, member.name, member.id or NOBODY) for member in given_up]
+        for change in changes:
             if change is not None:
                 refused = partial(_refused, leader)
                 leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, refused))

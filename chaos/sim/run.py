@@ -225,7 +225,7 @@ class Scene:
             self.upgrade.begin()
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
-        self.cluster.take_in_lost()
+        self.cluster.look_after_members()
         self._look_at_files()
 
     def _look_at_files(self) -> None:

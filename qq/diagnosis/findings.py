@@ -219,14 +219,19 @@ def _counted(count: int, severity: Severity) -> str:
 def diagnosis_of(findings: Iterable[Finding]) -> Diagnosis:
     """Put findings in order: the gravest first, then as the codes are, then those that have lasted longest.
 
-    What is too much is left out.
+    What several nodes have found is there once, and what is too much is left out.
     """
     places = {code: place for place, code in enumerate(KINDS)}
 
     def place(each: Finding) -> tuple[int, int, float]:
         return GRAVEST_FIRST.index(each.severity), places[each.code], each.since_ms or inf
 
-    ordered = sorted(findings, key=place)
+    known: set[tuple[str, ...]] = set()
+    ordered: list[Finding] = []
+    for each in sorted(findings, key=place):
+        if each[:3] not in known:
+            known.add(each[:3])
+            ordered.append(each)
     return Diagnosis(ordered[:FINDINGS_MAX], max(0, len(ordered) - FINDINGS_MAX))
 
 

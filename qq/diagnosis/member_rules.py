@@ -43,8 +43,6 @@ class MemberFacts(NamedTuple):
     disk_hangs: bool = False
     why_apart: str | None = None
     """Why the node that is asked has no link with it, if it knows that."""
-    is_twice: bool = False
-    """Whether another process calls itself by its name, too, as the node that is asked sees it."""
 
 
 class ClusterFacts(NamedTuple):
@@ -61,6 +59,13 @@ def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
     for member in facts.members:
         yield from _member(member)
     yield from _links(facts.members)
+
+
+def findings_of_names(twice: Iterable[str]) -> Iterator[Finding]:
+    """What a node finds that refuses processes which call themselves as linked members do."""
+    for name in twice:
+        text = "another process, which is refused, calls itself by its name, too"
+        yield Finding("name-twice", f"node {name}", text)
 
 
 def unlinked(misses: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
@@ -112,8 +117,6 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         way = "ahead of" if member.clock_offset_ms > 0 else "behind"
         text = f"its clock is {abs(member.clock_offset_ms) / 1000:.1f} s {way} the cluster's time"
         yield Finding("clock-off", node, text)
-    if member.is_twice:
-        yield Finding("name-twice", node, "another process, which is refused, calls itself by its name, too")
     if member.disk_hangs:
         yield Finding(
             "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"

@@ -8,7 +8,7 @@ Law: monitors see everybody's connections and administrators close them; others 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -17,12 +17,15 @@ from qq.http.errors import bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, only_own, require_owner
 from qq.http.requests import done, is_asked, vhost_if_named
+from qq.http.slices import Slices
 from qq.machine.commands import CloseConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-    from qq.http.view import Client, ConnectionHead, ManagementView
+    from qq.http.view import ChannelHead, Client, ConnectionHead, ManagementView
+
+H = TypeVar("H", "ConnectionHead", "ChannelHead")
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
@@ -76,13 +79,7 @@ class ConnectionEndpoints:
     # Connections
 
     async def connections(self, request: web.Request) -> web.StreamResponse:
-        vhost = await vhost_if_named(request, self._management, MONITORS)
-        user, own = request.match_info.get("user"), only_own(request)
-        heads = [
-            head
-            for head in await self._management.connection_heads()
-            if vhost in (None, head.vhost) and user in (None, head.user) and own in (None, head.user)
-        ]
+        heads = await self._matching(request, self._management.connection_heads)
         return await write_listing(request, connection_listing(self._management, heads))
 
     async def connections_of(self, request: web.Request) -> web.StreamResponse:
@@ -90,18 +87,18 @@ class ConnectionEndpoints:
         return await self.connections(request)
 
     async def connection(self, request: web.Request) -> web.Response:
-        connection = await self._existing(request, self._management.connections)
-        return narrowed(request, client_document(connection))
+        head = await self._existing(request, self._management.connection_heads)
+        return narrowed(request, client_document(await self._told(self._management.connections_of, head)))
 
     async def close(self, request: web.Request) -> web.Response:
-        connection = await self._existing(request, self._management.connections, all_seeing=ADMINISTRATORS)
+        connection = await self._existing(request, self._management.connection_heads, ADMINISTRATORS)
         await self._management.change(_closing(request, connection))
         return done()
 
     async def close_all(self, request: web.Request) -> web.Response:
         require_owner(request, request.match_info["user"], ADMINISTRATORS)
         await self._management.wait_applied()
-        connections = await self._matching(request, self._management.connections)
+        connections = await self._matching(request, self._management.connection_heads)
         await self._management.change(*(_closing(request, connection) for connection in connections))
         return done()
 
@@ -117,22 +114,19 @@ class ConnectionEndpoints:
         return await self._write_channels(request)
 
     async def channels_of(self, request: web.Request) -> web.StreamResponse:
-        connection = await self._existing(request, self._management.connections)
-        return await self._write_channels(request, connection["name"])
+        connection = await self._existing(request, self._management.connection_heads)
+        return await self._write_channels(request, connection.name)
 
     async def _write_channels(
         self, request: web.Request, connection: str | None = None
     ) -> web.StreamResponse:
-        found = await self._matching(request, self._management.channels)
-        shown = (
-            client_document(channel)
-            for channel in found
-            if connection in (None, channel["connection_details"]["name"])
-        )
-        return await write_listing(request, Listing(shown, basic=CHANNEL_BASICS))
+        heads = await self._matching(request, self._management.channel_heads)
+        found = [head for head in heads if connection in (None, head.connection)]
+        return await write_listing(request, channel_listing(self._management, found))
 
     async def channel(self, request: web.Request) -> web.Response:
-        channel = await self._existing(request, self._management.channels)
+        head = await self._existing(request, self._management.channel_heads)
+        channel = await self._told(self._management.channels_of, head)
         found, channels = self._management.consumers_of_channel(channel), by_place([channel])
         consumers = [consumer_document(each, channels) for each in found]
         # What goes between a channel and each queue or exchange is told in RabbitMQ's rates mode "detailed" only.
@@ -142,32 +136,38 @@ class ConnectionEndpoints:
     # Both
 
     async def _matching(
-        self, request: web.Request, all_clients: Callable[[], Awaitable[Sequence[Client]]]
-    ) -> list[Client]:
+        self, request: web.Request, all_heads: Callable[[], Awaitable[Sequence[H]]]
+    ) -> list[H]:
         """Those of the user or virtual host in the path, as far as the one who asks may see them."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         user = request.match_info.get("user")
         own = only_own(request)
         return [
-            each
-            for each in await all_clients()
-            if vhost in (None, each["vhost"]) and user in (None, each["user"]) and own in (None, each["user"])
+            head
+            for head in await all_heads()
+            if vhost in (None, head.vhost) and user in (None, head.user) and own in (None, head.user)
         ]
 
     async def _existing(
         self,
         request: web.Request,
-        all_clients: Callable[[], Awaitable[Sequence[Client]]],
+        all_heads: Callable[[], Awaitable[Sequence[H]]],
         all_seeing: Collection[str] = MONITORS,
-    ) -> Client:
+    ) -> H:
         """The one that the path names. Raises Refusal, also if it is somebody else's."""
         for is_known in (False, True):
             if is_known:
                 await self._management.wait_applied()
-            for each in await all_clients():
-                if each["name"] == request.match_info["name"]:
-                    require_owner(request, each["user"], all_seeing)
-                    return each
+            for head in await all_heads():
+                if head.name == request.match_info["name"]:
+                    require_owner(request, head.user, all_seeing)
+                    return head
+        raise not_found()
+
+    async def _told(self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H) -> Client:
+        """All that is told of one. Raises Refusal if it has just gone."""
+        for each in await of_heads([head]):
+            return each
         raise not_found()
 
 
@@ -177,17 +177,35 @@ def connection_listing(
     """The list of these connections, of which no more are asked for than are shown."""
 
     async def whole(some: Sequence[ConnectionHead]) -> Sequence[dict[str, Any]]:
-        return [client_document(each) for each in await management.connections_of(some)]
+        return await _documents(await management.connections_of(some))
 
     return Listing(heads, _HEAD, is_in_order=True, basic=CONNECTION_BASICS, whole=whole)
 
 
+def channel_listing(management: ManagementView, heads: Sequence[ChannelHead]) -> Listing[ChannelHead]:
+    """The list of these channels, of which no more are asked for than are shown."""
+
+    async def whole(some: Sequence[ChannelHead]) -> Sequence[dict[str, Any]]:
+        return await _documents(await management.channels_of(some))
+
+    return Listing(heads, _HEAD, is_in_order=True, basic=CHANNEL_BASICS, whole=whole)
+
+
+async def _documents(clients: Iterable[Client]) -> list[dict[str, Any]]:
+    documents: list[dict[str, Any]] = []
+    slices = Slices()
+    for each in clients:
+        documents.append(client_document(each))
+        await slices.give_way()
+    return documents
+
+
 _HEAD = {name: attrgetter(name) for name in ("name", "vhost", "user", "node")}
-"""What is told of a connection that all nodes know."""
+"""What is told of a connection, or a channel, that all nodes know."""
 
 
-def _closing(request: web.Request, connection: Client) -> CloseConnection:
+def _closing(request: web.Request, connection: ConnectionHead) -> CloseConnection:
     reason = request.headers.get(REASON_HEADER) or REASON
     # Octets of a header that are no UTF-8 arrive as halves of surrogate pairs.
     octets = reason.encode(errors="replace")[:REASON_BYTES_MAX]
-    return CloseConnection(connection["node"], connection["id"], octets.decode(errors="ignore"))
+    return CloseConnection(connection.node, connection.id, octets.decode(errors="ignore"))

@@ -4,8 +4,8 @@ Lives here: the text (https://prometheus.io/docs/instrumenting/exposition_format
 who ask may take. Not here: which figures there are (qq/management/figures.py), the node's own metrics (qq/metrics.py).
 
 Three laws. Nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for
-others. Who does not read keeps nobody waiting: an answer is sent when the next one may be made. And most queues of very
-many are as they were: no text is made of what has not changed since it was told last.
+others. Who does not read, or has left, keeps nobody waiting: an answer is sent when the next one may be made. And most
+queues of very many are as they were: no text is made of what has not changed since it was told last.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from qq.http.errors import has_left
 from qq.http.slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class ObjectExposition:
         pieces: list[bytes] = []
         async with self._turn:
             await asyncio.sleep(max(0.0, self._next_s - monotonic()))
+            if has_left(request):
+                raise ConnectionResetError
             if request.method != hdrs.METH_HEAD:
                 pieces = await self._made(_lines(tables, prefix, self._texts(request.path_qs)))
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
-from qq.http.connections import connection_listing
+from qq.http.connections import channel_listing, connection_listing
 from qq.http.consumers import consumer_documents
 from qq.http.documents import (
-    client_document,
     fields_of,
     queue_document,
     row_fields,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from qq.http.live import View
-    from qq.http.view import Client, Declaration, ManagementView, NodeView
+    from qq.http.view import Declaration, ManagementView, NodeView
 
 CONSUMERS_MAX = 200
 """How many consumers of a queue are told."""
@@ -162,20 +161,16 @@ class LiveViews:
 
     async def channels(self, request: web.Request) -> bytes:
         """Those of all users, or of the one who asks; of the virtual host and the connection that are named."""
-        clients = await self._management.channels()
         vhost, own = await self._vhost(request, MONITORS), only_own(request)
         connection = request.query.get("connection")
-
-        def is_shown(client: Client) -> bool:
-            of = client["connection_details"]["name"]
-            return (
-                vhost in (None, client["vhost"])
-                and own in (None, client["user"])
-                and connection in (None, of)
-            )
-
-        shown = (client_document(client) for client in clients if is_shown(client))
-        return await listed_page(request, Listing(shown))
+        heads = [
+            head
+            for head in await self._management.channel_heads()
+            if vhost in (None, head.vhost)
+            and own in (None, head.user)
+            and connection in (None, head.connection)
+        ]
+        return await listed_page(request, channel_listing(self._management, heads))
 
     async def history(self, request: web.Request) -> web.Response:
         age_s = number(request, "age", AGE_DEFAULT_S, AGE_MAX_S)

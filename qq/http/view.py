@@ -289,6 +289,19 @@ class ConnectionHead(NamedTuple):
     user: str
 
 
+class ChannelHead(NamedTuple):
+    """What of a channel all nodes know, once its node has told them its name."""
+
+    node: str
+    id: int
+    """`node` and `id` say which one it is in the log."""
+    name: str
+    vhost: str
+    user: str
+    connection: str
+    """The name of its connection."""
+
+
 class ThingRows(NamedTuple):
     """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
 
@@ -764,20 +777,20 @@ class ManagementView(Protocol):
         """
         ...
 
-    async def connections(self) -> Sequence[Client]:
-        """The connections of all nodes. Of a node that does not answer it is told what the log knows."""
-        ...
-
     async def connection_heads(self) -> Sequence[ConnectionHead]:
-        """What is known of the connections of all nodes without asking these, in the order of `vhost` and `name`."""
+        """The connections of all nodes, in the order of `vhost` and `name`. Each node is asked once for each name."""
         ...
 
     async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Client]:
         """These connections, in their order. Of a node that does not answer it is told what the log knows."""
         ...
 
-    async def channels(self) -> Sequence[Client]:
-        """The channels of all nodes that answer."""
+    async def channel_heads(self) -> Sequence[ChannelHead]:
+        """The channels of all nodes that answer, in the order of `vhost` and `name`, as `connection_heads`."""
+        ...
+
+    async def channels_of(self, heads: Sequence[ChannelHead]) -> Sequence[Client]:
+        """These channels, in their order, of those nodes that answer."""
         ...
 
     async def channels_at(self, places: Iterable[tuple[str, int]], /) -> Sequence[Client]:

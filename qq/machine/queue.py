@@ -306,6 +306,8 @@ class Queue:
                 shared[budget] = shared.get(budget, 0) + consumer.credit
             else:
                 idle.append(consumer)
+        if idle:
+            self._frozen = None  # if nothing comes of it, the queue is not served
         for consumer in idle:
             self.make_way(consumer)  # so that it is not asked again before there is room
         for budget, credit in shared.items():

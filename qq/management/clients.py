@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.documents import plain
 from qq.http.slices import Slices
-from qq.http.view import ConnectionHead
+from qq.http.view import ChannelHead, ConnectionHead
+from qq.management.client_names import ClientNames
 from qq.management.client_watch import ClientWatch
 from qq.management.queue_sets import in_slices
 from qq.management.rates import Rates, deliveries_of, with_rates
@@ -29,19 +30,21 @@ if TYPE_CHECKING:
 
     from cluster.group import Group
     from qq.machine.catalog import ConnectionState
+    from qq.machine.core import SessionState
     from qq.machine.machine import QueueMachine
-    from qq.management.others import OtherNodes, TellRows, TellSome
+    from qq.management.others import OtherNodes, TellSome
     from qq.sessions.broker import Broker
     from qq.sessions.facts import SessionCounts, SessionFacts, TlsFacts, Traffic
     from qq.sessions.ports import Connection, Session
 
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of nodes that tell nothing of them."""
-CONNECTIONS, CHANNELS = "connections", "channels"
-NAMES, SOME_CONNECTIONS, SOME_CHANNELS = "connection-names", "some-connections", "some-channels"
+CONNECTION_NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
+CHANNEL_NAMES, SOME_CHANNELS = "channel-names", "some-channels"
 """The topics that nodes ask each other about."""
 
 _CHURN = "churn"
+_by_name = attrgetter("vhost", "name")
 
 Row = dict[str, Any]
 
@@ -88,67 +91,45 @@ class ClientReports:
         self._others = others
         self._client_rates = Rates()
         self.client_watch = ClientWatch()
-        self._connection_names: dict[tuple[str, int], tuple[ConnectionState, str]] = {}
-        """The names of connections, those of other nodes as these have told them."""
-        others.tell_rows(CONNECTIONS, self._connection_rows)
-        others.tell_some(NAMES, self._own_names)
+        self._connection_names: ClientNames[ConnectionState, str] = ClientNames(
+            broker.name, others, CONNECTION_NAMES, self._own_connection_name
+        )
+        self._channel_names: ClientNames[SessionState, tuple[str, int]] = ClientNames(
+            broker.name, others, CHANNEL_NAMES, self._own_channel_name
+        )
         others.tell_some(SOME_CONNECTIONS, self._own_connections)
-        others.tell_rows(CHANNELS, self._channel_rows)
         others.tell_some(SOME_CHANNELS, self._own_channels)
 
     @property
     def _machine(self) -> QueueMachine:
         return self._broker.machine
 
-    async def connections(self) -> Sequence[Row]:
-        """The connections of all nodes, each with its `id`."""
-        told = await self._rows_of_all(CONNECTIONS, self._connection_rows)
-        found: list[Row] = []
-        known = {(node, row["id"]): row for node, rows in told.items() for row in rows}
-        for row in list(self._machine.catalog.connections.values()):
-            shown = known.get((row.node, row.id))
-            found.append(_known_of(row) if shown is None else shown)
-        return sorted(found, key=_place)
-
     async def connection_heads(self) -> Sequence[ConnectionHead]:
-        names, unknown = await self._known_names()
-        nodes = [node for node in unknown if node != self._broker.name]
-        asked = [self._others.some(node, NAMES, unknown[node]) for node in nodes]
         connections = self._machine.catalog.connections
-        for node, told in zip(nodes, await asyncio.gather(*asked), strict=True):
-            for number, name in told:
-                row = connections.get((node, number))
-                if row is not None:
-                    names[node, number] = row, name
-        self._connection_names = names
+        rows = list(connections.items())
+        names = await self._connection_names.of(rows)
         heads: list[ConnectionHead] = []
         slices = Slices()
-        for key, row in list(connections.items()):
-            name = names[key][1] if key in names else _name_in_log(row)
-            heads.append(ConnectionHead(row.node, row.id, name, row.vhost.name, row.user))
+        for place, row in rows:
+            if connections.get(place) is row:
+                name = names.get(place) or _name_in_log(row)
+                heads.append(ConnectionHead(*place, name, row.vhost.name, row.user))
             await slices.give_way()
-        return await in_slices(heads, attrgetter("vhost", "name"))
+        return await in_slices(heads, _by_name)
 
-    async def _known_names(
-        self,
-    ) -> tuple[dict[tuple[str, int], tuple[ConnectionState, str]], dict[str, list[int]]]:
-        """The names of connections that are known, and the numbers of those that are not, by their nodes.
-
-        A connection has its name for as long as it is there; its number may be that of another one later.
-        """
-        names: dict[tuple[str, int], tuple[ConnectionState, str]] = {}
-        unknown: dict[str, list[int]] = {}
+    async def channel_heads(self) -> Sequence[ChannelHead]:
+        sessions = self._machine.sessions
+        channels = [item for item in list(sessions.items()) if item[1].user is not None]
+        names = await self._channel_names.of(channels)
+        heads: list[ChannelHead] = []
         slices = Slices()
-        for key, row in list(self._machine.catalog.connections.items()):
-            known, own = self._connection_names.get(key), self._broker.connections.get(row.id)
-            if known is not None and known[0] is row:
-                names[key] = known
-            elif row.node == self._broker.name and own is not None:
-                names[key] = row, own.name
-            else:
-                unknown.setdefault(row.node, []).append(row.id)
+        for place, session in channels:
+            if place in names and session.user is not None and sessions.get(place) is session:
+                connection, number = names[place]
+                name = _channel_name(connection, number)
+                heads.append(ChannelHead(*place, name, session.vhost.name, session.user, connection))
             await slices.give_way()
-        return names, unknown
+        return await in_slices(heads, _by_name)
 
     async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Row]:
         places = [(head.node, head.id) for head in heads]
@@ -164,10 +145,10 @@ class ClientReports:
                 found.append(_known_of(connections[key]))
         return found
 
-    async def channels(self) -> Sequence[Row]:
-        """The channels of all nodes that tell of theirs."""
-        told = await self._rows_of_all(CHANNELS, self._channel_rows)
-        return sorted((row for rows in told.values() for row in rows), key=_place)
+    async def channels_of(self, heads: Sequence[ChannelHead]) -> Sequence[Row]:
+        places = [head[:2] for head in heads]
+        rows = {(row["node"], row["id"]): row for row in await self.channels_at(places)}
+        return [rows[place] for place in places if place in rows]
 
     async def channels_at(self, places: Iterable[tuple[str, int]]) -> Sequence[Row]:
         return await self._rows_at(SOME_CHANNELS, self._own_channels, places)
@@ -177,18 +158,13 @@ class ClientReports:
         numbers: dict[str, list[int]] = {}
         for node, number in dict.fromkeys(places):
             numbers.setdefault(node, []).append(number)
-        own = [row for _, row in own_rows(numbers.pop(self._broker.name, []))]
-        asked = [self._others.some(node, topic, some) for node, some in numbers.items()]
-        return [*own, *chain.from_iterable(await asyncio.gather(*asked))]
-
-    async def _rows_of_all(self, topic: str, own_rows: TellRows) -> Mapping[str, Sequence[Row]]:
-        told = await self._others.rows_of_all(topic)
         rows: list[Row] = []
         slices = Slices()
-        for _, row in own_rows(None):
+        for _, row in own_rows(numbers.pop(self._broker.name, [])):
             rows.append(row)
             await slices.give_way()
-        return told | {self._broker.name: rows}
+        asked = [self._others.some(node, topic, some) for node, some in numbers.items()]
+        return [*rows, *chain.from_iterable(await asyncio.gather(*asked))]
 
     # Of this node
 
@@ -232,18 +208,14 @@ class ClientReports:
             await slices.give_way()
         self._client_rates.end_pass()
 
-    def _own_names(self, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[int, str]]]:
-        for number in numbers:
-            connection = self._broker.connections.get(number)
-            if connection is not None:
-                yield number, (number, connection.name)
+    def _own_connection_name(self, number: int) -> str | None:
+        connection = self._broker.connections.get(number)
+        return None if connection is None else connection.name
 
-    def _connection_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
-        """The connections of this node behind a number, in the order of their numbers."""
-        connections = self._broker.connections
-        return self._own_connections(
-            sorted(number for number in connections if after is None or number > after)
-        )
+    def _own_channel_name(self, number: int) -> tuple[str, int] | None:
+        session = self._broker.sessions.get(number)
+        facts = None if session is None else session.facts()
+        return None if session is None or facts is None else (session.connection.name, facts.number)
 
     def _own_connections(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
         catalog, connections = self._machine.catalog, self._broker.connections
@@ -282,11 +254,6 @@ class ClientReports:
             **_tls(facts.tls),
         }
 
-    def _channel_rows(self, after: Any) -> Iterator[tuple[int, Row]]:
-        """The channels of this node behind a session's number, in the order of these."""
-        sessions = self._broker.sessions
-        return self._own_channels(sorted(number for number in sessions if after is None or number > after))
-
     def _own_channels(self, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
         sessions = self._broker.sessions
         for number in numbers:
@@ -302,7 +269,7 @@ class ClientReports:
         is_held = connection.facts().is_blocked or self._broker.throttle.holds(connection.id)
         return {
             "id": session.session,
-            "name": f"{connection.name} ({facts.number})",
+            "name": _channel_name(connection.name, facts.number),
             "node": self._broker.name,
             "number": facts.number,
             "user": connection.user,
@@ -327,12 +294,12 @@ class ClientReports:
         }
 
 
-def _place(row: Row) -> tuple[str, int]:
-    return row["node"], row["id"]
-
-
 def _name_in_log(row: ConnectionState) -> str:
     return f"{row.node}:{row.id}"
+
+
+def _channel_name(connection: str, number: int) -> str:
+    return f"{connection} ({number})"
 
 
 def _known_of(row: ConnectionState) -> Row:

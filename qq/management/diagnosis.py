@@ -1,8 +1,8 @@
 """What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
 
 With each sample a node judges itself and the queues, from what it knows. Whoever is asked judges the members as it sees
-them at that moment, as the status of the cluster does, and adds what the other nodes have found of themselves, and what
-all of them show together.
+them at that moment, as the status of the cluster does, and adds what the other nodes have found of themselves and of
+who came to them, and what all of them show together.
 
 Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
 how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.findings import Diagnosis, Finding, Since, diagnosis_of, finding_in
 from qq.diagnosis.limits import TenantUse, Vitals, findings_of_all
-from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members
+from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members, findings_of_names
 from qq.diagnosis.node_rules import findings_of_node
 from qq.http.view import NodeState
 from qq.management.vitals import NodeVitals
@@ -71,9 +71,13 @@ class Diagnoses:
         leads = self._group.leader == self._diagnosed.name
         self._vitals.look_at_shovels(await self._all_shovels(None) if leads else [])
         self._queues.queue_watch.commit_s = self._vitals.commit_s
-        own = findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000)
+        members = self._cluster_facts()
+        own = [
+            *findings_of_node(self._vitals.facts(), self._diagnosed.runtime.wall_ms() / 1000),
+            *findings_of_names(each.name for each in members.members if self._own.is_twice(each.name)),
+        ]
         self._own_findings = self._since.note(own, self._group.time_ms())
-        self._judged_members(self._cluster_facts())  # so that it is known since when they are so
+        self._judged_members(members)  # so that it is known since when they are so
 
     def _judged_members(self, facts: ClusterFacts) -> list[Finding]:
         """What is wrong with the members now, as this node sees them."""
@@ -129,7 +133,6 @@ class Diagnoses:
                 is_drained=member.drained,
                 disk_hangs=bool(said is not None and said.disk_hangs),
                 why_apart=self._own.why_apart_from(member.name),
-                is_twice=self._own.is_twice(member.name),
             )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""How many seconds pass between looks whether maintenance has begun or ended, and whether clients are left."""
+"""How many seconds pass between looks whether clients have come who have to go."""
 TOLD_AT_ONCE = 100
 """How many clients are told to go before other tasks run: some milliseconds of work."""
 
@@ -36,6 +37,8 @@ class ClientDrain:
         self._group = group
         self._broker = broker
         self._grace_s = grace_s
+        self._committed = asyncio.Event()
+        group.configurations.when_committed(self._committed.set)
 
     @property
     def is_on(self) -> bool:
@@ -59,12 +62,12 @@ class ClientDrain:
                 await asyncio.sleep(LOOK_S)
             log.info("this node is not under maintenance any more")
 
-    async def _until(self, *, begun: bool, within_s: float = float("inf")) -> None:
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + within_s
-        # The group is not asynchronous: it has no event to wait for.
-        while self.is_on != begun and loop.time() < end_s:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+    async def _until(self, *, begun: bool, within_s: float | None = None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.is_on != begun:
+                    self._committed.clear()
+                    await self._committed.wait()
 
     async def _tell_clients(self) -> None:
         text = f"node {self._broker.name} was put into maintenance mode: connect to another node"

@@ -43,8 +43,6 @@ class OwnNode(NamedTuple):
     disk_free_limit_bytes: int
     write_times: Histogram
     """How long each write to the log has taken, with its sync."""
-    loop_times: Histogram
-    """How late timers of the event loop were."""
     listeners: Callable[[], Sequence[Listener]]
     """Returns the ports that are open."""
     certificates: Sequence[CertificateFiles]

@@ -11,6 +11,7 @@ import pytest
 from cluster.envelope import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
 from cluster.inquiries import Inquiries
 from qq.management import others
+from qq.management.client_names import ClientNames
 from qq.management.others import OtherNodes
 
 
@@ -82,6 +83,33 @@ def test_some_rows_are_told_once_and_in_order(size: int) -> None:
     assert told == list(rows.values())
     assert asyncio.run(two.asking.some("b", "some", [])) == []
     assert asyncio.run(two.asking.some("b", "unheard of", [1])) == []
+
+
+def test_a_client_is_asked_for_its_name_once() -> None:
+    """And again if another one has its number; those of a node that tells nothing have none."""
+    two = Two()
+    asked: list[int] = []
+    called = {1: "one", 2: "two", 4: "four"}
+
+    def name(number: int) -> str | None:
+        asked.append(number)
+        return called.get(number)
+
+    names: ClientNames[object, str] = ClientNames("a", two.asking, "names", {7: "mine"}.get)
+    ClientNames[object, str]("b", two.asked, "names", name)
+
+    def told(clients: dict[tuple[str, int], object]) -> dict[tuple[str, int], str]:
+        return asyncio.run(names.of(list(clients.items())))
+
+    clients = {("a", 7): object(), ("b", 1): object(), ("b", 2): object(), ("b", 3): object()}
+    assert told(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert asked == [1, 2, 3]
+    assert told(clients) == {("a", 7): "mine", ("b", 1): "one", ("b", 2): "two"}
+    assert asked == [1, 2, 3, 3]
+    called[1] = "another"
+    assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
+    two.inquiries["b"].answer_with(lambda _: b"")
+    assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
 def test_a_row_that_no_answer_holds_is_left_out() -> None:

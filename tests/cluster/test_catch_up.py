@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import heapq
 import math
+import os
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from cluster.catch_up import (
     CHUNK_BYTES,
     GIVEN_S,
     PATIENCE_S,
+    SPACE_PAUSE_MIN_S,
     Installable,
     SnapshotGiver,
     SnapshotTaker,
@@ -65,11 +68,22 @@ class World:
         raise error
 
 
+class DiskWithQuota(SimulatedDisk):
+    """A disk that may say that much is free, while this node may not write so much."""
+
+    quota_bytes: int | None = None
+
+    def append_to(self, inode: Any, data: bytes) -> None:
+        if self.quota_bytes is not None and self.used_bytes() + len(data) > self.quota_bytes:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().append_to(inode, data)
+
+
 class Node:
     """A node's disk and log."""
 
     def __init__(self, name: str, world: World) -> None:
-        self.disk = SimulatedDisk(Random(name), world.after)
+        self.disk = DiskWithQuota(Random(name), world.after)
         self.directory = GroupDirectory(self.disk, "group", Owner("cluster", name, 0))
         self.world = world
         self.open()
@@ -430,15 +444,47 @@ def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transf
     transfer.check_clean()
 
 
-def test_a_full_disk_ends_the_transfer_and_the_next_offer_begins_it_again(transfer: Transfer) -> None:
+def test_a_full_disk_ends_the_transfer_and_an_offer_begins_it_again_when_there_is_space(
+    transfer: Transfer,
+) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)
     transfer.there.disk.full = True
     transfer.world.run()
     assert not transfer.installed
+    asked = len(transfer.fetches())
+    transfer.tick()
+    transfer.world.run()
+    assert len(transfer.fetches()) == asked, "it is fetched though there is no space"
     transfer.there.disk.full = False
     transfer.tick()
     transfer.world.run()
+    transfer.check_installed()
+
+
+@pytest.mark.parametrize("bound", ["capacity_bytes", "quota_bytes"])
+def test_without_space_the_next_attempts_come_later_and_later(transfer: Transfer, bound: str) -> None:
+    """With each attempt the beginning of the snapshot is sent. That of every other second kept a leader busy."""
+    disk = transfer.there.disk
+    setattr(disk, bound, disk.used_bytes() + 3 * CHUNK_BYTES)
+    transfer.begin()
+    attempts: list[float] = []
+    while transfer.world.now_s < 50.0:
+        asked = len(transfer.fetches())
+        transfer.world.run()
+        if len(transfer.fetches()) > asked:
+            attempts.append(transfer.world.now_s)
+        transfer.tick()
+    pauses = [after - before for before, after in pairwise(attempts)]
+    assert len(pauses) == 4
+    assert all(2.0**number <= pause < 2.0**number + 2.5 for number, pause in enumerate(pauses, start=1))
+    assert SPACE_PAUSE_MIN_S == 2.0
+    assert transfer.taker.lacks_space
+    setattr(disk, bound, None)
+    shows = bound == "capacity_bytes"
+    while not transfer.installed and transfer.world.now_s < (52.0 if shows else 70.0):
+        transfer.world.run()
+        transfer.tick()
     transfer.check_installed()
 
 
@@ -450,6 +496,7 @@ def test_there_is_no_space_until_a_snapshot_has_come_or_is_needed_no_more(transf
     transfer.there.disk.full = True
     transfer.world.run()
     assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, False)
+    transfer.world.now_s += SPACE_PAUSE_MIN_S
     transfer.tick()
     transfer.world.run(lambda: transfer.taker.is_busy)
     assert (transfer.taker.lacks_space, transfer.taker.is_busy) == (True, True)

@@ -366,3 +366,20 @@ def test_what_is_applied_cannot_be_deleted_any_more() -> None:
     assert configurations.newest == four
     configurations.find(TRIO, 20, [])
     assert (configurations.newest_index, configurations.newest) == (20, TRIO)
+
+
+def test_the_latest_configuration_is_what_was_told_until_the_log_is_as_far() -> None:
+    told = TRIO.moved({"n1": address(4)})
+    no_cluster = Configurations(Configuration.of(8, TRIO.members))
+    assert not no_cluster.told(9, told)
+    configurations = Configurations(TRIO)
+    configurations.find(TRIO, 5, [])
+    assert not configurations.told(9, Configuration.of(8, TRIO.members, identity(9)))
+    assert not configurations.told(5, told)
+    assert configurations.latest is TRIO
+    assert configurations.told(9, told)
+    assert not configurations.told(8, TRIO), "it was told by one that is behind"
+    assert configurations.latest is told
+    assert configurations.newest is TRIO
+    configurations.find(TRIO, 9, [])
+    assert configurations.latest is TRIO

@@ -166,3 +166,12 @@ def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> N
     elections.answer("c", BETTER, OURS, may_vote=True, is_later_term=True, hears_leader=False)
     assert not elections.count("d", number)
     assert not elections.is_won
+
+
+def test_who_rests_does_not_go_before_another_one_any_more(elections: Elections) -> None:
+    """It had asked, and lost its links: the one that still had links with a majority was refused for ever."""
+    end = LogEnd(2, 7)
+    elections.ask()
+    assert not elections.is_better("c", end, end)
+    assert move(elections, stands=False) is Move.REST
+    assert elections.is_better("c", end, end)

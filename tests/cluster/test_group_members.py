@@ -575,3 +575,27 @@ def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
         trio.pass_ms(3000)
         statuses = trio.leader().group.statuses
         assert [statuses.why_not_lead(member.name) for member in trio.members] == [None] * 3
+
+
+def test_a_node_that_was_told_its_cluster_finds_another_one_when_that_is_gone(growing: Growing) -> None:
+    """It had to be restarted: it went on refusing everybody who is not of the cluster that it had been told first."""
+    lost = growing.followers()[0]
+    assert growing.asked(growing.leader(), remove(lost)) == ""
+    growing.stops(lost)
+    lost.disk.lose_everything()
+    lost.start()
+    growing.pass_ms(2000)
+    told = lost.group.configurations.newest
+    assert told.was_removed(lost.name)
+    for member in growing.members:
+        member.end()
+        member.disk.lose_everything()
+    growing.pass_ms(2000)
+    assert lost.group.configurations.newest is told, "it may be a restart of all the others"
+    growing.listed = [member.name for member in growing.members]
+    for member in growing.members:
+        member.start()
+    growing.members.append(lost)
+    growing.until(lambda: growing.agrees("abc"), within_ms=30_000)
+    assert growing.leader().group.configurations.committed.cluster not in (b"", told.cluster)
+    growing.all_submit()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.clock import PATIENCE_S
-from cluster.configuration import Versions
+from cluster.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.envelope import Transfer, encode
@@ -134,7 +135,14 @@ class Member:
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
 
-    def start(self, machine: Alarms | None = None, group: type[Group] = Group, **settings: Any) -> None:
+    def start(
+        self,
+        machine: Alarms | None = None,
+        group: type[Group] = Group,
+        places: Mapping[str, PeerAddress] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
+        """`places` is where other members are according to the node's file, beside what the log says."""
         trio = self._trio
         self._lives += 1
         self.machine = machine or Alarms()
@@ -143,7 +151,9 @@ class Member:
         self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
         seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
         versions = Versions(*self.machine.versions)
-        links = trio.network.attach(self.name, self.runtime, versions, addresses=[self.address], seeds=seeds)
+        links = trio.network.attach(
+            self.name, self.runtime, versions, addresses=[self.address], listed=places, seeds=seeds
+        )
         names = {self.name} if seeds else {*trio.listed, self.name}
         config = GroupConfig(
             self.name,

@@ -65,14 +65,15 @@ def test_a_new_reign_begins_without_what_was() -> None:
 def test_a_leader_whose_disk_is_slow_hands_over_to_one_whose_disk_is_not(growing: Growing) -> None:
     slow, *others = growing.leader(), *growing.followers()
     slow.disk.slow = SLOW
-    assert applied(growing, slow, ask=lambda: None) > 500
+    assert applied(growing, slow, ask=lambda: None) > 200
     assert leads(growing, *others), "it does not come back"
 
 
-def test_a_leader_goes_on_whose_disk_is_as_slow_as_that_of_a_voter_without_whom_there_is_no_majority(
+def test_a_leader_goes_on_whose_disk_is_no_slower_than_that_of_a_voter_without_whom_there_is_no_majority(
     growing: Growing,
 ) -> None:
     leader, slow, _ = growing.leader(), *growing.followers()
-    leader.disk.slow = slow.disk.slow = SLOW
+    # Of two that are equally slow, one may be later than the other by chance, and for long enough to hand over.
+    leader.disk.slow, slow.disk.slow = SLOW, 1.5 * SLOW
     applied(growing, leader, ask=lambda: None)
     assert leads(growing, leader)

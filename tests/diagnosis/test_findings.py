@@ -60,6 +60,18 @@ def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
     assert diagnosis_of([]).verdict == "nothing is wrong"
 
 
+def test_what_several_nodes_have_found_is_told_once_since_the_first_has() -> None:
+    finding = Finding("name-twice", "node n3", "x")
+    given = [
+        finding,
+        finding._replace(since_ms=50),
+        finding._replace(since_ms=40),
+        finding._replace(text="y"),
+    ]
+    assert [each.since_ms for each in diagnosis_of(given).findings if each.text == "x"] == [40]
+    assert len(diagnosis_of(given).findings) == 2
+
+
 def test_there_are_never_more_than_a_page_holds() -> None:
     diagnosis = diagnosis_of(
         Finding("node-down", f"node n{number}", "x") for number in range(FINDINGS_MAX + 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qq.diagnosis.findings import Finding
-from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members
+from qq.diagnosis.member_rules import ClusterFacts, MemberFacts, findings_of_members, findings_of_names
 
 THREE = [MemberFacts(name, True, "voter", "voter", 0, 10, (), 8) for name in ("n1", "n2", "n3")]
 
@@ -39,11 +39,6 @@ def test_three_members_that_are_there_are_well() -> None:
             "disk-slow",
             "its disk does not come to the end of a write, so it acknowledges nothing",
         ),
-        (
-            {"is_twice": True},
-            "name-twice",
-            "another process, which is refused, calls itself by its name, too",
-        ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
         ({"clock_offset_ms": -86_400_000}, "clock-off", "its clock is 86400.0 s behind the cluster's time"),
@@ -64,6 +59,11 @@ def test_what_is_found_of_a_member(change: dict[str, object], code: str, text: s
     if change.get("role") != "voter" and "role" in change:
         members.append(THREE[2]._replace(name="n6"))  # five voters, whatever becomes of this one
     assert list(findings_of_members(ClusterFacts("n1", members, 8))) == [Finding(code, "node n3", text)]
+
+
+def test_names_that_are_used_twice() -> None:
+    text = "another process, which is refused, calls itself by its name, too"
+    assert list(findings_of_names(["n3"])) == [Finding("name-twice", "node n3", text)]
 
 
 def test_a_learner_is_no_voter() -> None:

@@ -156,6 +156,7 @@ class _Group:
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
         self.apply_times = Histogram()
+        self.beat_delays = Histogram()
         self.alarms = SimpleNamespace(own=lambda _: self.known["n1"].alarm, free_bytes=10**9)
         self.journal = SimpleNamespace(disk_bytes=1234)
         self.own_status = SimpleNamespace(flaw=lambda: self.flaw)
@@ -322,19 +323,20 @@ class MachineManagement(Management):
         self.certificate_files: list[CertificateFiles] = []
         self.reasons: dict[str, str] = {}
         """Why there is no link with a member."""
+        self.twice: set[str] = set()
+        """The names that other processes call themselves by, too."""
         own = OwnNode(
             data_dir="/nowhere",
             connections_max=3,
             memory_limit_bytes=2**40,
             disk_free_limit_bytes=5 * 10**7,
             write_times=Histogram(),
-            loop_times=Histogram(),
             listeners=lambda: self.listeners,
             certificates=self.certificate_files,
             settings={"limits.cache_bytes": "7", "cluster_name": "qq"},
             common_settings={"[limits] cache_bytes": "7"},
             why_apart_from=self.reasons.get,
-            is_twice=lambda _: False,
+            is_twice=self.twice.__contains__,
         )
         self.secrets = [b"0123456789abcdef"]
         self.carrier = _Carrier()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import encode_basic_auth
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import AppRunner, BaseRunner
 from fakes import PASSWORD, FakeView, MachineManagement
 from prometheus_client import CollectorRegistry
 from yarl import URL
@@ -55,6 +56,13 @@ async def answer(client: Client, path: str, method: str = "GET", **options: Any)
         return Answer(response.status, response.headers, await response.text())
 
 
+class _Server(TestServer):
+    """A server that goes on with what was asked when whoever asked leaves, as a node does."""
+
+    async def _make_runner(self, **options: Any) -> BaseRunner:
+        return AppRunner(self.app, **options | {"handler_cancellation": False})
+
+
 class Node(Generic[M]):
     def __init__(self, management: M) -> None:
         self.view = FakeView()
@@ -75,7 +83,7 @@ class Node(Generic[M]):
         """Have something asked in a way of its own, by `answer`."""
 
         async def tell() -> T:
-            async with TestClient(TestServer(self.app)) as client:
+            async with TestClient(_Server(self.app)) as client:
                 return await story(client)
 
         return _RUNNER.run(tell())

@@ -216,6 +216,26 @@ def test_pages_of_connections_are_those_of_the_whole_list(
         each.close()
 
 
+def test_pages_of_channels_are_those_of_the_whole_list(
+    nodes: list[ClusterNode], connection: Any, name: str
+) -> None:
+    others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes]
+    channels = [each.channel(number) for each in (connection, *others) for number in (1, 3)]
+    wait_for(lambda: len(ask(nodes[0], "channels")) >= len(channels))
+    for order in ("", "&sort=number&sort_reverse=true", "&sort=node"):
+        whole = [each["name"] for each in ask(nodes[0], f"channels?x{order}")]
+        pages = [ask(nodes[0], f"channels?page={page}&page_size=3{order}") for page in (1, 2)]
+        assert [each["name"] for page in pages for each in page["items"]] == whole[:6]
+        assert pages[0]["total_count"] == len(whole) >= 8
+        assert all("message_stats" in each for page in pages for each in page["items"])  # it is all of each
+    [one, _] = mine(nodes[1], "channels", name)
+    assert ask(nodes[1], f"channels/{quote(one['name'], safe='')}")["number"] == one["number"] == 1
+    shown = ask(nodes[1], f"connections/{quote(one['connection_details']['name'], safe='')}/channels?page=1")
+    assert [each["number"] for each in shown["items"]] == [1, 3]
+    for each in others:
+        each.close()
+
+
 def test_a_connection_of_another_node_is_closed_by_its_name(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:

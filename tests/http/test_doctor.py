@@ -146,6 +146,16 @@ def test_members_are_judged_as_they_are_when_somebody_asks(node: Any) -> None:
     assert codes(node) == {}
 
 
+def test_a_node_hears_from_the_others_that_another_process_has_its_name(node: Any) -> None:
+    """It is to them that the other one comes."""
+    management = node.management
+    management.twice.add("n2")
+    sample(node)
+    assert codes(node) == {"name-twice": "node n2"}
+    _, [finding] = _in(msgpack.unpackb(pack(management._tell_diagnosis()))) or pytest.fail("nothing is told")
+    assert (finding.code, finding.subject) == ("name-twice", "node n2")
+
+
 def test_a_shovel_that_moves_nothing_is_told_until_it_runs(node: Node[MachineManagement]) -> None:
     told, key = node.management.carrier.told, ("/", "s")
     value = {"src-uri": "amqp://far", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
@@ -287,7 +297,7 @@ def test_a_limit_is_told_for_a_minute_because_publishers_wait_for_moments(
 def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     management = node.management
     management._vitals._own = management._vitals._own._replace(connections_max=1000)
-    loop_times = management._vitals._own.loop_times
+    loop_times = management._vitals._group.beat_delays
     sample(node)
     for _ in range(10):
         loop_times.add(3.0)

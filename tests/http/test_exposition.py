@@ -235,6 +235,35 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
     assert node.tell(story) >= 2 * 0.01 * exposition.PAUSE_SHARE
 
 
+def test_nothing_is_made_for_those_who_have_left(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections are bounded, but one that is closed leaves its place at once, and what it has asked for was made."""
+    made: list[str] = []
+    texts = exposition.ObjectExposition._texts
+
+    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
+        made.append(asked)
+        return texts(self, asked)
+
+    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
+    used_s = iter(range(1000))
+    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
+
+    async def story(client: Client) -> None:
+        await answer(client, "/metrics/per-object?first")
+        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
+        await asyncio.sleep(0.05)  # they wait for their turn
+        for _, writer in connections:
+            writer.transport.abort()
+        await answer(client, "/metrics/per-object?last")
+
+    node.tell(story)
+    assert made == ["/metrics/per-object?first", "/metrics/per-object?last"]
+
+
 def test_who_does_not_read_keeps_nobody_waiting(node: Node[MachineManagement]) -> None:
     """Of those who do not read, some have what was made for them; the first one is given up when there are more."""
     for number in range(700):

@@ -14,7 +14,7 @@ from http_node import GUEST, Client, Node, answer
 
 from qq.http import lists
 from qq.http.bodies import read_queue
-from qq.http.view import ConsumerStatus
+from qq.http.view import ChannelHead, ConsumerStatus
 from qq.machine.commands import (
     BindQueue,
     Connect,
@@ -26,7 +26,7 @@ from qq.machine.commands import (
 from qq.management import queue_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 NAMES = ["Beta", "alpha", "gamma.1", "gamma.2"]
 
@@ -281,6 +281,33 @@ def test_no_more_channels_are_asked_for_than_those_of_the_consumers_that_are_sho
     assert len(node.api("consumers").json) == len(asked) == 10
     [shown] = node.api("queues/%2F/Beta").json["consumer_details"]
     assert (shown["consumer_tag"], asked) == ("c3", [3])
+
+
+def test_no_more_channels_are_asked_for_than_are_shown(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def channel_heads() -> list[ChannelHead]:
+        return [
+            ChannelHead("n2", number, f"c{number // 2} ({number % 2})", "/", "guest", f"c{number // 2}")
+            for number in range(10)
+        ]
+
+    async def channels_of(heads: Sequence[ChannelHead]) -> list[dict[str, Any]]:
+        asked[:] = [head.id for head in heads]
+        return [{**head._asdict(), "number": head.id % 2} for head in heads]
+
+    monkeypatch.setattr(node.management, "channel_heads", channel_heads)
+    monkeypatch.setattr(node.management, "channels_of", channels_of)
+    page = node.api("channels?page=2&page_size=3&sort=name&sort_reverse=true").json
+    assert [each["name"] for each in page["items"]] == ["c3 (0)", "c2 (1)", "c2 (0)"]
+    assert asked == [6, 5, 4]
+    assert node.api("channels/c1%20%281%29").json["number"] == 1
+    assert asked == [3]
+    page = node.api("channels?page=1&page_size=2&sort=number").json
+    assert [each["name"] for each in page["items"]] == ["c0 (0)", "c1 (0)"]
+    assert len(node.api("channels").json) == len(asked) == 10
 
 
 def test_nodes_have_pages_too(node: Node[MachineManagement]) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 from likeness import differences
-from machine_driver import Driver, batch, consume, declare, publish, reloaded
+from machine_driver import Driver, assert_kept_is_current, batch, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
 from qq.machine.commands import (
     Cancel,
     Command,
     Credit,
+    DeclareQueue,
     DeleteQueue,
     Limit,
     PurgeQueue,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from qq.machine.queue import Consumer
 
 QUEUES = ["q0", "q1", "q2"]
+FULL: dict[str, Any] = {"x_overflow": "reject-publish", "x_max_length": 0}
+"""A queue that takes what its consumers can have at once, and nothing else."""
 SESSIONS = [1, 2]
 
 numbers = st.integers(0, 7)
@@ -51,6 +54,10 @@ steps = st.one_of(
 )
 
 
+def declared(queue: str, session: int = 1) -> DeclareQueue:
+    return declare(queue, session, **(FULL if queue == "q2" else {}))
+
+
 def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) -> tuple[list[Command], int]:
     """What a step of the property means now, and how many messages it needs."""
     consumers = list(machine.consumers.values())
@@ -58,7 +65,7 @@ def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) ->
         case ("publish", str(queue), int(count)):
             return [publish(count, queue)], count
         case ("consume", str(queue), int(session), int(credit)):
-            return [declare(queue, session), consume(number, queue, credit, session)], 0
+            return [declared(queue, session), consume(number, queue, credit, session)], 0
         case ("settle", int(which), int(count)) if consumers:
             consumer = consumers[which % len(consumers)]
             first = consumer.unacked.first() or 0
@@ -73,9 +80,9 @@ def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) ->
         case ("limit", int(session), int(count)):
             return [Limit(session, count)], 0
         case ("purge", str(queue)):
-            return [declare(queue), PurgeQueue(1, 1, queue)], 0
+            return [declared(queue), PurgeQueue(1, 1, queue)], 0
         case ("delete", str(queue)):
-            return [DeleteQueue(1, 1, queue, False, False), declare(queue)], 0
+            return [DeleteQueue(1, 1, queue, False, False), declared(queue)], 0
         case ("down", int(session)):
             return [SessionDown(session)], 0
         case _:
@@ -93,7 +100,7 @@ def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
 @given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30))
 def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tuple[object, ...]]]) -> None:
     machine = QueueMachine()
-    machine.apply_batch("n1", 1, 0, 1000, batch([declare(queue) for queue in QUEUES]))
+    machine.apply_batch("n1", 1, 0, 1000, batch([declared(queue) for queue in QUEUES]))
     machine.end_entry(1000)
     number = 0
     with mock.patch.object(core_module, "WOKEN_MAX", 3):
@@ -107,6 +114,7 @@ def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tu
                 assert loaded.apply_batch("n1", index, ordinal, 1000, payload) == effects
             assert machine.end_entry(1000) == loaded.end_entry(1000)
             assert machine.digest() == loaded.digest()
+            assert_kept_is_current(machine)
             assert differences(machine, reloaded(loaded)) == []
             for consumer in machine.consumers.values():
                 room = naive_room(machine, consumer)
@@ -132,6 +140,19 @@ def test_who_has_a_turn_waits_no_more_and_takes_nobodys_place() -> None:
         effects = each.apply(Settle(2, 0, 0), publish(4, "q2"))
         assert [effect.consumer for effect in effects if isinstance(effect, Deliver)] == [20, 4]
     assert driver.machine.digest() == other.machine.digest()
+
+
+def test_who_has_no_turn_any_more_at_a_queue_that_is_full_has_none_in_a_dump() -> None:
+    """Nothing is published, and so the queue is not served; who was to get it waits for room in its channel now."""
+    driver = Driver()
+    driver.apply(declare("full", **FULL), declare("q"), Limit(1, 1))
+    driver.apply(consume(1, "full", 1), consume(2, "q", 1), publish(1, "q"))
+    full = driver.machine.vhosts["/"].queues["full"]
+    assert full.rotation
+    driver.machine.dump()
+    driver.apply(publish(1, "full"))
+    assert not full.rotation
+    assert_kept_is_current(driver.machine)
 
 
 def test_who_could_not_take_more_for_another_reason_does_not_wait_for_room() -> None:

@@ -759,15 +759,15 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=0),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=25),
-    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=0, is_long=True),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=33),
+    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=1, is_long=True),
     Hazard(
         Parts(engine=SendsEverythingAgain),
         LONG_LOGS,
         30,
         "has committed another entry",
         ("cluster.engine.vouched_for", believe_the_commit_index),
-        shown_by=0,
+        shown_by=3,
     ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
@@ -876,7 +876,7 @@ HAZARDS = [
         20,
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
-        shown_by=19,
+        shown_by=1,
         is_long=True,
     ),
     Hazard(
@@ -919,7 +919,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=2,
+        shown_by=6,
     ),
     Hazard(
         Parts(),
@@ -927,7 +927,7 @@ HAZARDS = [
         20,
         "another state",
         ("qq.machine.publishers.Publishers.freeze", forget_publishers),
-        shown_by=1,
+        shown_by=0,
         is_long=True,
     ),
     Hazard(
@@ -945,7 +945,7 @@ HAZARDS = [
         10,
         "both active",
         ("qq.machine.queue.Queue._may_get", let_everybody_take),
-        shown_by=20,
+        shown_by=0,
         is_long=True,
     ),
     Hazard(
@@ -962,7 +962,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        shown_by=32,
+        shown_by=28,
     ),
     Hazard(
         Parts(),
@@ -986,7 +986,7 @@ HAZARDS = [
         10,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=4,
+        shown_by=6,
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
         is_long=True,
@@ -999,7 +999,7 @@ HAZARDS = [
         ("chaos.sim.queue_workload.encode_batch", lets_in_too_deep_a_table),
         shown_by=26,
     ),
-    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=4),
+    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=0),
     Hazard(
         Parts(),
         SHORTENED_LOGS,
@@ -1023,23 +1023,23 @@ HAZARDS = [
         20,
         "both lead term",
         ("cluster.identity._checked", let_everybody_in),
-        shown_by=11,
+        shown_by=6,
         world=KNOWN_BY_NAMES,
         is_long=True,
     ),
-    Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state", shown_by=8),
+    Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state", shown_by=9),
     Hazard(
         Parts(network=LinksWhoeverIsListed),
         LISTS,
         20,
         "both lead term",
         ("cluster.identity._checked", let_everybody_in),
-        shown_by=11,
+        shown_by=17,
         world=KNOWN_BY_NAMES,
         is_long=True,
     ),
     Hazard(
-        Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=0
+        Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=1
     ),
     Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=1),
     Hazard(
@@ -1058,7 +1058,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=9),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=28),
     Hazard(
         Parts(),
         WRONG_LISTS,
@@ -1073,7 +1073,7 @@ HAZARDS = [
         30,
         "has synced entry",
         ("cluster.configuration.Configuration.has", known_by_name),
-        shown_by=7,
+        shown_by=4,
     ),
     Hazard(
         Parts(),
