@@ -60,7 +60,7 @@ def traced_bytes(message: c.Command, *, arguments: dict[str, Any]) -> float:
         "n1", 1, 0, 1_000, batch([DeclareQueue(1, 1, "q", False, True, False, False, False, arguments)])
     )
     payload = batch([message], [b"x"])
-    warm, runs = 1_500, 2_500
+    warm, runs = 2_500, 5_000
     tracemalloc.start()
     before = 0
     for step in range(warm + runs):
