@@ -15,6 +15,7 @@ from qq.cli.escaping import escaped, quoted
 from qq.cli.output import print_rows
 from qq.cli.progress import counted
 from qq.cli.remote import path_of
+from qq.diagnosis.words import number
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def _until_ended(node: Remote, move: dict[str, Any]) -> int:
                 raise CommandError(f"{error}; {note}") from None
             print(note)
             raise
-    done = f"moved {move['moved']:,} messages from {quoted(move['source'])}, and left {move['skipped']:,}"
+    moved = number(move["moved"], "message")
+    done = f"moved {moved} from {quoted(move['source'])}, and left {move['skipped']:,}"
     if move["state"] == _FINISHED:
         print(done)
         return 0

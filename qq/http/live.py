@@ -136,8 +136,10 @@ class Feed:
             await asyncio.sleep(INTERVAL_S)
             try:
                 event = _event(await self._turns.take(self._make))
-            except (Refusal, Unavailable) as refused:
+            except Refusal as refused:
                 event = _event(str(refused).encode(), "gone")
+            except Unavailable as unavailable:
+                event = _event(str(unavailable).encode(), "unavailable")
             if event == told.event:
                 continue
             told = Told(told.number + 1, event)

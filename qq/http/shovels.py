@@ -20,7 +20,7 @@ from qq.http.requests import check_permitted, done, existing, named_vhost, sees,
 from qq.http.view import AllPublications
 from qq.machine.commands import BindQueue, DeclareQueue, DeleteParameter, Get
 from qq.machine.moves import SHOVEL
-from qq.shovels.definition import InvalidShovel, OtherProtocol, definition_of
+from qq.shovels.definition import InvalidShovel, NotSupported, definition_of
 from qq.shovels.uris import redacted
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_shovel(vhost: str, _name: str, value: Any) -> None:
         definition_of(vhost, value)
     except InvalidShovel as error:
         refused = invalid(str(error))
-        if isinstance(error, OtherProtocol):
+        if isinstance(error, NotSupported):
             raise NotCarriedOut(refused.status, refused.reason) from None
         raise refused from None
 

@@ -52,8 +52,8 @@ class InvalidShovel(ValueError):
     """The value says nothing that could be carried out. The text has no part of a URI."""
 
 
-class OtherProtocol(InvalidShovel):
-    """One of its ends speaks AMQP 1.0."""
+class NotSupported(InvalidShovel):
+    """It is valid in RabbitMQ, and not carried out here: it speaks another protocol, or leads to where it begins."""
 
 
 class End(NamedTuple):
@@ -150,10 +150,13 @@ def definition_of(vhost: str, value: Any) -> Definition:
         raise InvalidShovel(
             "Must specify 'dest-exchange' or 'dest-queue', because the target is this cluster"
         )
+    is_move = _is_move(vhost, source, target, known)
+    if is_move and source.queue == target.queue:
+        raise NotSupported(f"messages of queue '{source.queue}' are where they would be moved to")
     return Definition(
         source=source,
         target=target,
-        is_move=_is_move(vhost, source, target, known),
+        is_move=is_move,
         ack_mode=known.get("ack-mode", ON_CONFIRM),
         prefetch=known.get("src-prefetch-count", PREFETCH),
         delete_after=known.get("src-delete-after", NEVER),
@@ -235,7 +238,7 @@ _CHANGING = (
 
 def _check_protocol(key: str, value: Any) -> None:
     if value == "amqp10":
-        raise OtherProtocol(f"{key} amqp10 is not supported: {' or '.join(PROTOCOLS)}")
+        raise NotSupported(f"{key} amqp10 is not supported: {' or '.join(PROTOCOLS)}")
     _one_of(*PROTOCOLS)(key, value)
 
 

@@ -143,6 +143,8 @@ def test_messages_are_moved_and_those_that_are_not_wanted_stay(tasks: Qq) -> Non
     assert (said.status, said.output[:5], said.errors) == (0, "move ", "")
     moves = json.loads(tasks("move", "list", "-o", "json").output)
     assert [each["source"] for each in moves] == [QUEUE, QUEUE]
+    said = tasks("move", "messages", "--from", other, "--to", QUEUE, "--count", "1")
+    assert said == (0, f"moved 1 message from '{other}', and left 0\n", "")
     assert tasks("delete", "queue", "--name", other).status == 0
 
 

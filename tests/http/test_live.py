@@ -20,7 +20,7 @@ from qq.http.app import build_app
 from qq.http.live import Feed, Spent, Turns
 from qq.http.login import Operator
 from qq.http.server import HttpLimits
-from qq.http.view import LoggedIn
+from qq.http.view import LoggedIn, Unavailable
 from qq.machine.commands import DeclareQueue, DeleteQueue
 from qq.scopes import Scopes
 
@@ -123,6 +123,25 @@ def test_what_is_gone_is_told_and_what_comes_again_too(node: Node[MachineManagem
             return seen
 
     assert asyncio.run(story()) == ["view", "gone", "view"]
+
+
+def test_what_cannot_be_told_now_is_not_gone(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(node, "a")
+
+    async def unavailable() -> None:
+        raise Unavailable("no majority")
+
+    async def story() -> list[tuple[str, str]]:
+        async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
+            told = events(answer)
+            await anext(told)
+            monkeypatch.setattr(node.management, "wait_applied", unavailable)
+            node.management.make(DeleteQueue(0, 0, "a", False, False))
+            return [await anext(told)]
+
+    assert asyncio.run(story()) == [("unavailable", "no majority")]
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,11 @@ def test_why_a_shovel_does_not_run_is_told(node: Machine) -> None:
     assert node.api(SHOWN).json["reason"] == "this node does not understand the shovel"
 
 
-def test_a_shovel_to_where_the_messages_are_says_why_it_does_not_run(node: Machine) -> None:
-    put(node, VALUE | {"dest-queue": "q"})
-    assert "cannot be moved to where they are" in node.api(SHOWN).json["reason"]
+def test_a_shovel_to_where_the_messages_are_is_refused_unless_it_changes_them(node: Machine) -> None:
+    answer = put(node, VALUE | {"dest-queue": "q"})
+    assert (answer.status, node.api(ONE).status) == (400, 404)
+    assert "messages of queue 'q' are where they would be moved to" in answer.json["reason"]
+    assert put(node, VALUE | {"dest-queue": "q", "dest-publish-properties": {"priority": 1}}).status == 201
 
 
 def test_what_a_shovel_cannot_be_is_told(node: Machine) -> None:
@@ -222,13 +224,16 @@ def test_only_what_a_shovel_does_in_this_cluster_needs_permissions(
     assert node.api(ONE).json["value"] == allowed
 
 
-def test_definitions_bring_shovels_and_pass_over_those_of_other_protocols(node: Machine) -> None:
+def test_definitions_bring_shovels_and_pass_over_those_that_are_not_supported(node: Machine) -> None:
     rows = [
         {"vhost": "/", "component": "shovel", "name": "far", "value": OUTSIDE},
         {"vhost": "/", "component": "shovel", "name": "s", "value": VALUE},
     ]
-    other = {"vhost": "/", "component": "shovel", "name": "t", "value": VALUE | {"src-protocol": "amqp10"}}
-    assert node.api("definitions", "POST", json={"parameters": [*rows, other]}).status == 204
+    others = [
+        {"vhost": "/", "component": "shovel", "name": "t", "value": VALUE | changes}
+        for changes in ({"src-protocol": "amqp10"}, {"dest-queue": "q"})
+    ]
+    assert node.api("definitions", "POST", json={"parameters": [*rows, *others]}).status == 204
     assert node.api("definitions").json["parameters"] == rows
     rows[0]["value"] = VALUE | {"strange": 1}
     answer = node.api("definitions", "POST", json={"parameters": rows})

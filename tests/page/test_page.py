@@ -104,6 +104,15 @@ def test_a_queue_is_declared_and_its_name_is_text_whatever_it_is(page: Page, nod
     assert all(queue["name"] != EVIL for queue in api(node, "queues"))
 
 
+def test_nothing_is_shown_of_a_queue_that_somebody_else_deletes(page: Page, channel: Any) -> None:
+    channel.queue_declare("gone", durable=True, arguments={"x-queue-type": "quorum"})
+    page.open("queues/%2F/gone")
+    page.until_reads("Ready")
+    channel.queue_delete("gone")
+    page.until_reads("There is no such queue.")
+    assert "Ready" not in page.text("main")
+
+
 def test_what_is_wrong_is_said_in_the_dialog_and_nothing_is_done(page: Page) -> None:
     page.open("queues")
     page.press("new-queue")

@@ -16,7 +16,7 @@ from qq.shovels import definition
 from qq.shovels.definition import (
     PROTOCOLS,
     InvalidShovel,
-    OtherProtocol,
+    NotSupported,
     definition_of,
     read_shovel,
 )
@@ -43,6 +43,7 @@ FAR = MOVE | {"dest-uri": "amqp://user:hidden@far"}
         ({"src-uri": "http://"}, "src-uri: it should begin with amqp:// or amqps://"),
         ({"src-uri": "amqp://["}, "src-uri: not a valid URI"),
         ({"dest-uri": ["amqp://", "amqps://"]}, "dest-uri: a port, or amqps, needs a host"),
+        ({"dest-queue": "q"}, "messages of queue 'q' are where they would be moved to"),
         ({"src-protocol": "amqp10"}, "src-protocol amqp10 is not supported: amqp091 or local"),
         ({"src-protocol": "mqtt"}, "src-protocol should be one of amqp091, local"),
         ({"dest-protocol": "local", "dest-uri": "amqp://far"}, "dest-uri should have no host"),
@@ -122,7 +123,7 @@ def test_what_a_shovel_says() -> None:
 
 
 def test_shovels_of_other_protocols_are_told_from_wrong_ones() -> None:
-    with pytest.raises(OtherProtocol):
+    with pytest.raises(NotSupported):
         definition_of("/", {"dest-protocol": "amqp10", "src-address": "/queue/q"})
 
 

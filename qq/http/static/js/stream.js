@@ -17,7 +17,7 @@ const SILENCE_MS = 40000;
 export const liveness = new Store("waiting");
 
 /**
- * Follow a view until the result is called.
+ * Follow a view until the result is called. It is shown as null when there is nothing of it any more.
  * @param {string} where
  * @param {(document: any) => void} show
  * @param {(problem: {status: number, reason: string} | null) => void} complain
@@ -38,7 +38,8 @@ function follow(where, show, complain) {
         failures = 0;
         liveness.set("live");
         if (name === "view") show(JSON.parse(text));
-        complain(name === "gone" ? { status: 404, reason: text } : null);
+        if (name === "gone") show(null);
+        complain(name === "view" ? null : { status: name === "gone" ? 404 : 503, reason: text });
       });
     } catch (error) {
       if (stopped || document.hidden) return;
@@ -46,6 +47,7 @@ function follow(where, show, complain) {
       wait = WAITS_MS[Math.min(failures++, WAITS_MS.length - 1)];
       const status = /** @type {any} */ (error).status ?? 0;
       if (status === 401) await check().catch(() => null);
+      if (status === 404) show(null);
       complain({ status, reason: /** @type {any} */ (error).reason ?? "The node does not answer. Trying again." });
     }
     if (!stopped && current === controller) timer = setTimeout(run, wait);

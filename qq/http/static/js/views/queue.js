@@ -33,6 +33,7 @@ export function Queue({ names: [vhost, name] }) {
   const known = useHistory({ vhost, name }, told?.sample, range);
   const may = useMay({ vhost, queue: name });
   const tab = values.tab ?? "";
+  if (!told && problem?.status === 404) return html`<${Heading} title=${name} /><p class="empty">There is no such queue.</p>`;
   if (!told) return problem ? html`<${Heading} title=${name} /><${Problem} problem=${problem} />` : html`<${Loading} />`;
   return html`
     <nav class="crumbs"><a href=${to(["queues"])}>Queues</a> / <a href=${to(["queues"], { vhost })}>${vhost}</a></nav>
