@@ -919,7 +919,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=6,
+        shown_by=7,
     ),
     Hazard(
         Parts(),
@@ -1023,7 +1023,7 @@ HAZARDS = [
         20,
         "both lead term",
         ("cluster.identity._checked", let_everybody_in),
-        shown_by=6,
+        shown_by=17,
         world=KNOWN_BY_NAMES,
         is_long=True,
     ),
@@ -1058,7 +1058,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=28),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=112),
     Hazard(
         Parts(),
         WRONG_LISTS,
