@@ -57,6 +57,7 @@ from cluster.places import group_path
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
+from qq.diagnosis.words import number
 from qq.errors import CommandError
 from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
 from qq.machine.commands import Command, Enqueue, Publish, PutHashedUser, PutUser
@@ -209,7 +210,7 @@ def describe_state(body: bytes) -> str:
     ready, unacked = sum(queue.ready for queue in queues), sum(queue.unacked for queue in queues)
     sessions = len(machine.freeze().sessions)
     return (
-        f"{_count(len(queues), 'queue')}, {ready:,} ready, {unacked:,} unacked, {_count(sessions, 'session')}"
+        f"{number(len(queues), 'queue')}, {ready:,} ready, {unacked:,} unacked, {number(sessions, 'session')}"
     )
 
 
@@ -278,7 +279,7 @@ def _describe_mark(mark: Mark | None) -> str:
 
 
 def _describe_log(found: LogFound) -> str:
-    size = f"{found.file_bytes:,} bytes in {_count(found.files, 'file')}"
+    size = f"{found.file_bytes:,} bytes in {number(found.files, 'file')}"
     if found.last_index == 0:
         return f"empty, {size}"
     return f"entries {found.first_index:,} to {'?' if found.last_index is None else f'{found.last_index:,}'}, {size}"
@@ -431,11 +432,7 @@ def _part_lines(payload: memoryview) -> Iterator[str]:
 
 
 def _messages(start: int, end: int, count: int) -> str:
-    return f"{_count(count, 'message')} of {end - start:,} bytes with frames"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{number(count, 'message')} of {end - start:,} bytes with frames"
 
 
 def _fields(row: Command | Publication, hidden: Sequence[str] = ()) -> str:

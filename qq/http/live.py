@@ -10,6 +10,7 @@ waits for them: each is sent the newest, and not what was before it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     MaySee = Callable[[web.Request], Awaitable[bool]]
     """Tells whether somebody who has asked for a stream may still see it."""
 
+log = logging.getLogger(__name__)
+
 STREAM_PATH = "/api/stream"
 INTERVAL_S = 2.0
 """How often is looked what has changed, if that costs little."""
@@ -50,6 +53,7 @@ LOOK_S = 1.0
 """How often it is looked whether there is still somebody, who may see it, while nothing is sent."""
 READ_WAIT_S = 10.0
 """How long what was sent may wait to be read, when the connection's buffer is full."""
+FAILED = b"an error of this node, which its log tells"
 _NOTHING = b":\n\n"
 
 
@@ -140,6 +144,10 @@ class Feed:
                 event = _event(str(refused).encode(), "gone")
             except Unavailable as unavailable:
                 event = _event(str(unavailable).encode(), "unavailable")
+            except Exception:
+                event = _event(FAILED, "unavailable")
+                if event != told.event:
+                    log.exception("a view of the page cannot be made")
             if event == told.event:
                 continue
             told = Told(told.number + 1, event)

@@ -144,6 +144,30 @@ def test_what_cannot_be_told_now_is_not_gone(
     assert asyncio.run(story()) == [("unavailable", "no majority")]
 
 
+def test_a_view_that_nobody_expected_to_fail_is_tried_again(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(node, "a")
+
+    async def failing() -> None:
+        raise ZeroDivisionError
+
+    async def story() -> list[str]:
+        async with served(node) as client, look(client, "view=queue&vhost=%2F&name=a") as answer:
+            told = events(answer)
+            seen = [(await anext(told))[0]]
+            with monkeypatch.context() as failure:
+                failure.setattr(node.management, "wait_applied", failing)
+                node.management.make(DeleteQueue(0, 0, "a", False, False))
+                seen.append((await anext(told))[1])
+                await asyncio.sleep(5 * live.INTERVAL_S)
+            declare(node, "a")
+            return [*seen, (await anext(told))[0]]
+
+    assert asyncio.run(story()) == ["view", live.FAILED.decode(), "view"]
+    assert [record.message for record in caplog.records] == ["a view of the page cannot be made"]
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [
