@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def as_before() -> Iterator[None]:
+    """Restore what all of these tests change, once: it takes a second to look through all that pytest has collected."""
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)

@@ -9,7 +9,7 @@ import trustme
 if TYPE_CHECKING:
     from pathlib import Path
 
-AMQPS_PORT_OFFSET = 5000
+AMQPS_PORT_OFFSET = -1000
 """From a node's port for plain AMQP to the one for TLS."""
 
 

@@ -64,13 +64,6 @@ def besides(*names: str) -> str:
 OF_AIO_PIKA = ("ack", "declar", "deliver", "dlx", "expiration", "receive", "reject", "return", "transaction")
 SHORT = [
     Suite(
-        "amqpstorm",
-        ["amqpstorm/tests/functional/management"],
-        [],
-        54,
-        files=["amqpstorm/tests/functional/management/test_*.py"],
-    ),
-    Suite(
         "aio-pika",
         ["tests/test_amqp.py"],
         [
@@ -82,9 +75,17 @@ SHORT = [
         is_whole=False,
     ),
 ]
-"""What of each client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are
-aiormq, which aio-pika stands on, and amqp and kombu, which Celery stands on (test_celery.py)."""
+"""What of a client asks a broker for something of its own. What waits for seconds is left to `LONG`, and so are
+the others: aiormq, which aio-pika stands on, amqp and kombu, which Celery stands on (test_celery.py), and what asks
+over HTTP."""
 LONG = [
+    Suite(
+        "amqpstorm",
+        ["amqpstorm/tests/functional/management"],
+        [],
+        54,
+        files=["amqpstorm/tests/functional/management/test_*.py"],
+    ),
     Suite(
         "amqp",
         ["t/integration/test_rmq.py"],
@@ -244,14 +245,12 @@ def test_pika_passes_its_acceptance_tests(cluster: LocalCluster, scratch: Scratc
     run_unpacked(PIKA, Path(PIKA_SOURCE), cluster, scratch, SHORT_S)
 
 
+@pytest.mark.interop
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no Node.js here: apt-get install nodejs npm")
 @pytest.mark.timeout(SHORT_S)
 @pytest.mark.parametrize(
     ("files", "passed_min"),
-    [
-        (["test/channel_api.js"], 33),
-        pytest.param(["test/connect.js", "test/callback_api.js"], 30, marks=pytest.mark.interop),
-    ],
+    [(["test/channel_api.js"], 33), (["test/connect.js", "test/callback_api.js"], 30)],
     ids=["promises", "callbacks"],
 )
 def test_amqplib_passes_its_own_tests(
