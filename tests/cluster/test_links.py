@@ -11,7 +11,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 SECRET = b"the secret of the cluster"
 GROUP = 7
+PORTS = range(23_000, 32_000)
+"""The system gives none of these to a connection of somebody else, who would have it when it is listened on here."""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -111,10 +113,14 @@ class Node:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
+    ports: list[int] = []
+    with ExitStack() as held:
+        for port in random.sample(PORTS, len(PORTS)):
+            with suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+            if len(ports) == count:
+                break
     return ports
 
 
