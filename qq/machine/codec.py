@@ -26,7 +26,7 @@ from bisect import bisect_left, bisect_right
 from decimal import Decimal
 from functools import cache
 from io import BytesIO
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
@@ -278,9 +278,12 @@ def unpack_list(data: bytes, levels: Sequence[int]) -> Any:
     try:
         if not _is_list(data, 0):
             return unpack(data)
-        count = unpacker.read_array_header()
-        deep = [*levels[:count], *[0] * (count - len(levels))]
-        parts = [_unpack_levels(unpacker, data, each) for each in deep]
+        # Whatever number of parts is said to follow, nothing is made of more than are there.
+        places = range(unpacker.read_array_header())
+        parts = [
+            _unpack_levels(unpacker, data, deep)
+            for _, deep in zip(places, chain(levels, repeat(0)), strict=False)
+        ]
     except ValueError:
         raise
     except (msgpack.UnpackException, OverflowError, TypeError) as error:

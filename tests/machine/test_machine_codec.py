@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machine_driver import batch
 
@@ -295,6 +295,7 @@ def test_a_list_is_the_same_in_however_many_calls_it_is_read(value: list[Any], l
         unpack_list(data + b"\0", levels)
 
 
+@example(b"\xdd\xff\xff\xff\xff", [])  # of 32 GiB, if it were believed
 @given(st.binary(max_size=40), st.lists(st.integers(0, 4), max_size=5))
 def test_reading_any_list_in_many_calls_gives_what_one_call_gives(data: bytes, levels: list[int]) -> None:
     try:
