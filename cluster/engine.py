@@ -158,9 +158,14 @@ class Engine(Stock):
         A leader has something to send then. Any other node looks whether it is to campaign.
         """
         if self.is_leader:
-            return min(self._rested_s, self._notice_s)
+            return self._sends_s
         deadline_s = self._SyncObj__raftElectionDeadline
         return deadline_s if deadline_s > self._runtime.monotonic() else math.inf
+
+    @property
+    def _sends_s(self) -> float:
+        """When a leader has something to send that may not leave yet, on the monotonic clock."""
+        return min(self._rested_s, self._notice_s)
 
     @property
     def wants_turn(self) -> bool:
@@ -375,7 +380,7 @@ class Engine(Stock):
         if self.is_leader:
             compose()
             now_s = self._runtime.monotonic()
-            if self._append_due or min(self._rested_s, self._notice_s) <= now_s:
+            if self._append_due or self._sends_s <= now_s:
                 self._send_appends()
             elif self._impatient:
                 self._send_notices()

@@ -271,7 +271,7 @@ class Group:
             return
         if self.engine.behind:
             self._turns.ask()
-        elif self.engine.resume_s < math.inf:
+        else:
             self._turns.ask_in(self.engine.resume_s - self._runtime.monotonic())
 
     def _do_chores(self) -> None:

@@ -21,19 +21,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from new_logs import GROUP, new_log
 
 from cluster import new_cluster
 from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
 from cluster.configuration import Configuration, Member, PeerAddress, Versions, make_configuration
-from cluster.directory import GroupDirectory
 from cluster.entry import make_batch, make_entry
-from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
 from cluster.log.hardstate import HardState, Standing
-from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import row_of
 from cluster.realworld import RealDisk
-from cluster.state import GroupState
 from qq.cli import backup as backup_command
 from qq.cli import main
 from qq.cli import restore as restore_command
@@ -44,8 +41,11 @@ from qq.machine.machine import QueueMachine
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from cluster.directory import GroupDirectory
+    from cluster.log.journal import SegmentedJournal
+    from cluster.state import GroupState
+
 TIME_MS = 1_767_323_045_678
-GROUP = "groups/0"
 SETTING_UP = b"".join(encode_batch([DeclareQueue(1, 1, "tasks", False, True, False, False, False, {})], []))
 ENTRIES = [
     b"\x01",
@@ -86,7 +86,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("original")
     low = QueueMachine.versions[0]
     disk = RealDisk(root / "data")
-    group, journal, state = new_log(disk)
+    group, journal, state = one_of_two(disk)
     group.hard_state.store(HardState(4, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
         journal.add(entry, index, 3)
@@ -111,30 +111,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def raising(error: Exception) -> None:
-    raise error
-
-
-def new_log(disk: RealDisk) -> tuple[GroupDirectory, SegmentedJournal, GroupState]:
-    """The group of a new node that is one of two, its log without entries, in segments of five, and its state."""
+def one_of_two(disk: RealDisk) -> tuple[GroupDirectory, SegmentedJournal, GroupState]:
     low = QueueMachine.versions[0]
-    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
-
-    def open_journal(writes_lost: bool) -> SegmentedJournal:
-        return SegmentedJournal(
-            disk,
-            group.log,
-            group.identity,
-            raising,
-            group.hard_state,
-            writes_lost=writes_lost,
-            segment_entries=5,
-        )
-
-    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
-    state = GroupState(QueueMachine())
-    journal, _ = group.start(claim, state, open_journal, repairable=False)
-    return group, journal, state
+    return new_log(disk, 7, Versions(low, low), ["n1", "n2"], segment_entries=5)
 
 
 def archive(backup: Path, names: list[str]) -> bytes:
@@ -638,7 +617,7 @@ def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Pa
     """A new node need not have anything of what was confirmed, however long its log is."""
     low = QueueMachine.versions[0]
     disk = RealDisk(tmp_path)
-    group, journal, _ = new_log(disk)
+    group, journal, _ = one_of_two(disk)
     group.hard_state.store(HardState(4, "n2", Standing.VOTER))
     n1 = Member("n1", PeerAddress("h1", 1), bytes(16), is_voter=is_voter)
     n2 = Member("n2", PeerAddress("h2", 1), bytes([1]) * 16)
@@ -686,7 +665,7 @@ def test_who_never_had_a_log_is_no_survivor(
     blank = tmp_path / "blank"
     low = QueueMachine.versions[0]
     disk = RealDisk(blank)
-    group, journal, state = new_log(disk)
+    group, journal, state = one_of_two(disk)
     journal.add(b"\x01", 1, 0)
     journal.sync_now()
     write_checkpoint(disk, group.log, group.identity, 1, 0, state.freeze().dump())

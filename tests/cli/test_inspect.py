@@ -11,6 +11,7 @@ from typing import Any, cast
 from zlib import crc32
 
 import pytest
+from new_logs import GROUP, new_log, raising
 
 from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
@@ -22,7 +23,6 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed import write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, Segment
 from cluster.realworld import RealDisk
-from cluster.state import GroupState
 from qq.cli import main
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
@@ -72,31 +72,13 @@ ENTRIES = [
 ]
 
 
-def raising(error: Exception) -> None:
-    raise error
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory of two segments, a sparse one among them after compaction, and a checkpoint."""
     root = tmp_path_factory.mktemp("original")
     disk = RealDisk(root)
-    group = GroupDirectory(disk, "groups/0", Owner("qq", "n1", 0))
-    state = GroupState(QueueMachine())
-
-    def open_journal(writes_lost: bool) -> SegmentedJournal:
-        return SegmentedJournal(
-            disk,
-            group.log,
-            group.identity,
-            raising,
-            group.hard_state,
-            writes_lost=writes_lost,
-            segment_entries=8,
-        )
-
-    claim = group.claim(INCARNATION, Versions(*QueueMachine.versions), ["n1"], 0)
-    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    versions = Versions(*QueueMachine.versions)
+    group, journal, state = new_log(disk, INCARNATION, versions, ["n1"], segment_entries=8)
     group.hard_state.store(HardState(1, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
         journal.add(entry, index, 1)
@@ -117,7 +99,7 @@ def data_dir(original: Path, tmp_path: Path) -> Path:
 def compact(data_dir: Path) -> None:
     """Of the first segment only a message of the fourth entry is kept."""
     disk = RealDisk(data_dir)
-    group = GroupDirectory(disk, "groups/0", Owner("qq", "n1", 0))
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
     group.hard_state.load()
     journal = SegmentedJournal(disk, group.log, group.identity, raising, group.hard_state)
     [first, _] = journal.segments()
@@ -217,7 +199,7 @@ def test_a_learner_and_a_torn_tail_and_leftovers_are_no_damage(
 ) -> None:
     group = data_dir / "groups" / "0"
     disk = RealDisk(data_dir)
-    directory = GroupDirectory(disk, "groups/0", Owner("qq", "n1", 0))
+    directory = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
     directory.hard_state.load()
     directory.hard_state.store(HardState(1, "n2", Standing.LEARNER))
     disk.close()

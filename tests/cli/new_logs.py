@@ -1,0 +1,44 @@
+"""The log of a new node, for commands that look at data directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.directory import GroupDirectory
+from cluster.identity import Owner
+from cluster.log.journal import SegmentedJournal
+from cluster.state import GroupState
+from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from cluster.configuration import Versions
+    from cluster.realworld import RealDisk
+
+GROUP = "groups/0"
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def new_log(
+    disk: RealDisk, incarnation: int, versions: Versions, members: list[str], segment_entries: int
+) -> tuple[GroupDirectory, SegmentedJournal, GroupState]:
+    """The group of the new node n1 that is one of `members`, its log without entries, and its state."""
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
+
+    def open_journal(writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            disk,
+            group.log,
+            group.identity,
+            raising,
+            group.hard_state,
+            writes_lost=writes_lost,
+            segment_entries=segment_entries,
+        )
+
+    claim = group.claim(incarnation, versions, members, 0)
+    state = GroupState(QueueMachine())
+    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    return group, journal, state
