@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 # A test that wants more examples than others, or fewer, or is there once for each of some seeds, says how many in terms
 # of `settings.default.max_examples`: else `make quick` would try all of them, and `make fuzz` no more.
-settings.register_profile("quick", settings.get_profile("qq"), max_examples=10)
+settings.register_profile("quick", settings.get_profile("qq"), max_examples=6)
 settings.load_profile("qq")
 
 gc.disable()  # until all tests are collected

@@ -588,6 +588,7 @@ def talk(nodes: dict[str, Node], text: bytes) -> Awaitable[None]:
     )
 
 
+@pytest.mark.slow
 def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ def _live(kind: type[Router], chance: Random) -> None:
         assert set(lived.match(keys, CONTENT)) == set(loaded.match(keys, CONTENT))
 
 
+@pytest.mark.slow
 def test_a_way_on_which_the_last_exchange_has_the_most_bindings_is_as_long() -> None:
     """It once was short enough if the dear exchange came first: its own bindings counted only for those behind it."""
     for order in permutations(["dear", "cheap"]):

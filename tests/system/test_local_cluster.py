@@ -116,6 +116,7 @@ with LocalCluster(nodes=1) as cluster:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bool) -> None:
     """As those of `multiprocessing` and of process pools, which may outlive the block, and who is killed."""
