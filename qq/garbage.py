@@ -6,7 +6,7 @@ But a full collection walks all that the state is made of, on the loop: a second
 that comes by itself, and what is old is looked through when there is a reason.
 
 Lives here: thresholds, these reasons, and when there is surely none. Not here: how much memory a node may take
-(memory.py, node.py).
+(qq/node/memory_watch.py).
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ import gc
 import socket
 import ssl
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from unittest import mock
 
 import pika
@@ -21,11 +22,14 @@ from cluster.configuration import Versions
 from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
-from qq import memory, node
+from qq import memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
 from qq.machine.versions import VERSIONS
+from qq.node import memory_watch, node
+from qq.node.failure import Failure
+from qq.node.readiness import Readiness
 from qq.testing import ClusterNode, LocalCluster
 
 CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), (b"0123456789abcdef",))
@@ -34,16 +38,16 @@ THE_END = StartError("node n1 stops: its disk failed")
 
 
 class FakeNode:
-    """Serves for so long, in seconds, and fails as it is told; one after the other."""
+    """Serves for so long, in seconds, and fails as it is told; one after the other. `start` takes its place."""
 
     failures: ClassVar[list[tuple[float, Exception]]]
     events: ClassVar[list[str]]
 
-    def __init__(self, config: NodeConfig, *ports: object) -> None:
-        self.events.append("made")
-
-    async def start(self) -> None:
-        self.events.append("start")
+    @classmethod
+    async def start(cls, _config: NodeConfig, closing: AsyncExitStack, **_ports: object) -> Self:
+        cls.events.append("start")
+        closing.callback(cls.events.append, "stop")
+        return cls()
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -53,14 +57,11 @@ class FakeNode:
         await asyncio.sleep(after_s)
         raise failure
 
-    async def stop(self) -> None:
-        self.events.append("stop")
-
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNode.failures, FakeNode.events = [], []
-    monkeypatch.setattr(node, "Node", FakeNode)
+    monkeypatch.setattr(node, "start", FakeNode.start)
     # All that the tests have imported would be looked through, for seconds.
     monkeypatch.setattr(node.garbage, "collect", lambda: FakeNode.events.append("collect"))
 
@@ -76,7 +77,7 @@ def run() -> str:
 def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture) -> None:
     FakeNode.failures = [(0, DAMAGE), (0, THE_END)]
     assert run() == str(THE_END)
-    assert FakeNode.events == ["made", "start", "stop", "collect", "made", "start", "stop"]
+    assert FakeNode.events == ["start", "stop", "collect", "start", "stop"]
     assert [record.getMessage() for record in caplog.records] == [f"node n1 starts anew: {DAMAGE}"]
 
 
@@ -84,7 +85,7 @@ def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture)
 def test_a_node_that_finds_its_log_damaged_again_and_again_gives_up() -> None:
     FakeNode.failures = [(0, DAMAGE)] * 10
     assert run() == f"data: the log is damaged again and again, so look at the disk: {DAMAGE}"
-    assert FakeNode.events.count("stop") == FakeNode.events.count("made") == 1 + node.REPAIRS_MAX
+    assert FakeNode.events.count("stop") == FakeNode.events.count("start") == 1 + node.REPAIRS_MAX
 
 
 @pytest.mark.usefixtures("fakes")
@@ -93,6 +94,12 @@ def test_damage_now_and_then_is_repaired_each_time(monkeypatch: pytest.MonkeyPat
     FakeNode.failures = [(0.002, DAMAGE)] * 10 + [(0, THE_END)]
     assert run() == str(THE_END)
     assert FakeNode.events.count("start") == 11
+
+
+def failing_with_the_loop() -> Failure:
+    failure = Failure("n1")
+    asyncio.get_running_loop().set_exception_handler(failure.unhandled)
+    return failure
 
 
 @pytest.mark.parametrize(
@@ -109,9 +116,9 @@ def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
     caplog: pytest.LogCaptureFixture, context: dict[str, Any], line: str
 ) -> None:
     async def story() -> None:
-        made = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        failure = failing_with_the_loop()
         asyncio.get_running_loop().call_exception_handler(context)
-        await made._watch_for_failure()
+        await failure.raised()
 
     with pytest.raises(StartError) as caught:
         asyncio.run(story())
@@ -126,7 +133,7 @@ def test_a_connection_that_fails_after_it_was_given_up_ends_no_node(caplog: pyte
         raise ConnectionResetError
 
     async def story() -> None:
-        made = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        failure = failing_with_the_loop()
         for error in (
             ssl.SSLError("no TLS"),
             socket.gaierror(-2, "Name or service not known"),
@@ -136,13 +143,13 @@ def test_a_connection_that_fails_after_it_was_given_up_ends_no_node(caplog: pyte
             left.set_exception(error)
             del left
             gc.collect()
-        assert not made._failure.done()
+        assert not failure.has_come
         assert caplog.text.count("a connection has failed for which nobody waits any more") == 3
         task = asyncio.create_task(fail())
         await asyncio.sleep(0)
         del task
         gc.collect()
-        assert made._failure.done()
+        assert failure.has_come
 
     caplog.set_level("INFO")
     asyncio.run(story())
@@ -152,22 +159,23 @@ def test_memory_that_cannot_be_read_does_not_end_a_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
-        made.group = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=True), snapshots_installed=0)
+        group: Any = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=True))
+        runtime = AsyncioRuntime(asyncio.get_running_loop(), pytest.fail)
+        watch = memory_watch.MemoryWatch(CONFIG.limits, group, runtime)
         answers: list[int | OSError] = [OSError(24, "Too many open files"), 0]
 
         def resident_bytes() -> int:
             answer = answers.pop(0)
             if isinstance(answer, OSError):
-                assert made.group.alarms.low_on_memory
+                assert group.alarms.low_on_memory
                 raise answer
             return answer
 
-        monkeypatch.setattr(node.memory, "resident_bytes", resident_bytes)
-        monkeypatch.setattr(node, "MEMORY_CHECK_INTERVAL_S", 0.001)
+        monkeypatch.setattr(memory, "resident_bytes", resident_bytes)
+        monkeypatch.setattr(memory_watch, "MEMORY_CHECK_INTERVAL_S", 0.001)
         with pytest.raises(IndexError):
-            await made._watch_memory()
-        assert not made.group.alarms.low_on_memory
+            await watch.watch()
+        assert not group.alarms.low_on_memory
 
     asyncio.run(story())
     assert "cannot tell how much memory is in use: [Errno 24] Too many open files" in caplog.text
@@ -188,10 +196,9 @@ def test_rates_that_cannot_be_told_do_not_end_a_node(
         raise asyncio.CancelledError
 
     async def story() -> None:
-        made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
-        made.management = SimpleNamespace(watch=watch)
+        management: Any = SimpleNamespace(watch=watch)
         with pytest.raises(asyncio.CancelledError):
-            await made._watch_rates()
+            await node._watch_rates(management)
 
     monkeypatch.setattr(node, "RATES_PAUSE_S", 0.0)
     asyncio.run(story())
@@ -324,10 +331,10 @@ def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
     under_repair: str | None, apart: str | None, why: str
 ) -> None:
     """One with a new directory that was told of a cluster which is gone has to be started again to join another."""
-    links = SimpleNamespace(why_not_joined=None, why_apart=apart)
-    group = SimpleNamespace(own_status=SimpleNamespace(flaw=lambda: under_repair), leader=None)
-    serving: Any = SimpleNamespace(links=links, group=group)
-    assert node.Node._why_unable(serving) == why
+    links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
+    group: Any = SimpleNamespace(own_status=SimpleNamespace(flaw=lambda: under_repair), leader=None)
+    maintenance: Any = SimpleNamespace(is_on=False)
+    assert Readiness("n1", group, links, maintenance).why_not() == why
 
 
 def test_a_node_that_begins_a_cluster_of_its_own_says_so_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from qq.cli.layout import PEER_PORT_OFFSET
 from qq.config import NodeLimits
 from qq.descriptors import LEAST, OWN, Shares, shares_of
 from qq.errors import StartError
-from qq.node import MEMORY_CHECK_INTERVAL_S
+from qq.node.memory_watch import MEMORY_CHECK_INTERVAL_S
 from qq.testing import ClusterNode, LocalCluster
 
 # All need the same cluster.

@@ -58,7 +58,7 @@ _STRICT_TRANSPORT = "max-age=31536000"
 """For a year a browser that was here over TLS comes over TLS only."""
 
 
-def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
+def reading_app(limits: HttpLimits) -> web.Application:
     """Make the application that is served while the node reads its log: it only says that the node lives and reads."""
     app = web.Application(middlewares=[strangers_watched, errors_as_json])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
@@ -66,7 +66,7 @@ def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
     app.add_routes(
         [
             web.get("/livez", _alive),
-            web.get("/healthz", partial(_health, view)),
+            web.get("/healthz", _not_healthy_yet),
             web.route("*", "/{path:.*}", _reading),
         ]
     )
@@ -167,8 +167,14 @@ class _Pages:
 
 async def _health(view: NodeView, _: web.Request) -> web.Response:
     reason = view.ready()
-    if reason is None:
-        return web.json_response({"status": "ok"})
+    return web.json_response({"status": "ok"}) if reason is None else _unhealthy(reason)
+
+
+async def _not_healthy_yet(_: web.Request) -> web.Response:
+    return _unhealthy(READING)
+
+
+def _unhealthy(reason: str) -> web.Response:
     return web.json_response({"status": "failed", "reason": reason}, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
 

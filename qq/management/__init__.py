@@ -3,7 +3,7 @@
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
 figures.py), which queues there are, in order (queue_sets.py), how old messages are (entry_times.py), how numbers were
 some time ago (charts.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the
-members are (members.py), who is logged in with
+members are (members.py), who asks over HTTP (http_logins.py) and is logged in with
 the page (web_sessions.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other
 in order to show all of it (others.py), by which facts is judged what is wrong (diagnosis.py, vitals.py,
 client_watch.py), how shovels are (shovels.py), and what becomes of clients while a node is under maintenance

@@ -4,7 +4,7 @@ Its AMQP ports are closed meanwhile, as RabbitMQ does it: whoever connects goes 
 clients take a connection that is closed before it is open for a refused login, and do not.
 
 Lives here: what becomes of clients. Not here: how maintenance begins and ends (members.py), who leads meanwhile
-(cluster/maintenance.py), what balancers are told (node.py).
+(cluster/maintenance.py), what balancers are told (qq/node/readiness.py).
 
 Law: nobody is told to go while the node takes others in.
 """

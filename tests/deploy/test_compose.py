@@ -19,7 +19,7 @@ from chaos.live import toxiproxy
 from chaos.live.command import _parser, parse_duration, parse_endpoints
 from qq.cli import credentials
 from qq.config import ConfigError, NodeConfig, load
-from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 
 FILE = ROOT / "docker-compose.yml"
 COMPOSE = interpolated(document(FILE), {})

@@ -20,7 +20,7 @@ from how_to import with_a_fourth_node
 from qq.cli.root import root
 from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
-from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
 
 pytestmark = pytest.mark.xdist_group("deploy")

@@ -14,7 +14,7 @@ import pytest
 from deployment import DEPLOY, ROOT, RUNS_AS
 
 from qq.config import ConfigError, load
-from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 
 FILE = DEPLOY / "systemd" / "qq.service"
 CONFIG = DEPLOY / "systemd" / "node.toml"

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from issuer import RSA, SERVICE, Issuer, new_key, pem, token
 from jwt.algorithms import RSAAlgorithm
 
-from qq import node
 from qq.config import OAuth2
 from qq.errors import StartError
+from qq.node import parts
 from qq.oauth2 import keys, provider
 from qq.oauth2.verifier import Verifier
 from qq.scopes import TokenUser
@@ -97,7 +97,7 @@ def test_a_node_without_the_library_says_where_it_is(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "jwt", None)
     config: Any = SimpleNamespace(oauth2=settings(issuer="https://issuer"))
     with pytest.raises(StartError) as error:
-        node._tokens(config)
+        parts.verifier(config)
     assert str(error.value) == (
         "[oauth2] needs jwt: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
     )

@@ -12,18 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import config, garbage
 from qq.cli.layout import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
 from qq.machine.commands import Command
-from qq.node import SWITCH_INTERVAL_S, Node
+from qq.node import Node, start
+from qq.node.node import SWITCH_INTERVAL_S
 from qq.testing import _reserve_ports
 
 T = TypeVar("T")
@@ -47,8 +47,9 @@ class NodeHere:
         return self.node is not None
 
     async def start(self) -> None:
-        self.node = Node(self.config, RealDisk, AsyncioRuntime)
-        await self.node.start()
+        async with AsyncExitStack() as closing:
+            self.node = await start(self.config, closing)
+            self._closing = closing.pop_all()
         self._serving = asyncio.get_running_loop().create_task(self.node.serve())
 
     async def stop(self) -> None:
@@ -59,7 +60,7 @@ class NodeHere:
                 with suppress(asyncio.CancelledError):
                     await self._serving
             finally:
-                await node.stop()
+                await self._closing.aclose()
 
     def check(self) -> None:
         """Raise what has brought the node down."""
@@ -67,7 +68,7 @@ class NodeHere:
             self._serving.result()
 
     def is_ready(self) -> bool:
-        return self.node is not None and self.node.ready() is None
+        return self.node is not None and self.node.readiness.why_not() is None
 
 
 class ClusterHere:
@@ -229,4 +230,4 @@ class ClusterHere:
         nodes = [node.node for node in self.nodes if node.node is not None]
         if len({node.group.engine.applied_index for node in nodes}) > 1:
             return None
-        return {node.machine.digest() for node in nodes}
+        return {node.broker.machine.digest() for node in nodes}

@@ -13,7 +13,7 @@ def alarm(node: NodeHere) -> str | None:
 def make_short(*nodes: NodeHere) -> None:
     for node in nodes:
         assert node.node is not None
-        node.node.memory_limit_bytes = 1
+        node.node.memory.limit_bytes = 1
 
 
 def test_publishers_wait_where_memory_is_short_and_everywhere_if_a_majority_is(
@@ -28,5 +28,5 @@ def test_publishers_wait_where_memory_is_short_and_everywhere_if_a_majority_is(
     cluster_here.wait_until(lambda: [alarm(node) for node in cluster_here.nodes] == ["low on memory"] * 3)
     for node in (one, two):
         assert node.node is not None
-        node.node.memory_limit_bytes = 1 << 60
+        node.node.memory.limit_bytes = 1 << 60
     cluster_here.wait_until(lambda: [alarm(node) for node in cluster_here.nodes] == [None] * 3)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING
 
 import aiohttp
 
-from cluster.realworld import AsyncioRuntime, RealDisk
+from cluster.realworld import RealDisk
 from qq import config
 from qq.cli.layout import local_nodes, prepare
-from qq.node import Node
+from qq.node import start
 from qq.testing import _reserve_ports
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def test_a_node_that_reads_its_log_answers_that_it_is_alive_and_not_ready(tmp_pa
                 found[path] = answer.status, (await answer.text())
         return found
 
-    async def start(settings: config.NodeConfig) -> None:
-        node = Node(settings, SlowDisk, AsyncioRuntime)
-        starting = asyncio.create_task(node.start())
+    async def begin(settings: config.NodeConfig) -> None:
+        closing = AsyncExitStack()
+        starting = asyncio.create_task(start(settings, closing, open_disk=SlowDisk))
         try:
             assert await asyncio.to_thread(reads.wait, 20)
             url = f"http://127.0.0.1:{settings.address.http_port}"
@@ -54,9 +54,9 @@ def test_a_node_that_reads_its_log_answers_that_it_is_alive_and_not_ready(tmp_pa
         finally:
             may_go_on.set()
             await asyncio.wait([starting])
-            await node.stop()
+            await closing.aclose()
 
     with ExitStack() as cleanup:
         files = local_nodes(tmp_path, 1, _reserve_ports(1, cleanup))
         prepare(tmp_path, files, fresh=False)
-        asyncio.run(start(config.load(files[0].config, {})))
+        asyncio.run(begin(config.load(files[0].config, {})))

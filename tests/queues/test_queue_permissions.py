@@ -93,6 +93,8 @@ def test_a_client_at_another_node_has_to_go_with_its_virtual_host(
         "CONNECTION_FORCED - vhost 'v' is deleted",
     )
     cluster_here.wait_until(
-        lambda: not any(node.node and node.node.machine.catalog.connections for node in cluster_here.nodes)
+        lambda: (
+            not any(node.node and node.node.broker.machine.catalog.connections for node in cluster_here.nodes)
+        )
     )
     assert len(cluster_here.digests()) == 1

@@ -14,7 +14,7 @@ import pytest
 import qq.tracing.tracer
 from qq.config import NodeConfig, Tracing
 from qq.errors import StartError
-from qq.node import _tracer
+from qq.node import parts
 from qq.sessions.tracing import Address
 from qq.stored.editing import make
 from qq.tracing.tracer import OpenTelemetryTracer
@@ -105,4 +105,4 @@ def test_a_node_without_the_libraries_says_so_in_a_line(monkeypatch: pytest.Monk
     with pytest.raises(
         StartError, match=r"\[tracing\] needs opentelemetry\S*: pip install 'qq-broker\[tracing\]'"
     ):
-        _tracer(config)
+        parts.tracer(config)

@@ -1,0 +1,55 @@
+"""Watching how much memory a node has in use.
+
+Lives here: when publishers of the cluster wait for memory, and when garbage is collected for want of it. Not here: how
+memory is measured (qq/memory.py), what garbage is (qq/garbage.py), what an alarm does (cluster/alarms.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from cluster.complaints import Complaints
+from qq import garbage, memory
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from cluster.ports import Runtime
+    from qq.config import NodeLimits
+
+log = logging.getLogger(__name__)
+
+MEMORY_CHECK_INTERVAL_S = 1.0
+
+
+class MemoryWatch:
+    """Raises the group's alarm while the process has more memory in use than it should."""
+
+    def __init__(self, limits: NodeLimits, group: Group, runtime: Runtime) -> None:
+        self.limit_bytes = limits.memory_high_watermark_bytes or int(
+            limits.memory_high_watermark * memory.available_bytes()
+        )
+        self._group = group
+        self._runtime = runtime
+        self._garbage = garbage.Collector()
+        self._complaints = Complaints(log)
+
+    def begin(self) -> None:
+        """Note that the node begins to serve: what is there by now stays."""
+        self._garbage.begin()
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                self._group.alarms.low_on_memory = self._is_low()
+            except OSError as error:  # whether publishers wait stays as it is
+                self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
+            await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
+
+    def _is_low(self) -> bool:
+        is_low = memory.resident_bytes() > self.limit_bytes
+        if self._garbage.look(is_short=is_low, now_s=self._runtime.monotonic()):
+            is_low = memory.resident_bytes() > self.limit_bytes
+        return is_low

@@ -1,0 +1,437 @@
+"""One node: in which order its parts come up and go, and what it does while it serves.
+
+Lives here: start and stop. Start: the disk (locked), HTTP, which tells that the node is alive while the log is read
+(verified, on a thread), the links, and, once this node has caught up, the AMQP listener. Stop: the listener, leadership
+handed over, the clients, the last checkpoint, HTTP, the links, the disk. Not here: what parts are told of the
+configuration (parts.py), what ends a node (failure.py), what is seen of it (shown.py).
+
+Law: what is opened is left to an exit stack at once, which closes it whatever happens then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+from cluster.configuration import Versions
+from cluster.group import Group
+from cluster.identity import ForeignDirectory
+from cluster.links import PeerLinks
+from cluster.log.segment import CorruptJournal, JournalError
+from cluster.new_cluster import UNFINISHED
+from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.stopping import ObsoleteLog, RemovedFromCluster
+from cluster.strangers import Places
+from qq import descriptors, garbage, tls
+from qq.amqp_server import own_clients
+from qq.amqp_server.channel.channel import Channel
+from qq.amqp_server.listener import AmqpPort, Tls
+from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.traced import TracedChannel
+from qq.errors import StartError
+from qq.http.app import build_app, listen, reading_app
+from qq.http.view import Product
+from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.machine.machine import QueueMachine
+from qq.management import Management
+from qq.management.maintenance import ClientDrain
+from qq.management.nodes import OwnNode
+from qq.metrics import node_registry
+from qq.node import parts
+from qq.node.failure import Failure, RemovedError
+from qq.node.memory_watch import MemoryWatch
+from qq.node.notices import tell_beginning, tell_differences
+from qq.node.readiness import Readiness
+from qq.node.reread import RereadFiles
+from qq.node.shown import ShownNode
+from qq.sessions.broker import Broker
+from qq.sessions.login import SALT_BYTES, hash_password
+from qq.shovels.carrier import ShovelCarrier
+from qq.shovels.connecting import READ_AHEAD_BYTES
+from qq.stored.content import content_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from qq.config import NodeConfig
+
+    OpenDisk = Callable[[Path], RealDisk]
+    MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""How often the interpreter switches threads. With its default of 5 ms the fsync thread would wait for that long until
+a busy loop lets it report."""
+APPLIED_POLL_S = 0.02
+RATES_PAUSE_S = 60.0
+"""How long rates are not counted after an error in counting them."""
+LEADER_HANDOVER_S = 2.0
+LAST_SYNC_S = 2.0
+REPAIRS_MAX = 3
+"""How often in a row the node may find damage soon after a start: more often is no accident, and it gives up."""
+SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
+"""RabbitMQ's text for clients when the node stops."""
+DAMAGED_AGAIN_S = 30.0
+"""Damage that is found within this many seconds after a start counts as found soon after it."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that takes part in its cluster; `start` makes one."""
+
+    config: NodeConfig
+    runtime: AsyncioRuntime
+    failure: Failure
+    files: RereadFiles
+    disk: RealDisk
+    group: Group
+    broker: Broker
+    links: PeerLinks
+    maintenance: ClientDrain
+    readiness: Readiness
+    memory: MemoryWatch
+    amqp_server: AmqpServer
+    shovels: ShovelCarrier
+    management: Management
+
+    async def serve(self) -> None:
+        """Serve AMQP until cancelled.
+
+        Raises StartError if the listener cannot be opened or the node fails, CorruptJournal if its log is damaged,
+        ObsoleteLog if it has given it up; in a group, as a task group does.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.failure.raised())
+            tasks.create_task(_watch_rates(self.management))
+            tasks.create_task(self.management.watch_sessions())
+            tasks.create_task(self.memory.watch())
+            tasks.create_task(self.files.watch(self.links))
+            await self._wait_serving()
+            self.memory.begin()
+            tasks.create_task(self.shovels.run(self.management.change))
+            await self._serve_clients(tasks)
+
+    async def _wait_serving(self) -> None:
+        telling = asyncio.ensure_future(self.readiness.tell())
+        try:
+            await self._wait_applied()
+        finally:
+            telling.cancel()
+
+    async def _wait_applied(self) -> None:
+        # The group is not asynchronous: it has no event to wait for.
+        while not self.broker.live or self.group.own_status.flaw() is not None:  # noqa: ASYNC110
+            await asyncio.sleep(APPLIED_POLL_S)
+        while not self.broker.machine.users:
+            if self.group.leader == self.config.name:
+                salt = self.runtime.random.randbytes(SALT_BYTES)
+                user = self.config.default_user
+                hashed = hash_password(salt, self.config.default_password.encode())
+                self.broker.submissions.add(PutUser(user, salt, hashed, ["administrator"]))
+                self.broker.submissions.add(SetPermissions(user, DEFAULT_VHOST, ".*", ".*", ".*"))
+            await asyncio.sleep(APPLIED_POLL_S)
+
+    async def _serve_clients(self, tasks: asyncio.TaskGroup) -> None:
+        """Listen for clients, except while the node is under maintenance."""
+        ports: list[asyncio.Task[None]] = []
+
+        async def open_ports() -> None:
+            ports.extend([tasks.create_task(listener.serve()) for listener in await self._listen()])
+            self.readiness.is_serving = True
+
+        async def close_ports() -> None:
+            self.readiness.is_serving = False
+            for port in ports:
+                port.cancel()
+            await asyncio.wait(ports)
+            ports.clear()
+
+        await self.maintenance.watch(open_ports, close_ports)
+
+    async def _listen(self) -> list[AmqpPort]:
+        config, address, contexts = self.config, self.config.address, self.files.client_tls
+        ports: list[AmqpPort] = []
+        if config.tls is not None and contexts is not None and address.amqps_port is not None:
+            name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
+            speaks_tls = Tls(lambda: contexts.current, name_in)
+            ports.append(await self._listen_on(config.amqps_host, address.amqps_port, speaks_tls))
+        ports.append(await self._listen_on(config.amqp_host, address.amqp_port))
+        return ports
+
+    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> AmqpPort:
+        what = "AMQP" if speaks_tls is None else "AMQP over TLS"
+        proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
+        listener = AmqpPort(self.amqp_server, speaks_tls, proxies)
+        try:
+            await listener.listen(host, port)
+        except OSError as error:
+            raise StartError(f"{what} cannot listen on {host}:{port}: {error.strerror}") from None
+        log.info("serving %s on %s:%d", what, host, port)
+        return listener
+
+
+async def start(
+    config: NodeConfig,
+    closing: AsyncExitStack,
+    *,
+    open_disk: OpenDisk = RealDisk,
+    make_runtime: MakeRuntime = AsyncioRuntime,
+) -> Node:
+    """Come up as far as serving HTTP and taking part in the cluster; raises StartError.
+
+    Who closes `closing` stops the node, also one that has come up in part. Leadership is handed over first then, so
+    that the others need no election timeout, and the next start replays nothing: the group writes its last checkpoint,
+    of what its log then holds durably.
+    """
+    if config.is_open_to_all:
+        text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
+        log.warning(text, config.default_user)
+    shares = descriptors.shares(config.limits)
+    loop = asyncio.get_running_loop()
+    failure = Failure(config.name)
+    loop.set_exception_handler(failure.unhandled)
+    runtime = make_runtime(loop, failure.come)
+    files = RereadFiles(config)
+    tokens, tracer = parts.verifier(config), parts.tracer(config)
+    for outside in filter(None, (tokens, tracer)):
+        closing.push_async_callback(outside.close)
+
+    machine = QueueMachine(content_of)
+    disk = closing.enter_context(_opened(config.data_dir, open_disk))
+    links = _make_links(config, files, machine)
+    closing.push_async_callback(links.stop)
+    http_limits = parts.http_limits(config.limits, shares.http)
+    http = await listen(reading_app(http_limits), config.http_host, config.address.http_port, http_limits)
+    closing.push_async_callback(http.cleanup)
+
+    with _start_errors(config.data_dir):
+        group = await _read(
+            partial(Group, parts.group_config(config), machine, runtime, disk, links), closing
+        )
+        broker = Broker(config.name, machine, group, disk, runtime, config.loopback_users, config.limits)
+        broker.logins.verifier = tokens
+        maintenance = ClientDrain(group, broker, config.limits.drain_grace_s)
+        readiness = Readiness(config.name, group, links, maintenance)
+        tell_beginning(config, group)
+        group.start(broker)
+    closing.push_async_callback(_leave, config.name, group, broker, failure, readiness)
+    tell_differences(config, group)
+    await _start(links, config)
+
+    make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
+    places = Places(shares.strangers, shares.clients)
+    amqp_server = AmqpServer(broker, parts.amqp_settings(config), places, complaints(), make_channel)
+    shovels = _make_carrier(config, broker, group, amqp_server)
+    memory = MemoryWatch(config.limits, group, runtime)
+    own = OwnNode(
+        data_dir=str(config.data_dir.absolute()),
+        connections_max=shares.logged_in,
+        memory_limit_bytes=memory.limit_bytes,
+        disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
+        write_times=disk.write_times,
+        listeners=lambda: parts.open_ports(config, http.port, is_serving=readiness.is_serving),
+        certificates=parts.certificates(config),
+        settings=config.shown(),
+        common_settings=config.common(),
+        why_apart_from=links.why_apart_from,
+        is_twice=links.is_twice,
+    )
+    product = Product(config.product, config.version, config.cluster_name)
+    management = Management(broker, group, product, own, links, files.cluster_secrets, shovels)
+    shown = ShownNode(
+        config,
+        group,
+        broker,
+        management,
+        disk,
+        readiness,
+        memory_limit_bytes=memory.limit_bytes,
+        http_connections=shares.http,
+        login_provider=parts.login_provider(config, tokens),
+        tracer=tracer,
+    )
+    await http.replace(build_app(shown, management, node_registry(shown.metrics), http_limits))
+    return Node(
+        config,
+        runtime,
+        failure,
+        files,
+        disk,
+        group,
+        broker,
+        links,
+        maintenance,
+        readiness,
+        memory,
+        amqp_server,
+        shovels,
+        management,
+    )
+
+
+@contextmanager
+def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
+    """The disk in the block. Raises StartError if it cannot be had, or if what is on it is not whole."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        disk = open_disk(directory)
+    except DirectoryInUse as error:
+        raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"data directory {directory}: {error.strerror}") from None
+    try:
+        if (directory / UNFINISHED).exists():
+            raise StartError(
+                f"{directory}: a restore was begun there and did not end: give `qq restore` again, or remove "
+                f"{UNFINISHED} in it"
+            )
+        yield disk
+    finally:
+        disk.close()
+
+
+def _make_links(config: NodeConfig, files: RereadFiles, machine: QueueMachine) -> PeerLinks:
+    return PeerLinks(
+        config.name,
+        config.cluster_name,
+        files.cluster_secrets(),
+        (config.peer_host, config.address.peer_port),
+        versions=Versions(*machine.versions),
+        tls=files.peer_tls.current if files.peer_tls else None,
+        listed=parts.addresses(config.nodes),
+        prefers_listed=config.peer_addresses == "file",
+        seeds=parts.seeds(config),
+    )
+
+
+async def _read(make_group: Callable[[], Group], closing: AsyncExitStack) -> Group:
+    """Make the group, which reads its log, on a thread. Nothing that it uses is closed before it has ended."""
+
+    def read() -> Group:
+        with garbage.none_expected():
+            return make_group()
+
+    reading = asyncio.ensure_future(asyncio.to_thread(read))
+    closing.push_async_callback(asyncio.wait, [reading])
+    return await asyncio.shield(reading)
+
+
+@contextmanager
+def _start_errors(directory: Path) -> Generator[None]:
+    """What keeps a log from being used becomes a StartError that names the directory."""
+    try:
+        yield
+    except RemovedFromCluster as error:
+        raise RemovedError(f"{directory}: {error}") from error
+    except CorruptJournal as error:
+        raise StartError(
+            f"{directory}: {error}; no other node has a copy: put the file back from a backup "
+            f"(`qq inspect {directory}` tells what is there)"
+        ) from error
+    except (JournalError, ForeignDirectory, OSError) as error:
+        raise StartError(f"{directory}: {error}") from error
+
+
+async def _start(links: PeerLinks, config: NodeConfig) -> None:
+    try:
+        await links.start()
+    except OSError as error:
+        port = config.address.peer_port
+        raise StartError(f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}") from None
+
+
+def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server: AmqpServer) -> ShovelCarrier:
+    return ShovelCarrier(
+        broker.machine,
+        leads=lambda: group.leader == config.name,
+        cluster=lambda: amqp_server.current_settings.cluster_name,
+        open_own=lambda vhost: own_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
+        wall_ms=broker.runtime.wall_ms,
+        random=broker.runtime.random,
+        message_bytes_max=config.limits.message_bytes,
+        may_reach=config.shovels_may_reach,
+    )
+
+
+async def _watch_rates(management: Management) -> None:
+    """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""
+    while True:
+        try:
+            await management.watch()
+        except Exception:
+            log.exception("rates are not counted for a while")
+        await asyncio.sleep(RATES_PAUSE_S)
+
+
+async def _leave(name: str, group: Group, broker: Broker, failure: Failure, readiness: Readiness) -> None:
+    """Hand leadership over, let the clients go, and stop the group."""
+    readiness.is_stopping = True
+    if not failure.has_come and group.leadership.transfer():
+        await _until(lambda: group.leader not in (name, None) or group.members.is_alone, LEADER_HANDOVER_S)
+    for connection in list(broker.connections.values()):
+        connection.shut_down(SHUTDOWN)
+    await asyncio.sleep(0)
+    # This node's disk should have all that the node has applied, unless that disk has failed.
+    await _until(
+        lambda: failure.has_come or group.journal.synced_index >= group.engine.applied_index, LAST_SYNC_S
+    )
+    group.stop()
+
+
+async def _until(is_so: Callable[[], bool], within_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not is_so():  # noqa: ASYNC110  # of a group, which has no events
+                await asyncio.sleep(APPLIED_POLL_S)
+
+
+async def run(
+    config: NodeConfig, *, open_disk: OpenDisk = RealDisk, make_runtime: MakeRuntime = AsyncioRuntime
+) -> None:
+    """Serve until cancelled. Raises StartError when the node cannot start or cannot go on.
+
+    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. So is one whose
+    log is obsolete and leaves no space for what the others have: it is without that log then. `open_disk` and
+    `make_runtime` may be replaced by those that hurt the disk or the clock.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    descriptors.allow_all()
+    gc.set_threshold(*garbage.THRESHOLDS)
+    clock = asyncio.get_running_loop().time
+    repairs = 0
+    while True:
+        began_s = clock()
+        try:
+            return await _run_once(config, open_disk, make_runtime)
+        except CorruptJournal as damage:
+            repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
+            if repairs > REPAIRS_MAX:
+                raise StartError(
+                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
+                ) from damage
+            log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+        except ObsoleteLog as error:
+            log.warning("node %s starts anew: %s", config.name, error)
+        garbage.collect()  # the node that has ended, with its state
+
+
+async def _run_once(config: NodeConfig, open_disk: OpenDisk, make_runtime: MakeRuntime) -> None:
+    try:
+        async with AsyncExitStack() as closing:
+            node = await start(config, closing, open_disk=open_disk, make_runtime=make_runtime)
+            await node.serve()
+    except ExceptionGroup as group:
+        # Not except*: what is raised in one arrives in a group again with some versions of Python 3.11.
+        known = group.subgroup((StartError, CorruptJournal, ObsoleteLog))
+        if known is None:
+            raise
+        raise known.exceptions[0] from None

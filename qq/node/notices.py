@@ -1,0 +1,43 @@
+"""What a node that starts logs of how its configuration and its log go together."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from qq.node.parts import addresses
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from qq.config import NodeConfig
+
+log = logging.getLogger(__name__)
+
+
+def tell_beginning(config: NodeConfig, group: Group) -> None:
+    """Log that this node begins a cluster of its own, which may not be meant: it may have lost its disk."""
+    is_new = group.last_index <= 1  # every log begins with one entry
+    if is_new and len(config.nodes) == 1 and not config.join:
+        log.info(
+            "the data directory is new, and [[nodes]] lists no other node: this node begins a cluster of its own; "
+            "to join one, it needs `join`"
+        )
+
+
+def tell_differences(config: NodeConfig, group: Group) -> None:
+    """Log in which members the configuration differs from the log, which counts."""
+    agreed = group.configurations.newest
+    if config.join or not agreed.cluster:
+        return
+    listed = addresses(config.nodes)
+    members = {member.name: member.address for member in agreed.members}
+    told = [f"{name} is not listed" for name in sorted(members.keys() - listed)]
+    told += [f"{name} is no member" for name in sorted(listed.keys() - members)]
+    if config.peer_addresses == "log":
+        told += [
+            f"{name} is at {members[name]} and not at {listed[name]}"
+            for name in sorted((listed.keys() & members) - {config.name})
+            if listed[name] != members[name]
+        ]
+    if told:
+        log.warning("the members are those in the log, not those in [[nodes]]: %s", ", ".join(told))

@@ -1,0 +1,161 @@
+"""What the parts of a node are told of its configuration, each in its own words.
+
+Lives here: how settings become what a part takes. Not here: what settings there are (qq/config.py), in which order the
+parts come up (node.py).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from cluster.configuration import PeerAddress, host_problem
+from cluster.group_config import GroupConfig
+from cluster.timing import Timing
+from qq.amqp.connection import Settings
+from qq.config import ConfigError
+from qq.errors import StartError
+from qq.http.server import HttpLimits
+from qq.http.view import CertificateFiles, Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
+    from qq.oauth2.code_flow import CodeFlow
+    from qq.oauth2.verifier import Verifier
+    from qq.tracing.tracer import OpenTelemetryTracer
+
+
+def group_config(config: NodeConfig) -> GroupConfig:
+    """What the log is told."""
+    limits = config.limits
+    listed = [config.address] if config.join else config.nodes
+    return GroupConfig(
+        name=config.name,
+        nodes=addresses(listed),
+        cluster=config.cluster_name,
+        joins=bool(config.join),
+        replaces_emptied=config.replace_emptied,
+        raises_version=config.finish_upgrades,
+        timing=Timing(
+            config.election_timeout_min_s,
+            config.election_timeout_max_s,
+            config.heartbeat_s,
+            learner_bytes_per_s=limits.catch_up_bytes_per_s,
+        ),
+        segment_bytes=limits.segment_bytes,
+        segment_entries=limits.segment_entries,
+        cache_bytes=limits.cache_bytes,
+        checkpoint_entries=limits.checkpoint_entries,
+        checkpoint_bytes=limits.checkpoint_bytes,
+        checkpoint_interval_s=limits.checkpoint_interval_s,
+        retained_bytes=limits.retained_bytes,
+        disk_free_limit_bytes=limits.disk_free_limit_bytes,
+    )
+
+
+def amqp_settings(config: NodeConfig) -> Settings:
+    """What AMQP connections are told."""
+    return Settings(
+        product=config.product,
+        version=config.version,
+        cluster_name=config.cluster_name,
+        channel_max=config.limits.channel_max,
+        frame_max=config.limits.frame_max,
+        heartbeat_s=config.limits.client_heartbeat_s,
+        message_bytes_max=config.limits.message_bytes,
+        platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
+    )
+
+
+def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
+    """What the HTTP server is told; there may be so many `connections`."""
+    return HttpLimits(
+        connections=connections,
+        requests=limits.http_request_max or connections // 2,
+        header_timeout_s=limits.http_header_timeout_s,
+        body_timeout_s=limits.http_body_timeout_s,
+        idle_timeout_s=limits.http_idle_timeout_s,
+    )
+
+
+def addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
+    """Where nodes listen for each other. Raises ConfigError for a host that nobody could look up."""
+    for node in nodes:
+        _check_host(f"[[nodes]] {node.name}: host", node.host)
+    return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
+
+
+def seeds(config: NodeConfig) -> tuple[Seed, ...]:
+    """Whom a node that joins asks first. Raises ConfigError for a host that nobody could look up."""
+    for seed in config.join:
+        _check_host("[cluster] join: host", seed.host)
+    return config.join
+
+
+def _check_host(what: str, host: str) -> None:
+    problem = host_problem(host)
+    if problem is not None:
+        raise ConfigError(f"{what}: {host!r} {problem}")
+
+
+def certificates(config: NodeConfig) -> list[CertificateFiles]:
+    """The certificates whose end operators are told of."""
+    shown = (("amqp/ssl", config.tls), ("clustering/ssl", config.peer_tls))
+    return [
+        CertificateFiles(protocol, str(files.cert), None if files.ca is None else str(files.ca))
+        for protocol, files in shown
+        if files is not None
+    ]
+
+
+def open_ports(config: NodeConfig, http_port: int, *, is_serving: bool) -> list[Listener]:
+    """The ports that are open, `is_serving` clients or not."""
+    peer_tls = config.peer_tls is not None
+    clustering = "clustering/ssl" if peer_tls else "clustering"
+    ports = [
+        Listener("http", config.http_host, http_port),
+        Listener(clustering, config.peer_host, config.address.peer_port, peer_tls),
+    ]
+    if is_serving:
+        ports.append(Listener("amqp", config.amqp_host, config.address.amqp_port))
+    if is_serving and config.address.amqps_port is not None:
+        ports.append(Listener("amqp/ssl", config.amqps_host, config.address.amqps_port, uses_tls=True))
+    return ports
+
+
+def verifier(config: NodeConfig) -> Verifier | None:
+    """What judges tokens, if there are any. Raises StartError. Only then are its libraries loaded, which takes time."""
+    if config.oauth2 is None:
+        return None
+    try:
+        from qq.oauth2.verifier import Verifier  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"[oauth2] needs {missing.name}: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
+        ) from None
+    return Verifier(config.oauth2)
+
+
+def login_provider(config: NodeConfig, tokens: Verifier | None) -> CodeFlow | None:
+    """What has a page with which one logs in to the management page, besides passwords."""
+    if tokens is None or config.oauth2 is None or config.oauth2.client_id is None:
+        return None
+    from qq.oauth2.code_flow import CodeFlow  # noqa: PLC0415
+
+    return CodeFlow(config.oauth2, config.oauth2.client_id, tokens)
+
+
+def tracer(config: NodeConfig) -> OpenTelemetryTracer | None:
+    """What traces messages, if anything does. Raises StartError."""
+    if config.tracing is None:
+        return None
+    try:
+        from qq.tracing.tracer import OpenTelemetryTracer  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise StartError(
+            f"[tracing] needs {missing.name}: pip install 'qq-broker[tracing]', or -r requirements/tracing.txt"
+        ) from None
+    return OpenTelemetryTracer(config.tracing, config.name, config.cluster_name)

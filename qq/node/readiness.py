@@ -1,0 +1,68 @@
+"""Whether a node serves clients, and what it waits for if not.
+
+Lives here: what balancers are told by `/healthz`, and operators by the log. Not here: what opens and closes the ports
+(node.py, qq/management/maintenance.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from cluster.links import PeerLinks
+    from qq.management.maintenance import ClientDrain
+
+log = logging.getLogger(__name__)
+
+WAITING_NOTICE_S = 2.0
+"""A node that does not serve after this time says what it waits for, and again when that changes; one whose cluster is
+there needs less."""
+
+
+class Readiness:
+    """Knows why a node does not serve clients, once it has read its log."""
+
+    def __init__(self, name: str, group: Group, links: PeerLinks, maintenance: ClientDrain) -> None:
+        """`name` is the node's."""
+        self._name = name
+        self._group = group
+        self._links = links
+        self._maintenance = maintenance
+        self.is_serving = self.is_stopping = False
+
+    def why_not(self) -> str | None:
+        """Say why the node does not serve; None if it does."""
+        if self.is_stopping:
+            return "the node stops"
+        unable = self._why_unable()
+        if self._maintenance.is_on:
+            maintained = f"the node is under maintenance; `qq revive {self._name}` ends it"
+            return f"{maintained}; {unable}" if unable else maintained
+        if unable is None and not self.is_serving:
+            short = ", and its disk has no space for what it lacks" if self._group.alarms.lacks_space else ""
+            return f"the node is catching up with the cluster{short}"
+        return unable
+
+    def _why_unable(self) -> str | None:
+        """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
+        under_repair = self._group.own_status.flaw()
+        apart = self._links.why_apart
+        missing = f"no connection with {apart}" if apart else None
+        if under_repair is not None:
+            # A new directory that was told of one cluster is refused by those of another one, until its next start.
+            return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
+        if self._group.leader is None:
+            return f"no leader is known: {missing or 'fewer than a majority of the nodes are up'}"
+        return self._group.statuses.why_nothing_is_stored()
+
+    async def tell(self) -> None:
+        """Log what the node waits for until it serves, until cancelled."""
+        told = None
+        while True:
+            await asyncio.sleep(WAITING_NOTICE_S)
+            if (reason := self.why_not()) != told:
+                told = reason
+                log.info("not serving yet: %s", reason)

@@ -1,0 +1,48 @@
+"""The certificates and secrets of a node, which are read again when their files change.
+
+Lives here: who is told of it. Not here: how a change is noticed (qq/reloadable.py), what becomes of
+certificates (qq/tls.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from qq import tls
+from qq.config import read_secrets
+from qq.reloadable import Reloadable
+
+if TYPE_CHECKING:
+    from cluster.links import PeerLinks
+    from qq.config import NodeConfig
+
+FILES_CHECK_INTERVAL_S = 1.0
+"""How soon it is noticed that certificates or secrets have changed. It takes some calls of stat()."""
+
+
+class RereadFiles:
+    """What was read last of each; raises OperatingError where a file cannot be used at the start."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.client_tls = tls.for_clients(config.tls) if config.tls else None
+        self.peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
+        file = config.secret_file
+        self._secrets = Reloadable([file], partial(read_secrets, file)) if file else None
+        self._secrets_of_config = config.secrets
+
+    def cluster_secrets(self) -> tuple[bytes, ...]:
+        """The secrets of the cluster that are in use now."""
+        return self._secrets.current if self._secrets else self._secrets_of_config
+
+    async def watch(self, links: PeerLinks) -> None:
+        """Look again and again, and tell the links, until cancelled."""
+        while True:
+            await asyncio.sleep(FILES_CHECK_INTERVAL_S)
+            if self.client_tls is not None:
+                self.client_tls.reload()
+            if self.peer_tls is not None and self.peer_tls.reload():
+                links.renew_tls(self.peer_tls.current)
+            if self._secrets is not None and self._secrets.reload():
+                links.renew_secrets(self._secrets.current)
