@@ -9,12 +9,14 @@ import pytest
 from chaos.sim.queue_checks import QueueOracle
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
+    Cancel,
     Checkout,
     Command,
     DeadLetter,
     DeclareQueue,
     Enqueue,
     Get,
+    Limit,
     Publish,
     PurgeQueue,
     Recover,
@@ -122,4 +124,25 @@ def test_what_a_session_is_given_in_the_batch_that_takes_it_back_was_given_befor
     run.entry(Enqueue(1, 1, 2, "", "q", False, 1), Get(3, 1, 1, 2, "q", False, 0), end, sizes=2)
     assert run.oracle.ready("q") + run.oracle.held("q") == 2
     run.oracle.check_machine("n1", run.machine)
+    assert run.findings == []
+
+
+def test_what_was_held_of_a_queue_that_expires_leaves_room_for_others_at_once() -> None:
+    """Seed 8000605: who had stopped to consume it still held messages, as many as the channel may."""
+    run, names = Run(), ("expires", "stays")
+    run.declare("expires", {**ROOMY, "x-expires": 1_000})
+    run.declare("stays", ROOMY)
+    run.entry(Limit(2, 2))
+    run.entry(
+        *(Enqueue(1, number, 2, "", name, False, 1) for number, name in enumerate(names, 1)),
+        sizes=4,
+    )
+    for consumer, queue in enumerate(names, 1):
+        run.entry(
+            Checkout(2, 1, 1, consumer, queue, f"tag {consumer}", 10, False, False, True, False, True, 0, {})
+        )
+    run.entry(Cancel(2, 1))
+    assert [run.oracle.held(queue) for queue in names] == [2, 0]
+    run.entry(time_ms=3_000)
+    assert run.oracle.held("stays") == 2
     assert run.findings == []
