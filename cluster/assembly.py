@@ -179,7 +179,6 @@ class Assembly:
             self._maintenance,
             self.own_status,
             lambda: self.leadership.reign.leader,
-            runtime,
         )
 
     def _members_changed(self) -> None:

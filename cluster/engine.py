@@ -129,6 +129,8 @@ class Engine(Stock):
         self._answers = Answers(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
+        self._campaigns = False
+        """Whether this member campaigns in this turn."""
         self._append_due = False
         self._grown_bytes = 0
         """What was proposed since entries were last sent."""
@@ -374,7 +376,7 @@ class Engine(Stock):
             is_due = self._append_due = False
             self._rested_s = self._notice_s = math.inf
             self._impatient.clear()
-            self._hold_pre_vote()
+            self._campaigns = self._hold_pre_vote()
         if is_due or self._tick_is_due():
             self._tick()
         if self.is_leader:
@@ -670,14 +672,21 @@ class Engine(Stock):
 
     # Elections
 
-    def _hold_pre_vote(self) -> None:
-        """Begin a pre-vote when the election deadline has passed, so that nobody campaigns without one (H9).
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
+        """Let pysyncobj, which asks this before it campaigns, do so only after a pre-vote (H9).
+
+        The deadline may pass after this turn has looked at it, and before pysyncobj does.
+        """
+        return self._campaigns
+
+    def _hold_pre_vote(self) -> bool:
+        """Begin a pre-vote when the election deadline has passed; True if one was won, and pysyncobj is to campaign.
 
         The deadline is the monotonic clock's. Whether the leader is suspected goes by the time awake.
         """
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
-            return
+            return False
         move = self._elections.move(
             awake_s,
             follows=self.leader is not None,
@@ -686,16 +695,15 @@ class Engine(Stock):
             is_asked=self._SyncObj__transferInProgress,
         )
         if move is Move.CAMPAIGN:
-            return  # pysyncobj does, in its next tick
+            return True
         if move is Move.LISTEN:
             self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
-            return
+            return False
         # A leader that is merely suspected is followed until another one leads or it is silent for longer.
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-        if move is Move.ASK:
-            self._ask_for_pre_votes()
+        return move is Move.ASK and self._ask_for_pre_votes()
 
     def _could_be_elected(self) -> bool:
         """Whether there are links with a majority of the voters.
@@ -705,15 +713,17 @@ class Engine(Stock):
         linked = [peer for peer in self._voters if self._nodes[peer] in self._SyncObj__connectedNodes]
         return self._configurations.membership.is_majority([self._name, *linked])
 
-    def _ask_for_pre_votes(self) -> None:
+    def _ask_for_pre_votes(self) -> bool:
+        """Begin a round of pre-votes; True if this member is a majority by itself, and need not ask."""
         number = self._elections.ask()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
-            return
+            return True
         last_term, last_index = self._log_end()
         request = PreVoteRequest(self.term + 1, last_index, last_term, number)
         for peer in self._voters:
             self._emit(peer, request)
+        return False
 
     def _retry_s(self) -> float:
         return self._timing.retry_s(self._runtime.random.random())

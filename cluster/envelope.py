@@ -180,7 +180,8 @@ class Status(NamedTuple):
     may_lead: int = 1
     """1 if the node's disk and log allow it to lead; 0 while its disk is full or its log damaged."""
     misses: tuple[str, ...] = ()
-    """The other members that it has no link with. Release 0.1 does not tell: its nodes are taken to miss nobody."""
+    """The other members that it has no link with, or does not hear. Release 0.1 does not tell: its nodes are taken to
+    miss nobody."""
     disk_hangs: int = 0
     """1 while the node's disk does not come to the end of a sync, so that it acknowledges nothing; else 0."""
 

@@ -94,8 +94,16 @@ def _has_full_disk(status: Status) -> bool:
 
 
 def why_no_leader(membership: Membership, known: Known) -> str:
-    """Why there is no leader, where none is known: who does not answer."""
+    """Why there is no leader, where none is known: who does not answer, and who hears one all the same."""
     silent = sorted(name for name in membership.voters if known.get(name) is None)
+    hearing = sorted(name for name, status in known.items() if status is not None and status.hears_leader)
+    if hearing:
+        hear = "hears" if len(hearing) == 1 else "hear"
+        those = f"; {', '.join(silent)} cannot be heard" if silent else ""
+        return (
+            f"no leader: this node hears none, and {', '.join(hearing)} {hear} one{those} (look at the network between "
+            "the nodes)"
+        )
     if not silent:
         return "no leader: the members elect one"
     those = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"

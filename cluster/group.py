@@ -32,8 +32,8 @@ from cluster.histogram import Histogram
 from cluster.link_ports import Links
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
+from cluster.peers import STATUS_INTERVAL_S
 from cluster.ports import Buffer, Disk, Runtime
-from cluster.statuses import STATUS_INTERVAL_S
 from cluster.submission import Reign
 
 log = logging.getLogger(__name__)

@@ -83,8 +83,16 @@ class Members:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The names of the other members with which there is no link."""
-        return tuple(name for name in self.peers if not self.presence.is_member(name))
+        """The names of the other members that are not heard, as they would be once a second."""
+        return tuple(name for name in self.peers if not self.hears(name))
+
+    def hears(self, name: str) -> bool:
+        """Whether there is a link with this other member, and it has said anything of late.
+
+        The process at the other end may be frozen, or the network let nothing through, for as long as TCP puts up with
+        that.
+        """
+        return self.presence.is_member(name) and not self._peers.is_silent(name, self._runtime.monotonic())
 
     @property
     def of_release_0_1(self) -> tuple[str, ...]:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from cluster.envelope import Alarm, Status
 
 
+STATUS_INTERVAL_S = 1.0
+"""How often each node tells the others its status."""
+SILENT_S = 3 * STATUS_INTERVAL_S
+"""After how many seconds of silence the last status of a peer counts no more."""
+
+
 class MemberStatus(NamedTuple):
     """One node as this node sees it; None where it does not know."""
 
@@ -42,7 +48,9 @@ class MemberStatus(NamedTuple):
     disk_hangs: bool | None
     """Whether the node's disk does not come to the end of a sync, so that it acknowledges nothing."""
     misses: Sequence[str] | None
-    """The other members that the node has no link with."""
+    """The other members that the node has no link with, or does not hear."""
+    hears_leader: bool | None
+    """Whether the node leads, or hears the leader."""
 
 
 @dataclass(slots=True)
@@ -105,6 +113,10 @@ class Peers:
     def silent_s(self, peer: str, now_s: float) -> float:
         return now_s - self._peers[peer].heard_s
 
+    def is_silent(self, peer: str, now_s: float) -> bool:
+        """Whether the peer has been silent for so long that it is not known what it does, link or not."""
+        return self.silent_s(peer, now_s) >= SILENT_S
+
     def dead_s(self, peer: str, now_s: float) -> float:
         """For how many seconds the peer has been known to be dead; 0 if it is not."""
         since_s = self._peers[peer].dead_since_s
@@ -130,8 +142,8 @@ def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool)
     else:
         state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
     if status is None:
-        return MemberStatus(name, state, *[None] * 13)
+        return MemberStatus(name, state, *[None] * 14)
     standing = Standing(status.standing).name.lower()
     offset_ms = status.wall_ms - status.time_ms if status.time_ms else None
-    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs), status.misses
+    judged = bool(status.alarm), offset_ms, bool(status.disk_hangs), status.misses, bool(status.hears_leader)
     return MemberStatus(name, state, *status[1:5], standing, *status[6:10], *judged)

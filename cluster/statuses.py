@@ -3,7 +3,8 @@
 Lives here: what counts as known. Not here: what each other member has said (peers.py), what this node says of itself
 (own_status.py), the rules by which is judged (fitness.py).
 
-Law: looks, and changes nothing. Who has been silent for `SILENT_S` is not heard, whatever it has said before.
+Law: looks, and changes nothing. Who has been silent for `peers.SILENT_S` is not there, whatever it has said before, and
+also if there is a link.
 """
 
 from __future__ import annotations
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
     from cluster.members import Members
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
-    from cluster.ports import Runtime
-
-STATUS_INTERVAL_S = 1.0
-"""How often each node tells the others its status."""
-SILENT_S = 3 * STATUS_INTERVAL_S
-"""After how many seconds of silence the last status of a peer counts no more."""
 
 
 class Statuses:
@@ -52,25 +47,22 @@ class Statuses:
         maintenance: Maintenance,
         own: OwnStatus,
         leader: Callable[[], str | None],
-        runtime: Runtime,
     ) -> None:
         """`leader` tells who leads, as far as this node knows."""
         self._name = members.name
+        self._members = members
         self._configurations = members.configurations
         self._presence = members.presence
         self._peers = peers
         self._maintenance = maintenance
         self._own = own
         self._leader = leader
-        self._runtime = runtime
 
     def known(self) -> dict[str, Status | None]:
         """The last status of each member that is heard, and None for the others."""
-        now_s = self._runtime.monotonic()
         known: dict[str, Status | None] = {self._name: self._own.now()}
         for peer in self._configurations.others(self._name):
-            is_heard = self._presence.is_member(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
-            known[peer] = self._peers.status(peer) if is_heard else None
+            known[peer] = self._peers.status(peer) if self._members.hears(peer) else None
         return known
 
     # For whoever looks at the cluster
@@ -85,7 +77,7 @@ class Statuses:
 
     def _of(self, name: str) -> MemberStatus:
         is_own = name == self._name
-        is_up = is_own or self._presence.is_member(name)
+        is_up = is_own or self._members.hears(name)
         status = self._own.now() if is_own else self._peers.status(name)
         return member_status(name, status, is_up=is_up, leads=name == self._leader())
 

@@ -11,6 +11,7 @@ over it: the rest is a majority.
 from __future__ import annotations
 
 from functools import partial
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
@@ -75,6 +76,7 @@ FAULTS = {
     "old directory": 0.3,
     "drain": 0.4,
     "revive": 0.4,
+    "star": 1.0,
 }
 """The faults, with how common each is in a run where all happen."""
 
@@ -126,6 +128,7 @@ class Nemesis:
             "old directory": self._old_directory,
             "drain": partial(self._maintain, Verb.DRAIN),
             "revive": partial(self._maintain, Verb.REVIVE),
+            "star": self._star,
         }
 
     def start(self) -> None:
@@ -351,6 +354,21 @@ class Nemesis:
         """Two nodes lose each other, everybody else sees both."""
         a, b = self._pair()
         self._cut([(a, b), (b, a)])
+
+    def _star(self) -> None:
+        """Let one node see all others, and those only that one; then perhaps another one."""
+        self._center_on(self._random.choice(self._cluster.names), self._random.randint(0, 3))
+
+    def _center_on(self, center: str, changes: int) -> None:
+        rays = [cut for cut in permutations(self._cluster.names, 2) if center not in cut]
+        for source, target in rays:
+            self._cluster.network.cut(source, target)
+        self._until(self._random.uniform(0.5, 6.0), partial(self._change_center, rays, changes))
+
+    def _change_center(self, rays: Sequence[tuple[str, str]], changes: int) -> None:
+        self._heal(rays)
+        if changes and not self._stopped:
+            self._center_on(self._random.choice(self._cluster.names), changes - 1)
 
     def _reset(self) -> None:
         self._cluster.network.reset(*self._pair())

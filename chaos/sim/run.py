@@ -59,6 +59,9 @@ GROWING = 0.25
 """Share of the runs in which nodes are added under new names, and others removed for good."""
 REPLACED_BY_COMMAND = 0.2
 """Share of the runs in which a lost directory is replaced by those who are told to only."""
+STAR = "star"
+STARS = 0.15
+"""Share of the runs in which it happens that of all nodes only one sees the others."""
 QUICK_RUNS = 0.4
 """Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment, and no
 learner is fed so slowly that it rests."""
@@ -102,7 +105,9 @@ def draw_options(seed: int) -> SimulationOptions:
             options.timing, heartbeat_s=QUICK_HEARTBEAT_S, learner_bytes_per_s=LEARNER_BYTES_PER_S
         )
         options = replace(options, timing=timing)
-    members = Random(f"{seed}/members")
+    members, stars = Random(f"{seed}/members"), Random(f"{seed}/stars")
+    if stars.random() < STARS:
+        options = replace(options, faults=options.faults | {STAR: FAULTS[STAR] * stars.random() ** 2})
     return replace(
         options,
         is_upgrade=is_upgrade,
@@ -125,7 +130,7 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         submit_interval_s=random.choice((0.1, 0.25, 0.6)),
         large_batches=large_batches,
         fault_interval_s=random.uniform(0.2, 2.0),
-        faults={name: weight * random.random() ** 2 for name, weight in FAULTS.items()},
+        faults={name: weight * random.random() ** 2 for name, weight in FAULTS.items() if name != STAR},
         network=NetworkOptions(
             delay_max_s=random.choice((0.002, 0.01, 0.05)),
             spike_probability=0.02 if spikes else 0.0,

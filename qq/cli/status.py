@@ -78,6 +78,9 @@ def judge(answer: dict[str, Any]) -> Health:
     ]
     if not is_majority(len(heard), len(voters)):
         return Health(False, f"no majority: {'; '.join(_troubles(nodes, silent))}")
+    if leader is None and (hearing := [each["name"] for each in nodes if _hears_leader(each)]):
+        troubles = "; ".join([f"{_names(hearing)} can tell who leads", *_troubles(nodes, silent)])
+        return Health(False, f"{answer['node']} hears no leader, so its clients wait: {troubles}")
     if leader is None:
         return Health(False, f"nobody leads: {_names(heard)} elect a leader, which takes a moment; ask again")
     troubles = _troubles(nodes, silent)
@@ -122,6 +125,11 @@ def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[st
 def _hanging(nodes: Sequence[dict[str, Any]]) -> list[str]:
     """The names of the nodes whose disks do not answer; a node of an earlier release does not tell."""
     return [each["name"] for each in nodes if each.get("disk_hangs") and each["state"] != _DOWN]
+
+
+def _hears_leader(node: dict[str, Any]) -> bool:
+    """Whether a node hears the leader; one of an earlier release does not tell."""
+    return node["state"] != _DOWN and bool(node.get("hears_leader"))
 
 
 def _names(names: Sequence[str]) -> str:

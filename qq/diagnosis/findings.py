@@ -61,6 +61,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "no-leader": _critical(
         "Start nodes, or mend their links, until a majority is up; nothing has been lost."
     ),
+    "leader-unheard": _critical(
+        "Look at the network between this node and the leader, and have its clients connect to another node."
+    ),
     "nobody-serves": _critical("`qq revive` a node under maintenance, or start one that is down."),
     "node-down": _warning("Start it, or look at its network and at the last lines of its log."),
     "node-tells-nothing": _info(

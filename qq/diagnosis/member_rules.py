@@ -36,11 +36,13 @@ class MemberFacts(NamedTuple):
     lag: int | None = None
     clock_offset_ms: int | None = None
     misses: Sequence[str] = ()
-    """The members that it has no link with."""
+    """The members that it has no link with, or does not hear."""
     highest: int | None = None
     """The highest version of the state that its program can run."""
     is_drained: bool = False
     disk_hangs: bool = False
+    hears_leader: bool = False
+    """Whether it leads, or hears the leader, as it says itself."""
     why_apart: str | None = None
     """Why the node that is asked has no link with it, if it knows that."""
 
@@ -76,7 +78,11 @@ def unlinked(misses: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
 
 def _whole(facts: ClusterFacts) -> Iterator[Finding]:
     voters = [member for member in facts.members if member.role == "voter"]
-    if facts.leader is None:
+    hearing = [member.name for member in facts.members if member.is_up and member.hears_leader]
+    if facts.leader is None and hearing:
+        text = f"the node that was asked hears no leader, so its clients wait; {', '.join(hearing)} can tell who leads"
+        yield Finding("leader-unheard", CLUSTER, text)
+    elif facts.leader is None:
         up = sum(member.is_up for member in voters)
         text = (
             f"nothing is confirmed: no leader is known, and {up} of {len(voters)} voters are seen from here"

@@ -160,7 +160,9 @@ class NodeStatus(NamedTuple):
     disk_hangs: bool | None = None
     """Whether the node's disk does not come to the end of a write, so that the node acknowledges nothing."""
     misses: Sequence[str] | None = None
-    """The other members that the node has no link with."""
+    """The other members that the node has no link with, or does not hear."""
+    hears_leader: bool | None = None
+    """Whether the node leads, or hears the leader."""
 
 
 class ClusterStatus(NamedTuple):

@@ -132,6 +132,7 @@ class Diagnoses:
                 highest=_highest(member),
                 is_drained=member.drained,
                 disk_hangs=bool(said is not None and said.disk_hangs),
+                hears_leader=bool(said is not None and said.hears_leader),
                 why_apart=self._own.why_apart_from(member.name),
             )
 

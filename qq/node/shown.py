@@ -149,4 +149,5 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
         drained=member.drained,
         disk_hangs=status.disk_hangs,
         misses=status.misses,
+        hears_leader=status.hears_leader,
     )

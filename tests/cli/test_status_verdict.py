@@ -22,7 +22,7 @@ FULL: dict[str, Any] = {"alarm": True, "disk_free_bytes": 100}
 
 
 def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]:
-    return {"nodes": list(nodes), "leader": leader}
+    return {"node": "n1", "nodes": list(nodes), "leader": leader}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,11 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             cluster(node("n1"), node("n2"), node("n3"), leader=None),
             False,
             "nobody leads: n1, n2, n3 elect a leader, which takes a moment; ask again",
+        ),
+        (
+            cluster(node("n1"), node("n2", hears_leader=True), node("n3", **DOWN), leader=None),
+            False,
+            "n1 hears no leader, so its clients wait: n2 can tell who leads; n3 does not answer",
         ),
         (
             cluster(node("n1"), node("n2", alarm=True), node("n3", standing="learner")),

@@ -6,6 +6,7 @@ The stock node is a plain SyncObj, driven by doTick, with a journal in memory an
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import math
 import pickle
 import random
@@ -697,6 +698,18 @@ def test_h9_a_node_that_is_cut_off_asks_and_keeps_its_term() -> None:
     assert node.engine.term == 0
     assert node.sent(PreVoteRequest)
     assert not node.sent(VoteRequest)
+
+
+def test_h9_nobody_campaigns_without_pre_votes_because_time_goes_on_within_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = OurNode(0)
+    monotonic, reads = node.runtime.monotonic, itertools.count()
+    monkeypatch.setattr(node.runtime, "monotonic", lambda: monotonic() + 0.005 * next(reads))
+    node.wait(20.0)
+    assert node.sent(PreVoteRequest)
+    assert node.engine.term == 0
+    assert node.sent(VoteRequest) == []
 
 
 def test_h9_who_hears_a_leader_grants_no_pre_vote() -> None:

@@ -312,7 +312,16 @@ def test_a_log_is_obsolete_if_the_others_hold_all_of_it_in_half_the_space(
     ],
 )
 def test_who_does_not_answer_is_named_where_nobody_leads(heard: str, why: str) -> None:
-    known = {name: FIT if name in heard else None for name in "abc"}
+    known = {name: FIT._replace(hears_leader=0) if name in heard else None for name in "abc"}
+    assert why_no_leader(Membership.of_voters("abc"), known) == why
+
+
+def test_who_hears_a_leader_is_named_where_this_node_hears_none() -> None:
+    known = trio(a=FIT._replace(hears_leader=0), c=None)
+    why = "no leader: this node hears none, and b hears one; c cannot be heard (look at the network between the nodes)"
+    assert why_no_leader(Membership.of_voters("abc"), known) == why
+    known |= {"c": FIT}
+    why = "no leader: this node hears none, and b, c hear one (look at the network between the nodes)"
     assert why_no_leader(Membership.of_voters("abc"), known) == why
 
 

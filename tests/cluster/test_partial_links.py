@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from random import Random
 
 import pytest
-from test_group_timers import Member, Trio
+from test_group_timers import Member, Trio, _nothing
 
 from cluster.configuration import PeerAddress
+from cluster.ports import pack
 
 NAMES = "abcde"
 PAIRS = ["".join(pair) for pair in combinations(NAMES, 2)]
@@ -49,6 +50,24 @@ def check_elects(links: Sequence[str]) -> None:
         return engine.is_leader and engine.commit_index == engine.journal.last_index
 
     five.until(lambda: any(map(leads, able)), within_ms=10_000)
+
+
+def test_wherever_the_center_of_a_star_of_links_goes_there_is_a_leader() -> None:
+    five = Trio(NAMES)
+    leader = five.start()
+    for center in "abacadaeb":
+        rays = [cut for cut in permutations(NAMES, 2) if center not in cut]
+        for ray in rays:
+            five.network.cut(*ray)
+        five.pass_ms(2000)
+        reached = max(member.group.journal.last_index for member in five.members)
+        leader = next(member for member in five.members if member.name == center)
+        leader.runtime.enter(lambda leader=leader: _nothing(leader.group.submit([pack([1])])))
+        five.until(
+            lambda leader=leader, reached=reached: leader.group.engine.commit_index > reached, within_ms=8000
+        )
+        for ray in rays:
+            five.network.heal(*ray)
 
 
 def test_members_that_have_all_moved_find_each_other_by_one_that_knows_the_places() -> None:

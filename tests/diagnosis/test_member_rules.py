@@ -85,6 +85,20 @@ def test_without_a_leader_and_with_too_few_members() -> None:
     assert found(*THREE, THREE[0]._replace(name="n4")) == [("members-even", "cluster")]
 
 
+def test_a_node_that_alone_hears_no_leader() -> None:
+    members = [
+        THREE[0],
+        THREE[1]._replace(hears_leader=True),
+        THREE[2]._replace(hears_leader=True, is_up=False),
+    ]
+    first = next(findings_of_members(ClusterFacts(None, members, 8)))
+    assert first == Finding(
+        "leader-unheard",
+        "cluster",
+        "the node that was asked hears no leader, so its clients wait; n2 can tell who leads",
+    )
+
+
 def test_members_without_a_link_are_told_once() -> None:
     apart = [THREE[0]._replace(misses=("n3", "n2")), THREE[1], THREE[2]._replace(misses=("n1",))]
     apart[1] = apart[1]._replace(is_up=False)

@@ -103,6 +103,7 @@ class FakeView:
             "7 to 8",
             disk_hangs=False,
             misses=["n2"],
+            hears_leader=True,
         )
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 
@@ -163,8 +164,8 @@ class _Group:
         self.flaw: str | None = None
         """Why this node does not take full part."""
         self.known: dict[str, Any] = {
-            "n1": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
-            "n2": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0),
+            "n1": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0, hears_leader=1),
+            "n2": SimpleNamespace(alarm=Alarm(0), misses=(), disk_hangs=0, hears_leader=1),
             "n3": None,
         }
         """What the nodes that are heard say of themselves."""

@@ -63,6 +63,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "drained": False,
                 "disk_hangs": False,
                 "misses": ["n2"],
+                "hears_leader": True,
             },
             {
                 "name": "n2",
@@ -82,6 +83,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "drained": False,
                 "disk_hangs": None,
                 "misses": None,
+                "hears_leader": None,
             },
         ],
         "version": 8,

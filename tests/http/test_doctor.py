@@ -119,6 +119,7 @@ def test_messages_that_are_rejected_are_told_although_the_queue_is_empty_again(n
 def test_members_are_judged_without_a_majority_and_without_asking_them(node: Any) -> None:
     management = node.management
     management.group.leader = None
+    management.group.known["n1"].hears_leader = 0
     management.group.known["n2"] = management.group.known["n3"] = None
     sample(node)
     told = node.api("doctor").json
