@@ -342,6 +342,22 @@ def test_a_shovel_goes_on_when_its_connections_were_lost(carried: Carried, chann
     assert bodies(arrived(channel, 1)) == [b"end"]  # and nothing that was there before
 
 
+def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, channel: Any) -> None:
+    carried.put(reconnect_delay=0.1)
+    carried.wait_for("running")
+    former = carried.run()
+    assert former is not None
+
+    def fail_and_stop() -> None:
+        former._over.set_exception(Closed("it fails"))
+        assert carried.carrier.restart("/", "s")
+
+    carried.broker.call(fail_and_stop)
+    carried.wait_for_run_after(former)  # which waits until the runner before has ended
+    publish(channel, b"a")
+    assert bodies(arrived(channel, 1)) == [b"a"]
+
+
 def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel: Any) -> None:
     carried.put(reconnect_delay=0.1)
     carried.wait_for("running")
