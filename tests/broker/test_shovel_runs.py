@@ -284,6 +284,7 @@ def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, ch
         ({"dest-uri": "amqps://Forbidden"}, "this host is not among those of [shovels] hosts"),
         ({"src-uri": "amqp:///none"}, "failed to connect to source: amqp:///none: "),
         ({"dest-queue": None, "dest-exchange": "none"}, "destination: 404 NOT_FOUND - no exchange 'none'"),
+        ({"src-consumer-args": {"x": 1e308}}, "source: basic.consume cannot be written: "),
     ],
 )
 def test_why_a_shovel_does_not_run_is_told(
