@@ -100,7 +100,12 @@ class ObjectExposition:
         return response
 
     async def _make(
-        self, answer: _Answer, asked: str, tables: Iterator[ObjectTable], prefix: str, infos: Callable[[], str]
+        self,
+        answer: _Answer,
+        asked: str,
+        tables: Iterator[ObjectTable],
+        prefix: str,
+        infos: Callable[[], str],
     ) -> list[bytes]:
         async with self._turn:
             await asyncio.sleep(max(0.0, self._next_s - monotonic()))

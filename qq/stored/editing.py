@@ -11,7 +11,7 @@ from __future__ import annotations
 from copy import copy
 from datetime import datetime
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pamqp import frame as pamqp_frame
 from pamqp import header
@@ -50,12 +50,16 @@ class DecodedMessage(NamedTuple):
 
 
 def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> bytes:
-    """Make a stored message, in frames of channel 1 of at most `frame_max` octets. Raises ValueError for properties."""
+    """Make a stored message, in frames of channel 1 of at most `frame_max` octets; its headers are `HeaderValue`s.
+
+    Raises ValueError for properties.
+    """
     # pamqp writes floats of 32 bits, which most numbers are not, and integers of as few bits as they need.
     others = copy(properties)
     others.headers = None
     head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=others), 1)
-    [message] = with_headers([head + _body_frames(body, 1, frame_max)], additions=properties.headers)
+    headers = cast("dict[str, HeaderValue] | None", properties.headers)
+    [message] = with_headers([head + _body_frames(body, 1, frame_max)], additions=headers)
     return message
 
 
