@@ -74,7 +74,7 @@ class ObjectExposition:
     async def write(
         self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: Callable[[], str]
     ) -> web.StreamResponse:
-        """Answer with these tables, whose metrics' names begin with `prefix`, and with what `infos` makes behind them."""
+        """Answer with these tables, whose metrics' names begin with `prefix`, and with `infos()` behind them."""
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
         if request.method == hdrs.METH_HEAD:
             await response.prepare(request)
