@@ -6,7 +6,7 @@ Lives here: sockets, HTTP, honest publishers, and what must hold whatever the ho
 Law: what each hostile client sends is a function of the seed and its number. What must hold: every node lives and logs
 no error of its own; each message that an honest publisher was confirmed is there at the end, once; no confirm and no
 answer of /livez takes longer than `WAIT_MAX_S`; hostile clients hear errors of the protocol and are not hung up on
-without a word; states of equal index are equal on all nodes.
+without a word; states of equal index are equal on all nodes, and who begins with one has that one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.realworld import ReadOnlyDisk
-from qq.cli.layout import HOST, PASSWORD
+from cluster.state import GroupState
+from qq.cli.layout import HOST, PASSWORD, Settings
 from qq.cli.layout import USER as ADMINISTRATOR
+from qq.machine.machine import QueueMachine
 from qq.testing import ClusterError, ClusterNode, LocalCluster
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ HONEST_BATCH = 20
 HONEST_INTERVAL_S = 0.02
 LIVEZ_INTERVAL_S = 0.2
 RESTART_INTERVAL_S = 12.0
+SETTINGS: Settings = {"limits": {"checkpoint_interval_s": 2.0}}
+"""A node that is restarted begins with a checkpoint, and not with the log."""
 SEND_BYTES = 256 * 1024
 PROPERTIES = {"delivery_mode": 2}
 _ERROR = re.compile(r"\b(ERROR|CRITICAL)\b")
@@ -94,7 +98,7 @@ def run_siege(
     """Let `acts` hostile clients act, or fewer if it is `until_s` by the monotonic clock."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="qq-siege-")))
-        cluster = stack.enter_context(LocalCluster(nodes, directory))
+        cluster = stack.enter_context(LocalCluster(nodes, directory, SETTINGS))
         siege = _Siege(cluster, seed, factor, only)
         violations: list[str] = []
         try:
@@ -125,6 +129,7 @@ class _Siege:
         # One node of three is restarted now and then: nobody of those who count is connected to it.
         self._nodes = cluster.nodes[: max(1, len(cluster.nodes) - 1)]
         self._seed, self._factor, self._only = seed, factor, only
+        self._random = Random(f"{seed}-restarts")
         self._told: Counter[str] = Counter()
         self._publishers: list[HonestPublisher] = []
         self._pulses: list[_Pulse] = []
@@ -165,9 +170,9 @@ class _Siege:
                 restarting.result()
 
     def _restart(self) -> None:
-        """Restart the last node as an operator does, and wait until it is ready."""
+        """Restart the last node, as an operator does or after a crash, and wait until it is ready."""
         node = self._cluster.nodes[-1]
-        node.stop()
+        self._random.choice((node.stop, node.kill))()
         node.start()
         node.wait_ready()
 
@@ -537,7 +542,10 @@ def _trouble(node: ClusterNode) -> str:
 
 
 def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
-    """Raise HarmError if checkpoints of one index differ between nodes that do not run; how many were compared."""
+    """Compare the checkpoints of one index of nodes that do not run; return how many were compared.
+
+    Raises HarmError if any differ, or if a node that begins with one of them would have another state.
+    """
     seen: dict[int, tuple[str, bytes]] = {}
     compared = 0
     for name, directory in nodes:
@@ -549,4 +557,9 @@ def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
             if known != body:
                 raise HarmError(f"{other} and {name} have different states at index {index}")
             compared += other != name
+    for index, (name, body) in seen.items():
+        state = GroupState(QueueMachine())
+        state.load(body)
+        if state.freeze().dump() != body:
+            raise HarmError(f"a node that begins with the state of {name} at index {index} has another one")
     return compared

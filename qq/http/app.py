@@ -156,7 +156,10 @@ class _Pages:
         prefix: str,
     ) -> web.StreamResponse:
         tables = self._management.object_tables(families, vhosts)
-        infos = "".join(info_lines(name, *info) for name, info in self._view.infos(endpoint).items())
+
+        def infos() -> str:
+            return "".join(info_lines(name, *info) for name, info in self._view.infos(endpoint).items())
+
         return await self._objects.write(request, tables, prefix, infos)
 
     async def cluster(self, _: web.Request) -> web.Response:

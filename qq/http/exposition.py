@@ -3,9 +3,10 @@
 Lives here: the text (https://prometheus.io/docs/instrumenting/exposition_formats/), and how much of a node's time those
 who ask may take. Not here: which figures there are (qq/management/figures.py), the node's own metrics (qq/metrics.py).
 
-Three laws. Nobody has to log in for it, so one answer is made at a time, and before the next one the node has time for
-others. Who does not read, or has left, keeps nobody waiting: an answer is sent when the next one may be made. And most
-queues of very many are as they were: no text is made of what has not changed since it was told last.
+Three laws. Nobody has to log in for it, so one answer is made at a time, for all who have asked for it by then, and
+before the next one the node has time for others. Who does not read, or has left, keeps nobody waiting: an answer is
+sent when the next one may be made. And most queues of very many are as they were: no text is made of what has not
+changed since it was told last.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PAUSE_SHARE = 4
 SENT_AT_ONCE = 256 * 1024
 """How many octets are sent at once: to copy them takes a tenth of a millisecond."""
 SENDING_MAX = 4
-"""How many answers may be on their way: what is not read yet is held in memory, if it is not kept in any case."""
+"""How many answers may be on their way, each to however many have asked for it: what is not read yet is in memory."""
 ANSWERS_KEPT = 2
 """Of how many different requests the text is kept: those that came last."""
 KEPT_BYTES_MAX = 48 * 1024 * 1024
@@ -45,40 +46,74 @@ KEPT_S = 120.0
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
+class _Answer:
+    """What all are answered who ask for the same before it is made."""
+
+    def __init__(self) -> None:
+        self.awaited_by: list[web.Request] = []
+        self.making: asyncio.Task[list[bytes]]
+        """What ends with the text, in the parts in which it is sent; with none if nobody waits for it any more."""
+        self.read_by: list[web.Request] = []
+        """To whom it is on its way."""
+
+
 class ObjectExposition:
     """Answers with metrics of single objects, one answer after the other."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._next_s = 0.0
-        self._sending: deque[web.Request] = deque()
-        """Whose answers are on their way, in the order in which they were begun."""
+        self._awaited: dict[str, _Answer] = {}
+        """The answers that are not begun yet, by what is asked for."""
+        self._sending: deque[_Answer] = deque()
+        """The answers that are on their way, in the order in which they were begun."""
         self._kept: dict[Hashable, KeptTexts] = {}
         """What was told last, by what was asked for; the newest is last."""
         self._forgetting: asyncio.TimerHandle | None = None
 
     async def write(
-        self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: str
+        self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: Callable[[], str]
     ) -> web.StreamResponse:
-        """Answer with these tables, whose metrics' names begin with `prefix`, and with `infos` behind them."""
-        pieces: list[bytes] = []
-        async with self._turn:
-            await asyncio.sleep(max(0.0, self._next_s - monotonic()))
-            if has_left(request):
-                raise ConnectionResetError
-            if request.method != hdrs.METH_HEAD:
-                pieces = await self._made(_lines(tables, prefix, self._texts(request.path_qs)))
+        """Answer with these tables, whose metrics' names begin with `prefix`, and with `infos()` behind them."""
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
-        await response.prepare(request)
         if request.method == hdrs.METH_HEAD:
+            await response.prepare(request)
             await response.write_eof()
             return response
-        with self._on_its_way(request):
-            for part in _parts(pieces):
+        asked = request.path_qs
+        answer = self._awaited.get(asked)
+        if answer is None:
+            answer = self._awaited[asked] = _Answer()
+            answer.making = asyncio.create_task(self._make(answer, asked, tables, prefix, infos))
+        answer.awaited_by.append(request)
+        parts = await asyncio.shield(answer.making)
+        if has_left(request):
+            raise ConnectionResetError
+        # With its length, a response is written as it is: one that is cut into chunks would be copied for each reader.
+        response.content_length = sum(map(len, parts))
+        await response.prepare(request)
+        with self._on_its_way(answer, request):
+            for part in parts:
                 await response.write(part)
                 await asyncio.sleep(0)
-            await response.write_eof(infos.encode())
+            await response.write_eof()
         return response
+
+    async def _make(
+        self,
+        answer: _Answer,
+        asked: str,
+        tables: Iterator[ObjectTable],
+        prefix: str,
+        infos: Callable[[], str],
+    ) -> list[bytes]:
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._next_s - monotonic()))
+            del self._awaited[asked]  # whoever asks from now on wants to know how it is then
+            if all(map(has_left, answer.awaited_by)):
+                return []
+            pieces = await self._made(_lines(tables, prefix, self._texts(asked)))
+            return list(_parts([*pieces, infos().encode()]))
 
     async def _made(self, lines: Iterator[bytes]) -> list[bytes]:
         """Make the text, in slices; it is some thousands of pieces."""
@@ -95,18 +130,22 @@ class ObjectExposition:
         return pieces
 
     @contextmanager
-    def _on_its_way(self, request: web.Request) -> Generator[None]:
+    def _on_its_way(self, answer: _Answer, request: web.Request) -> Generator[None]:
         """Note that an answer is sent, for which the one that was begun first is given up if there are too many."""
-        self._sending.append(request)
+        answer.read_by.append(request)
+        if answer not in self._sending:
+            self._sending.append(answer)
         if len(self._sending) > SENDING_MAX:
-            slowest = self._sending.popleft()
-            if slowest.transport is not None:
-                slowest.transport.abort()
+            for slow in self._sending.popleft().read_by:
+                if slow.transport is not None:
+                    slow.transport.abort()
         try:
             yield
         finally:
-            with suppress(ValueError):  # it was given up
-                self._sending.remove(request)
+            answer.read_by.remove(request)
+            if not answer.read_by:
+                with suppress(ValueError):  # it was given up
+                    self._sending.remove(answer)
 
     def _texts(self, asked: str) -> KeptTexts:
         """What is kept of the last answer to what is asked for. Who asks in many ways has little of it."""

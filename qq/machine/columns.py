@@ -2,7 +2,8 @@
 
 Lives here: packing columns of equal length, and turning a column into its differences. Not here: what a column means.
 
-Law: equal columns give equal bytes where zlib is the same. A column of zeros costs a byte, and next to no time.
+Law: equal columns give equal bytes where zlib is the same. A column of zeros costs a byte, and next to no time. What is
+read is not believed: no more memory is taken than the longest columns need.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import zlib
 from array import array
 from itertools import accumulate
 from operator import sub
+
+WORDS_MAX = 2**16
+"""How many words a column may have: many times as many as are packed together anywhere."""
 
 _WORD_BYTES = 8
 _LENGTH_BYTES = 4
@@ -41,10 +45,12 @@ def pack(columns: list[array[int]]) -> bytes:
 
 
 def unpack(data: bytes, codes: str) -> list[array[int]]:
-    """Give what `pack` got, as arrays with these type codes."""
+    """Give what `pack` got, as arrays with these type codes. Raises ValueError if the bytes are none of its."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     masks = data[_LENGTH_BYTES : _LENGTH_BYTES + len(codes)]
-    planes = zlib.decompress(data[_LENGTH_BYTES + len(codes) :])
+    if length > WORDS_MAX:
+        raise ValueError(f"columns of {length} words")
+    planes = _planes(data[_LENGTH_BYTES + len(codes) :], length * sum(map(int.bit_count, masks)))
     columns: list[array[int]] = []
     start = 0
     for code, mask in zip(codes, masks, strict=True):
@@ -57,6 +63,18 @@ def unpack(data: bytes, codes: str) -> list[array[int]]:
     return columns
 
 
+def _planes(packed: bytes, size: int) -> bytes:
+    """So many bytes, which were compressed. Raises ValueError, as soon as there are more."""
+    unpacker = zlib.decompressobj()
+    try:
+        planes = unpacker.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"columns are not readable: {error}") from error
+    if len(planes) != size or not unpacker.eof or unpacker.unused_data:
+        raise ValueError(f"columns of {size} bytes end elsewhere")
+    return planes
+
+
 def differences(column: array[int]) -> array[int]:
     """The difference from each word to the next one, which may be less; the first is 0. All are less than 2**63."""
     if not any_of(column):
@@ -65,14 +83,20 @@ def differences(column: array[int]) -> array[int]:
 
 
 def sums(first: int, steps: array[int]) -> array[int]:
-    """Undo `differences`: the words that begin with `first` and are so far apart. The first step is not read."""
+    """Undo `differences`: the words that begin with `first` and are so far apart. The first step is not read.
+
+    Raises ValueError if one would be none.
+    """
     count = len(steps)
     steps = steps[1:]
     raw = steps.tobytes()
-    if steps and raw == raw[:_WORD_BYTES] * len(steps):
-        step = steps[0]
-        return array("Q", range(first, first + step * count, step) if step else [first] * count)
-    return array("Q", accumulate(steps, initial=first))
+    try:
+        if steps and raw == raw[:_WORD_BYTES] * len(steps):
+            step = steps[0]
+            return array("Q", range(first, first + step * count, step) if step else [first] * count)
+        return array("Q", accumulate(steps, initial=first))
+    except OverflowError as error:
+        raise ValueError(f"columns with a word that is none: {error}") from error
 
 
 def any_of(column: array[int]) -> bool:

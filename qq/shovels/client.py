@@ -218,7 +218,7 @@ class Client:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             self._send(CHANNEL, method)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise Closed(f"{method.name.lower()} cannot be written: {error}") from None
         self._answers.append(answer)
         return await answer

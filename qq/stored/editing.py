@@ -8,9 +8,10 @@ Law: where the broker has something to add to a message's headers, the octets of
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import datetime
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pamqp import frame as pamqp_frame
 from pamqp import header
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
 
     from pamqp import commands
 
-HeaderValue = int | str | datetime | list["HeaderValue"] | dict[str, "HeaderValue"]
-"""What the broker itself puts into headers: a long, a long string, a timestamp (aware), an array, a table."""
+HeaderValue = None | bool | int | float | str | datetime | list["HeaderValue"] | dict[str, "HeaderValue"]
+"""What the broker itself puts into headers: nothing, a boolean, a long, a double, a long string, a timestamp (aware),
+an array, a table."""
 
+LONGS = range(-(2**63), 2**63)
 
 _END = bytes([FRAME_END])
 _U16 = Struct(">H")
 _U32 = Struct(">I")
 _FRAME = Struct(">BHI")
+_FLAG = Struct(">c?")
 _LONG = Struct(">cq")
+_DOUBLE = Struct(">cd")
 _TIMESTAMP = Struct(">cQ")
 _LENGTH = Struct(">cI")
 
@@ -45,9 +50,17 @@ class DecodedMessage(NamedTuple):
 
 
 def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> bytes:
-    """Make a stored message, in frames of channel 1 of at most `frame_max` octets. Raises ValueError for properties."""
-    head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=properties), 1)
-    return head + _body_frames(body, 1, frame_max)
+    """Make a stored message, in frames of channel 1 of at most `frame_max` octets; its headers are `HeaderValue`s.
+
+    Raises ValueError for properties.
+    """
+    # pamqp writes floats of 32 bits, which most numbers are not, and integers of as few bits as they need.
+    others = copy(properties)
+    others.headers = None
+    head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=others), 1)
+    headers = cast("dict[str, HeaderValue] | None", properties.headers)
+    [message] = with_headers([head + _body_frames(body, 1, frame_max)], additions=headers)
+    return message
 
 
 def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
@@ -85,7 +98,8 @@ def with_headers(
 ) -> list[bytes]:
     """Change headers of stored messages; all else, and all other headers, stay octet for octet as they were.
 
-    `additions` take the place of headers with the same names, `drop_expiration` removes that property.
+    `additions` take the place of headers with the same names, `drop_expiration` removes that property. Raises
+    ValueError for a number that no header holds.
     """
     pairs = {name.encode(): _pair(name, value) for name, value in additions.items()} if additions else {}
     added = b"".join(pairs.values())
@@ -152,8 +166,16 @@ def _pair(name: str, value: HeaderValue) -> bytes:
 
 def _value(value: HeaderValue) -> bytes:
     match value:
+        case None:
+            return b"V"
+        case bool():
+            return _FLAG.pack(b"t", value)
         case int():
+            if value not in LONGS:
+                raise ValueError(f"a header holds {value}, which is no number of 64 bits with a sign")
             return _LONG.pack(b"l", value)
+        case float():
+            return _DOUBLE.pack(b"d", value)
         case str():
             return _sized(b"S", value.encode())
         case datetime():

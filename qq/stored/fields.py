@@ -247,7 +247,8 @@ def decode_properties(properties: bytes) -> commands.Basic.Properties:
         elif size == _TABLE:
             values[name], at = decode_table(properties, at, len(properties))
         elif size == 8:
-            values[name], at = _timestamp(_U64.unpack_from(properties, at)[0]), at + 8
+            # As it was sent: many clients send milliseconds, and whoever shows it cannot know.
+            values[name], at = _U64.unpack_from(properties, at)[0], at + 8
         else:
             values[name], at = properties[at], at + 1
     decoded = commands.Basic.Properties()

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import msgpack
 import pytest
 from pamqp import commands
 from pamqp.heartbeat import Heartbeat
@@ -22,6 +23,10 @@ from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostil
 from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
 from cluster.realworld import RealDisk
+from cluster.state import GroupState
+from qq.machine.codec import encode_batch
+from qq.machine.commands import PutVhost
+from qq.machine.machine import QueueMachine
 from qq.testing import ClusterNode
 
 CLIENTS = 200
@@ -118,20 +123,31 @@ def test_what_a_hostile_client_may_not_hear_is_noticed(said: bytes, complaint: s
                 hostile_client(client, Act("", USER, "/"), [], Counter())
 
 
-def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
-    def keep(name: str, index: int, body: bytes) -> None:
-        disk = RealDisk(tmp_path / name / "data")
-        disk.make_directory("groups/0/log")
-        write_checkpoint(disk, "groups/0/log", Owner("qq", name, 0).key(), index, 1, body)
-        disk.close()
+def keep_state(directory: Path, name: str, index: int, body: bytes) -> None:
+    disk = RealDisk(directory / name / "data")
+    disk.make_directory("groups/0/log")
+    write_checkpoint(disk, "groups/0/log", Owner("qq", name, 0).key(), index, 1, body)
+    disk.close()
 
+
+def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
+    machine = QueueMachine()
+    machine.apply_batch("n1", 1, 0, 1, b"".join(encode_batch([PutVhost("v", "", [], "")], [])))
+    empty, state = (GroupState(each).freeze().dump() for each in (QueueMachine(), machine))
     nodes = [(name, tmp_path / name) for name in ("n1", "n2", "n3")]
     for name, index in (("n1", 5), ("n2", 5), ("n3", 6)):
-        keep(name, index, b"state")
+        keep_state(tmp_path, name, index, state)
     assert compare_states(nodes) == 1
-    keep("n2", 6, b"another")
+    keep_state(tmp_path, "n2", 6, empty)
     with pytest.raises(HarmError, match="n2 and n3 have different states at index 6"):
         compare_states(nodes)
+
+
+def test_a_state_that_is_another_one_when_it_was_read_is_noticed(tmp_path: Path) -> None:
+    rows = [["n2", 1, 1, False], ["n1", 1, 1, False]]  # in no order
+    keep_state(tmp_path, "n1", 5, msgpack.packb([0, rows, QueueMachine().dump()]))
+    with pytest.raises(HarmError, match="a node that begins with the state of n1 at index 5 has another one"):
+        compare_states([("n1", tmp_path / "n1")])
 
 
 def frames(data: bytes) -> list[object]:

@@ -284,6 +284,7 @@ def test_a_shovel_that_is_set_anew_knows_its_messages_again(carried: Carried, ch
         ({"dest-uri": "amqps://Forbidden"}, "this host is not among those of [shovels] hosts"),
         ({"src-uri": "amqp:///none"}, "failed to connect to source: amqp:///none: "),
         ({"dest-queue": None, "dest-exchange": "none"}, "destination: 404 NOT_FOUND - no exchange 'none'"),
+        ({"src-consumer-args": {"x": 1e308}}, "source: basic.consume cannot be written: "),
     ],
 )
 def test_why_a_shovel_does_not_run_is_told(
@@ -340,6 +341,22 @@ def test_a_shovel_goes_on_when_its_connections_were_lost(carried: Carried, chann
         carried.wait_for_run_after(former)
     publish(channel, b"end")
     assert bodies(arrived(channel, 1)) == [b"end"]  # and nothing that was there before
+
+
+def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, channel: Any) -> None:
+    carried.put(reconnect_delay=0.1)
+    carried.wait_for("running")
+    former = carried.run()
+    assert former is not None
+
+    def fail_and_stop() -> None:
+        former._over.set_exception(Closed("it fails"))
+        assert carried.carrier.restart("/", "s")
+
+    carried.broker.call(fail_and_stop)
+    carried.wait_for_run_after(former)  # which waits until the runner before has ended
+    publish(channel, b"a")
+    assert bodies(arrived(channel, 1)) == [b"a"]
 
 
 def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel: Any) -> None:

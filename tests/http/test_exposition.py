@@ -228,7 +228,7 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
 
     async def story(client: object) -> float:
         began_s = time.monotonic()
-        await asyncio.gather(*(client.get("/metrics/detailed") for _ in range(3)))  # type: ignore[attr-defined]
+        await asyncio.gather(*(client.get(f"/metrics/detailed?{number}") for number in range(3)))  # type: ignore[attr-defined]
         return time.monotonic() - began_s
 
     # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
@@ -262,6 +262,39 @@ def test_nothing_is_made_for_those_who_have_left(
 
     node.tell(story)
     assert made == ["/metrics/per-object?first", "/metrics/per-object?last"]
+
+
+def test_one_answer_is_made_for_all_who_wait_for_it(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as may be connected may ask at once and not read what comes, and nobody else waits for them."""
+    made: list[str] = []
+    texts = exposition.ObjectExposition._texts
+
+    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
+        made.append(asked)
+        return texts(self, asked)
+
+    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
+    used_s = iter(range(1000))
+    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
+
+    async def story(client: Client) -> None:
+        await answer(client, "/metrics/per-object?first")
+        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
+        await asyncio.sleep(0.05)  # they wait for their turn
+        shown = await answer(client, "/metrics/per-object")
+        assert shown.text.endswith(" 1\n")
+        for reader, writer in connections:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert f"content-length: {len(shown.text)}" in head.decode().lower()
+            assert (await reader.readexactly(len(shown.text))).decode() == shown.text
+            writer.transport.abort()
+
+    node.tell(story)
+    assert made == ["/metrics/per-object?first", "/metrics/per-object"]
 
 
 def test_who_does_not_read_keeps_nobody_waiting(node: Node[MachineManagement]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from fakes import MachineManagement
 from http_node import Node
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qq.http.bodies import read_queue
 from qq.machine.commands import PutVhost, SetPermissions
@@ -50,6 +52,35 @@ def test_a_message_is_published_with_all_its_properties(node: Node[MachineManage
     assert (message["exchange"], message["routing_key"]) == ("", "q")
 
 
+whole = st.sampled_from([0, 1, -1, 2**31, 2**32 - 1, 2**53 + 1, 2**63 - 1, -(2**63)])
+fractions = st.sampled_from([0.1, 1e308, -2.5e-300, 5.0]) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+header_values = st.recursive(
+    st.none() | st.booleans() | whole | fractions | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
+@given(headers=st.dictionaries(texts, header_values, min_size=1, max_size=4))
+def test_headers_come_back_as_they_were_published(headers: dict[str, Any]) -> None:
+    management = MachineManagement()
+    management.make(read_queue("q", {}))
+    node = Node(management)
+    assert publish(node, properties={"headers": headers}).json == {"routed": True}
+    [message] = got(node)
+    assert message["properties"] == {"headers": headers}
+    kinds = [type(value) for value in headers.values()]
+    assert [type(value) for value in message["properties"]["headers"].values()] == kinds
+
+
+@pytest.mark.parametrize("timestamp", [1767225600, 2**32, 4_999_999_999, 253_402_300_799])
+def test_a_timestamp_is_shown_as_it_was_published(node: Node[MachineManagement], timestamp: int) -> None:
+    assert publish(node, properties={"timestamp": timestamp}).json == {"routed": True}
+    assert got(node)[0]["properties"] == {"timestamp": timestamp}
+
+
 def test_octets_are_published_as_base64(node: Node[MachineManagement]) -> None:
     payload = base64.b64encode(b"\xff\x00").decode()
     assert publish(node, payload=payload, payload_encoding="base64").json == {"routed": True}
@@ -75,6 +106,7 @@ def test_what_no_queue_gets_is_not_routed(node: Node[MachineManagement]) -> None
         ({"properties": {"timestamp": 10**15}}, "timestamp must be a whole number from 0 to 253402300799"),
         ({"properties": {"app_id": 5}}, "not_string: app_id"),
         ({"properties": {"headers": {"a": 2**70}}}, "headers: "),
+        ({"properties": {"headers": {"a": [2**63]}}}, "406 PRECONDITION_FAILED - a header holds 9223"),
         ({"properties": {"headers": {"a": "x" * 20_000}}}, "headers are larger than"),
         ({"properties": {"headers": {"CC": "no list"}}}, "406 PRECONDITION_FAILED - "),
         ({"properties": {"user_id": "somebody"}}, "406 PRECONDITION_FAILED - "),

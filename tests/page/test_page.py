@@ -334,11 +334,12 @@ def test_definitions_go_down_and_up(page: Page, node: ClusterNode, tmp_path: Pat
 
 
 def test_the_page_goes_on_when_its_node_was_away(page: Page, node: ClusterNode) -> None:
-    page.open("queues?name=imported")
-    page.until_reads("imported")
+    api(node, "queues/%2F/remembered", "PUT", {"durable": True})
+    page.open("queues?name=remembered")
+    page.until(lambda: page.rows("Queues"))
     node.kill()
     page.until_reads("Waiting", ".top .live")
-    assert "imported" in page.text()  # what was known is still there to be read
+    assert "remembered" in page.text()  # what was known is still there to be read
     node.start()
     node.wait_ready()
     page.until(lambda: page.text(".top .live") == "Live")
