@@ -675,6 +675,7 @@ class Engine(Stock):
 
         The deadline is the monotonic clock's. Whether the leader is suspected goes by the time awake.
         """
+        self._campaigns = False
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return
@@ -686,7 +687,8 @@ class Engine(Stock):
             is_asked=self._SyncObj__transferInProgress,
         )
         if move is Move.CAMPAIGN:
-            return  # pysyncobj does, in its next tick
+            self._campaigns = True
+            return
         if move is Move.LISTEN:
             self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
             return
@@ -709,6 +711,7 @@ class Engine(Stock):
         number = self._elections.ask()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
+            self._campaigns = True
             return
         last_term, last_index = self._log_end()
         request = PreVoteRequest(self.term + 1, last_index, last_term, number)

@@ -56,6 +56,8 @@ class Stock(SyncObj):
         self.journal = journal
         self.outbox: list[Departure] = []
         """What is to be sent, in this order."""
+        self._campaigns = False
+        """Whether this member campaigns in the tick that comes next."""
         self._runtime = runtime
         self._enter()
         conf = SyncObjConf(
@@ -199,7 +201,14 @@ class Stock(SyncObj):
             return True
         if self.is_leader:
             return self._SyncObj__newAppendEntriesTime < self._runtime.monotonic()
-        return self._is_candidate or self._SyncObj__raftElectionDeadline < self._runtime.monotonic()
+        return self._is_candidate or self._campaigns
+
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
+        """Whether pysyncobj may campaign, which it asks when the election deadline has passed.
+
+        It looks at the clock for itself: the deadline may have passed in this turn, and then there was no pre-vote yet.
+        """
+        return self._campaigns
 
     def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
         """Return what pysyncobj finds by reading the last entry."""
