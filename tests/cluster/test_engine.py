@@ -712,6 +712,23 @@ def test_h9_nobody_campaigns_without_pre_votes_because_time_goes_on_within_a_tur
     assert node.sent(VoteRequest) == []
 
 
+@pytest.mark.parametrize("peers", [PEERS, ()])
+def test_h9_a_deadline_that_passes_in_the_middle_of_a_turn_starts_no_campaign_without_a_pre_vote(
+    monkeypatch: pytest.MonkeyPatch, peers: Sequence[str]
+) -> None:
+    node = OurNode(0, peers=peers, learners=["d"])
+    node.engine.may_vote = False
+
+    def time_goes_on() -> float:
+        node.world.now_s += 0.001
+        return node.world.now_s
+
+    monkeypatch.setattr(node.runtime, "monotonic", time_goes_on)
+    for _ in range(5000):
+        node.turn()
+    assert (node.engine.term, node.engine.voted_for, node.engine.is_leader) == (0, None, False)
+
+
 def test_h9_who_hears_a_leader_grants_no_pre_vote() -> None:
     node = OurNode(0)
     node.append(1, [9])

@@ -252,8 +252,10 @@ class CampaignsWithoutAsking(Engine):
     """H9: no pre-vote."""
 
     def _hold_pre_vote(self) -> None:
-        if not (self.may_vote and self.may_lead):
-            super()._hold_pre_vote()  # otherwise the deadline is allowed to fire
+        if self.may_vote and self.may_lead:
+            self._campaigns = True  # as soon as the deadline has passed
+        else:
+            super()._hold_pre_vote()
 
 
 class LeadsForEver(Engine):
