@@ -251,9 +251,9 @@ class CountsAcknowledgementsOfAnyTerm(Engine):
 class CampaignsWithoutAsking(Engine):
     """H9: no pre-vote."""
 
-    def _hold_pre_vote(self) -> None:
-        if not (self.may_vote and self.may_lead):
-            super()._hold_pre_vote()  # otherwise the deadline is allowed to fire
+    def _hold_pre_vote(self) -> bool:
+        # The deadline is allowed to fire, unless this node would not be elected at all.
+        return (self.may_vote and self.may_lead) or super()._hold_pre_vote()
 
 
 class LeadsForEver(Engine):
