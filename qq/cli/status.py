@@ -76,7 +76,10 @@ def judge(answer: dict[str, Any]) -> Health:
     heard = [
         each["name"] for each in voters if each["state"] != _DOWN and each["standing"] in ("voter", None)
     ]
-    if not is_majority(len(heard), len(voters)):
+    # The leader may reach others that the node that was asked does not. Who led a moment ago may not know yet.
+    others = [name for name in heard if name != answer["node"]]
+    sees_majority = is_majority(len(heard), len(voters))
+    if not sees_majority and leader not in others:
         return Health(False, f"no majority: {'; '.join(_troubles(nodes, silent))}")
     if leader is None and (hearing := [each["name"] for each in nodes if _hears_leader(each)]):
         troubles = "; ".join([f"{_names(hearing)} can tell who leads", *_troubles(nodes, silent)])
@@ -86,7 +89,7 @@ def judge(answer: dict[str, Any]) -> Health:
     troubles = _troubles(nodes, silent)
     full = [each["name"] for each in voters if each["alarm"] and each["disk_free_bytes"] < FULL_BYTES]
     hanging = _hanging(voters)
-    if not is_majority(len(set(heard).difference(full, hanging)), len(voters)):
+    if sees_majority and not is_majority(len(set(heard).difference(full, hanging)), len(voters)):
         why = f"the disks of {_names(full)} are full; " if full else ""
         return Health(False, f"nothing is confirmed: {why}{'; '.join(troubles)}")
     drained = [each["name"] for each in nodes if each["drained"]]

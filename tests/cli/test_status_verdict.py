@@ -36,6 +36,12 @@ def cluster(*nodes: dict[str, Any], leader: str | None = "n1") -> dict[str, Any]
             "all well: 3 of 3 members, n1 leads; under maintenance: n2",
         ),
         (
+            # The leader reaches one of those that this node does not hear.
+            cluster(*map(node, ("n1", "n2")), *(node(name, **DOWN) for name in ("n3", "n4", "n5")), leader="n2"),
+            False,
+            "not well: n3, n4, n5 do not answer; n2 leads",
+        ),
+        (
             cluster(node("n1"), node("n2", **DOWN), node("n3", **DOWN), leader=None),
             False,
             "no majority: n2, n3 do not answer",

@@ -251,11 +251,9 @@ class CountsAcknowledgementsOfAnyTerm(Engine):
 class CampaignsWithoutAsking(Engine):
     """H9: no pre-vote."""
 
-    def _hold_pre_vote(self) -> None:
-        if self.may_vote and self.may_lead:
-            self._campaigns = True  # as soon as the deadline has passed
-        else:
-            super()._hold_pre_vote()
+    def _hold_pre_vote(self) -> bool:
+        # The deadline is allowed to fire, unless this node would not be elected at all.
+        return (self.may_vote and self.may_lead) or super()._hold_pre_vote()
 
 
 class LeadsForEver(Engine):
