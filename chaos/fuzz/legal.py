@@ -306,8 +306,9 @@ def _consumers(scale: Scale, name: str, vhost: str) -> Act:
     """Many consumers with a limit for all together or for each; messages are requeued often before they are acked."""
     random = scale.random
     qos = method(Basic.Qos, prefetch_count=random.choice((1, 100, _SHORT_MAX)), global_=random.random() < 0.7)
+    # Each waits for the log. Some are answered, so that the client hears in time that the node goes on.
     consumes = (
-        marshal(1, method(Basic.Consume, queue=name, consumer_tag=f"c{number}", nowait=True))
+        marshal(1, method(Basic.Consume, queue=name, consumer_tag=f"c{number}", nowait=number % 100 > 0))
         for number in range(scale.most(5_000))
     )
     messages = repeat(publish("", name), scale.most(3_000))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
-from qq.http.errors import Refusal, bad_request
+from qq.http.errors import Refusal, bad_request, has_left
 from qq.http.requests import is_asked, object_parts, write_list, write_object
 from qq.http.slices import Slices
 from qq.machine.patterns import InvalidPattern, Pattern
@@ -104,7 +104,7 @@ async def _selected(
     request: web.Request, listing: Listing[Any], names: _Names, page: _Page | None
 ) -> AsyncGenerator[tuple[Mapping[str, int] | None, Iterable[Document]]]:
     """Select what is asked for: the counts of a page, or None if all are; and the documents. Raises Refusal."""
-    columns, slices = _columns(request), Slices()
+    columns, slices = _columns(request), Slices(partial(has_left, request))
     if listing.basic is not None and is_asked(request, "disable_stats"):
         columns = _basic(columns, listing.basic)
     seen = await _seen(listing, slices)

@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import monotonic
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SLICE_S = 0.003
 """How long a slice is: a moment that no client notices, and far less than a heartbeat of the leader's."""
@@ -19,13 +23,20 @@ SLICE_S = 0.003
 class Slices:
     """The slices of one task. The first one begins at once, unless others wait for theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """`is_over` tells whether nobody waits for the work any more."""
+        self._is_over = is_over
         self._until_s = 0.0 if _line().somebody_waits else monotonic() + SLICE_S
 
     async def give_way(self) -> None:
-        """Let other tasks run if the slice is over. To be called between short steps."""
+        """Let other tasks run if the slice is over. To be called between short steps.
+
+        Raises ConnectionResetError if nobody waits for the work any more.
+        """
         if monotonic() >= self._until_s:
             await next_slice()
+            if self._is_over():
+                raise ConnectionResetError
             self._until_s = monotonic() + SLICE_S
 
 

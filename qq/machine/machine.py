@@ -29,7 +29,7 @@ from qq.machine.moving import Moving
 from qq.machine.operating import Operating
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue, held
-from qq.machine.state import FrozenMachine, freeze, read_dump, restore
+from qq.machine.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
 from qq.machine.versions import VERSIONS
 from qq.ranges import MESSAGE_BITS, Range
 
@@ -325,7 +325,13 @@ class QueueMachine:
     def read(self, data: bytes) -> Core:
         """A state that was dumped, to be adopted; on any thread. Raises MalformedDump."""
         core = Core(self._core.content_of)
-        restore(core, read_dump(data))
+        try:
+            restore(core, read_dump(data))
+        except MalformedDump:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Rows are not looked at one by one: what has another type than it should fails somewhere.
+            raise MalformedDump(f"not a state: {type(error).__name__}: {error}") from error
         return core
 
     def adopt(self, state: Core) -> None:

@@ -152,7 +152,10 @@ def test_properties_and_bodies_are_read_as_pamqp_reads_them(stream: bytes) -> No
         if isinstance(event, Publishes):
             for message in event.messages:
                 size, _, header = frame.unmarshal(message)
-                assert content(message).properties == header.properties
+                expected = header.properties
+                if expected.timestamp is not None:
+                    expected.timestamp = int(expected.timestamp.timestamp())  # it is shown as it was sent
+                assert content(message).properties == expected
                 rest = message[size:]
                 body = b""
                 while rest:

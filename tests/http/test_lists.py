@@ -12,7 +12,7 @@ import pytest
 from fakes import FakeManagement, MachineManagement
 from http_node import GUEST, Client, Node, answer
 
-from qq.http import lists
+from qq.http import lists, slices
 from qq.http.bodies import read_queue
 from qq.http.view import ChannelHead, ConsumerStatus
 from qq.machine.commands import (
@@ -452,3 +452,39 @@ def test_a_page_of_very_many_is_looked_for_in_slices() -> None:
 
     # All at once it would take some 20 ms of the processor. (Also reading the answer is done in this loop.)
     assert min(node.tell(story) for _ in range(3)) < 0.015
+
+
+def test_nothing_is_looked_for_any_more_for_those_who_have_left(
+    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.management.make(*[read_queue(f"q{number}", {}) for number in range(500)])
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(lists, "STEP", 1)
+    steps = 0
+    give_way = slices.Slices.give_way
+
+    async def counted(self: slices.Slices) -> None:
+        nonlocal steps
+        steps += 1
+        await give_way(self)
+
+    monkeypatch.setattr(slices.Slices, "give_way", counted)
+    path = "/api/queues?page=1&name=q&sort=messages"
+
+    async def story(client: Client) -> None:
+        nonlocal steps
+        await answer(client, path, headers=GUEST)
+        whole, steps = steps, 0
+        _, writer = await asyncio.open_connection(client.host, client.port)
+        fields = "".join(f"{name}: {value}\r\n" for name, value in GUEST.items())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: q\r\n{fields}\r\n".encode())
+        while not steps:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        last = -1
+        while steps > last:
+            last = steps
+            await asyncio.sleep(0.01)
+        assert 0 < steps < whole / 2
+
+    node.tell(story)

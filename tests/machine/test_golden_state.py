@@ -6,6 +6,7 @@ of a version goes with the programs that can run it.
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from likeness import differences
 from machine_driver import Driver, consume, declare, publish
 
@@ -41,7 +44,7 @@ from qq.machine.effects import (
 from qq.machine.machine import QueueMachine
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
-from qq.machine.state import Dump, read_dump
+from qq.machine.state import Dump, MalformedDump, read_dump
 from qq.machine.versions import VERSIONS
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -398,3 +401,23 @@ LEFT: Sequence[Command] = [
     c.ConnectionDown(10),
     publish(2, "settled"),
 ]
+
+
+DUMP = (GOLDEN / f"state-{VERSIONS[1]}.dump").read_bytes()
+
+
+@settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
+@example(place=280, octet=0xC0, cut=0)  # the name of a virtual host is none
+@example(place=280, octet=0x90, cut=0)
+@given(place=st.integers(0, len(DUMP) - 1), octet=st.integers(0, 255), cut=st.integers(0, 8))
+def test_a_damaged_dump_is_read_or_named_as_such(place: int, octet: int, cut: int) -> None:
+    """No byte of it is believed to say how much there is: what is made of a few KiB is not more than a few MiB."""
+    tracemalloc.start()
+    try:
+        QueueMachine().read(DUMP[:place] + bytes([octet]) + DUMP[place + 1 + cut :])
+    except MalformedDump:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
