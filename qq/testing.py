@@ -134,10 +134,14 @@ class ClusterNode:
             spawning = self._spawner.submit(self._spawn)
         except RuntimeError:
             raise ClusterError(f"{self.name} cannot be started: the block of its cluster has ended") from None
-        self._paused = False
-        self._process = spawning.result()
+        spawning.result()
 
-    def _spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
+    def _spawn(self) -> None:
+        # Here, because whoever waits for it may be interrupted, and what nobody knows is not killed.
+        self._process = self._new_process()
+        self._paused = False
+
+    def _new_process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         config = ["--config", str(self._config.absolute())]
         with self.log.open("ab") as log:
             if SERVE_COMMAND is None:
@@ -297,9 +301,11 @@ class LocalCluster:
             base_port = _reserve_ports(self._node_count, cleanup)
             self._files = list(local_nodes(directory, self._node_count, base_port))
             prepare(directory, self._files, fresh=False, settings=self._settings)
+            cleanup.callback(
+                self._kill_all
+            )  # also those that are started at this moment: these are waited for
             self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
             self.nodes = [ClusterNode(node, self._spawner, self._kept) for node in self._files]
-            cleanup.callback(self._kill_all)
             for node in self.nodes:
                 node.start()
             for node in self.nodes:
@@ -339,9 +345,9 @@ class LocalCluster:
 
     def forget_node(self, node: ClusterNode) -> None:
         """Leave a node out from now on that was removed from the cluster; it is killed if it still runs."""
-        self.nodes.remove(node)
         if node.running:
             node.kill()
+        self.nodes.remove(node)
 
     def _kill_all(self) -> None:
         for node in self.nodes:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -137,6 +138,18 @@ def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bo
             assert is_alive(int(worker))
         finally:
             os.kill(int(worker), signal.SIGKILL)
+
+
+def test_a_node_whose_start_is_interrupted_is_killed_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(1) as cluster:
+        [node] = cluster.nodes
+        node.kill()
+        with monkeypatch.context() as patched:
+            patched.setattr("concurrent.futures.Future.result", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                node.start()
+    assert not node.running
+    assert not node.log.exists()
 
 
 HOLDER_OF_A_SLOW_NODE = """
