@@ -139,18 +139,20 @@ class ForkServer:
         *,
         stdout: int,
         stderr: int,
+        kept: Sequence[int] = (),
         program: str = PROGRAM,
     ) -> ForkedProcess:
         """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors.
 
-        `program` is the module whose function `run` the process calls. Raises OSError if the server is gone.
+        `kept` are descriptors that it has open as long as it runs, one at most. `program` is the module whose function
+        `run` the process calls. Raises OSError if the server is gone.
         """
         request = json.dumps(
             {"program": program, "arguments": list(arguments), "environment": dict(environment)}
         ).encode()
         ours, theirs = socket.socketpair()
         with self._asking, theirs:
-            socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr])
+            socket.send_fds(self._socket, [b"."], [theirs.fileno(), stdout, stderr, *kept])
         ours.sendall(request)
         ours.shutdown(socket.SHUT_WR)
         answer, handles = b"", []
@@ -218,13 +220,13 @@ class _Server:
                 self._wakeup.recv(4096)
                 self._reap()
             if self._requests in ready:
-                mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 3)
+                mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 4)
                 if not mark:
                     return None
                 if (program := self._fork(*descriptors)) is not None:
                     return program
 
-    def _fork(self, told: int, stdout: int, stderr: int) -> str | None:
+    def _fork(self, told: int, stdout: int, stderr: int, *kept: int) -> str | None:
         answer = socket.socket(fileno=told)
         request = json.loads(b"".join(iter(lambda: answer.recv(65536), b"")))
         pid = os.fork()
@@ -232,8 +234,8 @@ class _Server:
             self._become(request, stdout, stderr)
             answer.close()
             return request["program"]
-        os.close(stdout)
-        os.close(stderr)
+        for number in (stdout, stderr, *kept):
+            os.close(number)
         handle = os.pidfd_open(pid)  # nobody has waited for it yet, so it is this one
         socket.send_fds(answer, [str(pid).encode()], [handle])
         os.close(handle)

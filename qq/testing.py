@@ -69,9 +69,9 @@ PATIENCE_S = 30.0
 
 _POLL_S = 0.02
 _LOG_LINES_SHOWN = 30
-# Goes on when whoever holds the other end of the pipe has closed it or is gone. Nodes that die at that moment may still
-# add a file.
-_DELETE_WHEN_LEFT = 'read _; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" && exit; sleep 0.2; done'
+# Goes on when nobody has the other end of the pipe any more: neither the process with the block nor any of its nodes,
+# which may still add files when that process has been killed.
+_DELETE_WHEN_LEFT = 'read _; rm -rf -- "$1"'
 _running: list[LocalCluster] = []
 # Below the ports that the system gives to outgoing connections, also with the offsets of HTTP and peers added.
 _BASE_PORTS = range(12_000, 12_700, NODE_COUNT_MAX + 1)
@@ -94,7 +94,8 @@ class LocalVirtualHost:
 class ClusterNode:
     """One node: a process that can be killed, paused and started again on the same data."""
 
-    def __init__(self, files: LocalNode, spawner: ThreadPoolExecutor) -> None:
+    def __init__(self, files: LocalNode, spawner: ThreadPoolExecutor, kept: Sequence[int]) -> None:
+        """`spawner` starts the process, which has the descriptors `kept` open as long as it runs."""
         self.name = files.name
         self.amqp_port = files.address.amqp_port
         self.http_port = files.address.http_port
@@ -102,6 +103,7 @@ class ClusterNode:
         self.log = files.log
         self._config = files.config
         self._spawner = spawner
+        self._kept = kept
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._paused = False
@@ -132,10 +134,14 @@ class ClusterNode:
             spawning = self._spawner.submit(self._spawn)
         except RuntimeError:
             raise ClusterError(f"{self.name} cannot be started: the block of its cluster has ended") from None
-        self._paused = False
-        self._process = spawning.result()
+        spawning.result()
 
-    def _spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
+    def _spawn(self) -> None:
+        # Here, because whoever waits for it may be interrupted, and what nobody knows is not killed.
+        self._process = self._new_process()
+        self._paused = False
+
+    def _new_process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         config = ["--config", str(self._config.absolute())]
         with self.log.open("ab") as log:
             if SERVE_COMMAND is None:
@@ -143,7 +149,11 @@ class ClusterNode:
                 environment = node_environment() | {PARENT_VARIABLE: str(server.pid)}
                 try:
                     return server.start(
-                        ["serve", *config], environment, stdout=log.fileno(), stderr=log.fileno()
+                        ["serve", *config],
+                        environment,
+                        stdout=log.fileno(),
+                        stderr=log.fileno(),
+                        kept=self._kept,
                     )
                 except OSError as error:
                     raise ClusterError(f"{self.name} cannot be started: {error}") from error
@@ -153,6 +163,7 @@ class ClusterNode:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=node_environment(),
+                pass_fds=self._kept,
                 start_new_session=True,  # Ctrl-C is for the test
             )
 
@@ -197,10 +208,13 @@ class ClusterNode:
         return self._process
 
     def log_since(self, offset_bytes: int = 0) -> str:
-        """The last lines of what the node has logged since its log had `offset_bytes` bytes."""
-        with self.log.open("rb") as log:
-            log.seek(offset_bytes)
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+        """The last lines of what the node has logged since its log had `offset_bytes` bytes, while there is one."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(offset_bytes)
+                return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+        except FileNotFoundError:
+            return ""
 
     def _log_tail(self) -> str:
         return f"; the end of {self.log}:\n{self.log_since()}"
@@ -246,7 +260,8 @@ class LocalCluster:
     """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given one.
 
     A given directory is made if it is not there, and stays, with the nodes' data and logs. `settings` are keys of the
-    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`.
+    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`, but for the first user, as which
+    the nodes are asked.
     """
 
     def __init__(
@@ -260,6 +275,10 @@ class LocalCluster:
         for section, keys in settings.items():
             if not hasattr(keys, "items"):
                 raise ClusterError(f"settings are keys by section, and {section!r} is given {keys!r}")
+        if not {"default_user", "default_password"}.isdisjoint(settings.get("users", {})):
+            raise ClusterError(
+                f"the first user of a local cluster is {USER}: other users are added to that one"
+            )
         self._node_count = nodes
         # A test may go to another directory while the cluster runs.
         self._directory = None if directory is None else Path(directory).absolute()
@@ -274,16 +293,19 @@ class LocalCluster:
         if self in _running:
             raise ClusterError("the cluster is running already")
         with ExitStack() as cleanup:
-            directory = self._directory
+            directory, self._kept = self._directory, []
             if directory is None:
-                directory = cleanup.enter_context(_temporary_directory())
+                directory, held = cleanup.enter_context(_temporary_directory())
+                self._kept.append(held)
             cleanup.enter_context(locked(directory))
             base_port = _reserve_ports(self._node_count, cleanup)
             self._files = list(local_nodes(directory, self._node_count, base_port))
             prepare(directory, self._files, fresh=False, settings=self._settings)
+            cleanup.callback(
+                self._kill_all
+            )  # also those that are started at this moment: these are waited for
             self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
-            self.nodes = [ClusterNode(node, self._spawner) for node in self._files]
-            cleanup.callback(self._kill_all)
+            self.nodes = [ClusterNode(node, self._spawner, self._kept) for node in self._files]
             for node in self.nodes:
                 node.start()
             for node in self.nodes:
@@ -305,6 +327,8 @@ class LocalCluster:
 
         With a large backlog and clients at work it may take longer than `patience_s`: it has to be sent all of it.
         """
+        if self not in _running:
+            raise ClusterError("a node can be added only in the block of its cluster")
         first, number = self._files[0], len(self._files)
         if number == NODE_COUNT_MAX:
             raise ClusterError(f"a local cluster has {NODE_COUNT_MAX} nodes at most")
@@ -312,7 +336,7 @@ class LocalCluster:
         files = local_nodes(directory, number + 1, first.address.amqp_port)[number]
         members = [each for each in self._files if each.name in {node.name for node in self.nodes}]
         prepare_joining(directory, files, members, self._settings)
-        node = ClusterNode(files, self._spawner)
+        node = ClusterNode(files, self._spawner, self._kept)
         self._files.append(files)
         self.nodes.append(node)
         node.start()
@@ -321,9 +345,9 @@ class LocalCluster:
 
     def forget_node(self, node: ClusterNode) -> None:
         """Leave a node out from now on that was removed from the cluster; it is killed if it still runs."""
-        self.nodes.remove(node)
         if node.running:
             node.kill()
+        self.nodes.remove(node)
 
     def _kill_all(self) -> None:
         for node in self.nodes:
@@ -415,19 +439,26 @@ def running_clusters() -> list[LocalCluster]:
 
 
 @contextmanager
-def _temporary_directory() -> Generator[Path]:
-    """A directory that is deleted at the end of the block, or when this process is gone, however it has ended."""
-    directory = tempfile.mkdtemp(prefix="qq-")
+def _temporary_directory() -> Generator[tuple[Path, int]]:
+    """A directory that is deleted at the end of the block, or when this process is gone, however it has ended.
+
+    With it comes a descriptor: it is not deleted as long as another process has that open, too.
+    """
+    directory = Path(tempfile.gettempdir(), f"qq-{secrets.token_hex(8)}")  # made when there is who deletes it
     with subprocess.Popen(  # noqa: S603
         ["/bin/sh", "-c", _DELETE_WHEN_LEFT, "sh", directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={
+            "PATH": os.pathsep.join([*os.get_exec_path(), os.defpath])
+        },  # a test may have none, or a wrong one
         start_new_session=True,  # Ctrl-C is for the test
     ) as deleting:
         assert deleting.stdin is not None
         close_in_children(deleting.stdin)
-        yield Path(directory)
+        directory.mkdir(mode=0o700)
+        yield directory, deleting.stdin.fileno()
 
 
 def _applied_index(node: ClusterNode) -> int:

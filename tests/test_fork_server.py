@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ from qq.fork_server import ForkedProcess, ForkServer, fork_server
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 PATIENCE_S = 30.0
 
@@ -43,11 +44,11 @@ def forked(
         return process, output.read(), errors.read()
 
 
-def frozen(server: ForkServer, directory: Path) -> ForkedProcess:
+def frozen(server: ForkServer, directory: Path, kept: Sequence[int] = ()) -> ForkedProcess:
     """One that does not end by itself: a command that waits for a pipe that nobody writes to."""
     pipe = directory / "pipe"
     os.mkfifo(pipe)
-    return server.start(["serve", "--config", str(pipe)], {}, stdout=2, stderr=2)
+    return server.start(["serve", "--config", str(pipe)], {}, stdout=2, stderr=2, kept=kept)
 
 
 def is_gone(pid: int) -> bool:
@@ -71,6 +72,16 @@ def test_another_program_than_the_command_may_be_forked(server: ForkServer, tmp_
         assert process.wait(PATIENCE_S) == 0
         output.seek(0)
         assert "usage: faulty_node" in output.read()
+
+
+def test_a_descriptor_is_kept_as_long_as_the_process_runs(server: ForkServer, tmp_path: Path) -> None:
+    ours, kept = os.pipe()
+    process = frozen(server, tmp_path, [kept])
+    os.close(kept)
+    assert select.select([ours], [], [], 0.1) == ([], [], [])
+    process.kill()
+    assert os.read(ours, 1) == b""
+    os.close(ours)
 
 
 def test_names_and_environments_may_be_long(server: ForkServer) -> None:

@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
+
 from qq.config import NodeAddress
 from qq.errors import CommandError
 
@@ -162,17 +164,16 @@ def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settin
         "cluster": {"secret_file": "../secret"},
         "users": {"default_user": USER, "default_password": PASSWORD},
     }
-    lines = ["# Written by `qq up` at every start: changes here are lost. It shows what a node needs."]
-    for section in [*usual, *(name for name in settings if name not in usual)]:
-        lines += _table(f"[{section}]", {**usual.get(section, {}), **settings.get(section, {})})
-    for member in nodes:
-        lines += _table("[[nodes]]", asdict(member.address))
-    return "\n".join(lines)
+    sections = {
+        name: _given({**usual.get(name, {}), **settings.get(name, {})}) for name in {**usual, **settings}
+    }
+    listed = [_given(asdict(member.address)) for member in nodes]
+    head = "# Written by `qq up` at every start: changes here are lost. It shows what a node needs.\n"
+    return head + tomli_w.dumps({**sections, "nodes": listed})
 
 
-def _table(head: str, values: Mapping[str, Any]) -> list[str]:
-    """Write a table of TOML, in which texts, numbers, booleans and lists of them are what they are in JSON."""
-    return [head, *(f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None), ""]
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _refuse_other_size(data_dir: Path, node_count: int) -> None:
@@ -182,7 +183,7 @@ def _refuse_other_size(data_dir: Path, node_count: int) -> None:
         if not config.exists():
             continue
         try:
-            document = tomllib.loads(config.read_text())
+            document = tomllib.loads(config.read_text("utf-8"))
             if "join" in document["cluster"]:
                 continue  # it lists itself only
             found = len(document["nodes"])
@@ -207,7 +208,9 @@ def _replace(path: Path, text: str) -> None:
     """Write the whole file or nothing, readable by the owner only: secret and password are in these files."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(
+        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
         file.write(text)
     temporary.replace(path)
 

@@ -615,7 +615,11 @@ Method = (
     | ConnectVouched
     | OpenChannel
 )
-"""Commands that are a method of a client on its channel, and may be refused."""
+"""Commands that are a method of a client on its channel, and may be refused.
+
+All but three are answered, one after the other: publishes are confirmed instead, if they are numbered, and a channel is
+open unless it is refused.
+"""
 
 Settlement = Settle | Return | Reject | Discard
 

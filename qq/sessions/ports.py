@@ -3,6 +3,21 @@
 Lives here: protocols (in Python's sense) only. Not here: who calls them (dispatch.py, submissions.py, resume.py), who
 implements them (`cluster.group.Group`; qq/amqp_server, qq/management/sessions.py).
 
+A protocol tells the `Broker` of its clients, in this order:
+
+    connection_opened       there is a socket
+    logins.attempt          who it is; of somebody who is not admitted the log never hears
+    connect                 the log is asked to let it into its virtual host, and answers `admitted` or `not_admitted`
+    session_opened          for each session, at once behind `connect` if need be; there is no answer unless it `failed`
+    submissions             what the client wants in its sessions: add, publish, settle, credit, commit
+    session_ended           also behind `failed`: another session may begin in the same connection
+    connection_closed       the socket is gone; sessions end before
+
+What a client wants is asked of `Access` first. What that refuses is asked again behind `submissions.read_barrier`, with
+`Access.certain`, because this node may be behind. All that is asked for is counted (`Connection.count_uncommitted`): a
+connection with more than `Broker.uncommitted_bytes_max`, and any while `Broker.is_full`, reads no more from its client,
+and calls `Broker.waits_for_room`.
+
 Law: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has sessions,
 which the log knows by numbers that are never used twice.
 """
@@ -219,7 +234,7 @@ class Session(Protocol):
     # Answers
 
     def replied(self, result: Result, /) -> None:
-        """Take the answer to the oldest command that waits for one."""
+        """Take the answer to the oldest command that waits for one (`qq.machine.commands.Method`)."""
         ...
 
     def failed(self, failure: Failed, /) -> None:

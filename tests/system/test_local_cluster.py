@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -139,11 +140,49 @@ def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bo
             os.kill(int(worker), signal.SIGKILL)
 
 
+def test_a_node_whose_start_is_interrupted_is_killed_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(1) as cluster:
+        [node] = cluster.nodes
+        node.kill()
+        with monkeypatch.context() as patched:
+            patched.setattr("concurrent.futures.Future.result", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                node.start()
+    assert not node.running
+    assert not node.log.exists()
+
+
+HOLDER_OF_A_SLOW_NODE = """
+import os, subprocess, sys
+from qq.testing import _temporary_directory
+with _temporary_directory() as (directory, kept):
+    node = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=2, pass_fds=[kept])
+    print(node.pid, directory, flush=True)
+    os.abort()
+"""
+
+
+def test_files_are_deleted_when_the_last_node_is_gone_that_may_add_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER_OF_A_SLOW_NODE]
+    environ = os.environ | {"TMPDIR": str(tmp_path), "PATH": "/nowhere"}
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False).stdout
+    number, directory = said.split()
+    try:
+        time.sleep(0.2)
+        assert list(tmp_path.iterdir()) == [Path(directory)]
+    finally:
+        os.kill(int(number), signal.SIGKILL)
+    while list(tmp_path.iterdir()):
+        time.sleep(0.01)
+
+
 def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="a cluster has 1, 3 or 5 nodes, not 2"):
         LocalCluster(2)
     with pytest.raises(ClusterError, match="settings are keys by section, and 'frame_max' is given 8192"):
         LocalCluster(settings={"frame_max": 8192})
+    with pytest.raises(ClusterError, match="the first user of a local cluster is guest"):
+        LocalCluster(settings={"users": {"default_password": "another"}})
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
         with pytest.raises(ClusterError, match="n1 is running already"):
@@ -180,6 +219,8 @@ def test_a_cluster_says_what_it_is_too_early_or_too_late_for(tmp_path: Path) -> 
     cluster = LocalCluster(1, tmp_path)
     with pytest.raises(ClusterError, match="no node of the cluster runs, so none can lead"):
         cluster.leader()
+    with pytest.raises(ClusterError, match="a node can be added only in the block of its cluster"):
+        cluster.add_node()
     with cluster:
         with pytest.raises(ClusterError, match="the cluster is running already"), cluster:
             pass
@@ -193,8 +234,15 @@ def test_a_cluster_says_what_it_is_too_early_or_too_late_for(tmp_path: Path) -> 
             _in_a_child(node.start)
     with pytest.raises(ClusterError, match="n1 cannot be started: the block of its cluster has ended"):
         node.start()
+    with pytest.raises(ClusterError, match="a node can be added only in the block of its cluster"):
+        cluster.add_node()
+    assert len(cluster.nodes) == 1
     with cluster:
         assert cluster.leader().name == "n1"
+    with LocalCluster(1) as cluster:
+        [node] = cluster.nodes
+    with pytest.raises(ClusterError, match="n1 is not running"):  # and its log is deleted
+        node.wait_ready()
 
 
 def test_a_directory_may_be_a_text_and_relative_and_need_not_be_there(
@@ -210,13 +258,16 @@ def test_a_directory_may_be_a_text_and_relative_and_need_not_be_there(
 
 
 def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
-    settings = {"limits": {"frame_max": 8192}, "product": {"name": "mine"}}
+    settings = {
+        "limits": {"frame_max": 8192},
+        "product": {"name": "mine \N{SPARKLES} \N{BOTTLE WITH POPPING CORK}"},
+    }
     with (
         LocalCluster(1, settings=settings) as cluster,
         pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection,
     ):
         assert connection._impl.params.frame_max == 8192
-        assert connection._impl.server_properties["product"] == "mine"
+        assert connection._impl.server_properties["product"] == settings["product"]["name"]
     with (
         pytest.raises(ClusterError, match=r"n1 is not running; the end of (?s:.*)limits.*nonsense"),
         LocalCluster(1, settings={"limits": {"nonsense": 1}}),
