@@ -323,6 +323,8 @@ _OF_THE_CLUSTER = (
     "election_timeout_max_s",
     "heartbeat_s",
 )
+WHOLE_NUMBER_MAX = 2**63 - 1
+"""What commands of the log can hold, and numbers of the system."""
 _LEAST = {
     "frame_max": 4096,  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
     "catch_up_bytes_per_s": 16 * 1024 * 1024,  # with each heartbeat goes a slice of the log in any case
@@ -337,6 +339,7 @@ _MOST = {
     "message_bytes": 128 * 1024 * 1024,
     "transaction_bytes": 128 * 1024 * 1024,
     "http_session_s": 366 * 86_400,
+    "write_buffer_bytes": 2**31 - 1,  # uvloop refuses more, and with it every client
     # What a segment's footer can tell.
     "segment_bytes": 2**32 - 1,
     "segment_entries": 2**32 - 1,
@@ -679,7 +682,8 @@ class _SettingsReader:
             value = self.seconds("limits", name, default)
         else:
             value = self.share("limits", name, default)
-        least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
+        unbounded = WHOLE_NUMBER_MAX if isinstance(default, int) else math.inf
+        least, most = _LEAST.get(name, 0), _MOST.get(name, unbounded)
         if not least <= value <= most:
             what = f"at least {least}" if value < least else f"at most {most}"
             raise self._error("limits", name, f"must be {what}")

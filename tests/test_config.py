@@ -571,6 +571,14 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (GOOD + "[limits]\nframe_max = 4095\n", "[limits] frame_max: must be at least 4096"),
         (GOOD + "[limits]\nchannel_max = 70000\n", "[limits] channel_max: must be at most 65535"),
         (GOOD + "[limits]\nframe_max = 16777217\n", "[limits] frame_max: must be at most 16777216"),
+        (
+            GOOD + "[limits]\nwrite_buffer_bytes = 2147483648\n",
+            "[limits] write_buffer_bytes: must be at most 2147483647",
+        ),
+        (
+            GOOD + "[limits]\nconsumer_timeout_ms = 9223372036854775808\n",
+            "[limits] consumer_timeout_ms: must be at most 9223372036854775807",
+        ),
         (GOOD + "[limits]\nmessage_bytes = 134217729\n", "[limits] message_bytes: must be at most 134217728"),
         (
             GOOD + "[limits]\ntransaction_bytes = 134217729\n",

@@ -251,8 +251,8 @@ def test_nothing_is_made_for_those_who_have_left(
     monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
 
     async def story(client: Client) -> None:
-        await answer(client, "/metrics/per-object?first")
         connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
+        await answer(client, "/metrics/per-object?first")
         for _, writer in connections:
             writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
         await asyncio.sleep(0.05)  # they wait for their turn
@@ -280,8 +280,8 @@ def test_one_answer_is_made_for_all_who_wait_for_it(
     monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
 
     async def story(client: Client) -> None:
-        await answer(client, "/metrics/per-object?first")
         connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
+        await answer(client, "/metrics/per-object?first")
         for _, writer in connections:
             writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
         await asyncio.sleep(0.05)  # they wait for their turn
