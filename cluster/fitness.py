@@ -156,6 +156,22 @@ def successors(name: str, membership: Membership, drained: Collection[str], know
     return [other for other in group if led[other] == max(led.values())]
 
 
+def reaching_more(
+    name: str, membership: Membership, drained: Collection[str], known: Known
+) -> dict[str, list[str]]:
+    """The voters that could lead all that this member could lead, and others that it could not: for each, these others.
+
+    Who is fit and under maintenance would hand over again.
+    """
+    reached = set(_led_by(name, membership.voters, known))
+    led = {
+        other: set(_led_by(other, membership.voters, known))
+        for other in successors(name, membership, drained, known)
+        if other not in drained and why_not_lead(other, known) is None
+    }
+    return {other: sorted(those - reached) for other, those in led.items() if those > reached}
+
+
 def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str]]:
     """Divide these members: those that can go on with each other, and why the others cannot."""
     flaws = {name: why for name in sorted(names) if (why := flaw(name, known)) is not None}

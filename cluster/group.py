@@ -310,6 +310,8 @@ class Group:
         if self._turns.is_on:
             self._clock.look(bounded(self._runtime.wall_ms()), self._runtime.monotonic())
             self._introductions.look(self._runtime.monotonic())
+            if self.engine.is_leader:
+                self.leadership.leave_if_apart()
             self._departures.transmit_to_all(self.own_status.now())
             self._giver.tick(self.engine)
             self._installing.taker.tick()

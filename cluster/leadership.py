@@ -1,7 +1,8 @@
 """Who leads, as far as this node knows, and to whom leadership goes from here.
 
 A leader hands over because somebody asks for it, because it is to be removed or under maintenance, because its disk is
-full or its log damaged, or because its disk alone keeps everybody waiting.
+full or its log damaged, because its disk alone keeps everybody waiting, or because it has no link with a member with
+which another one has.
 
 Lives here: whom leadership goes to, and that it does. Not here: who can lead (statuses.py, fitness.py), how long a
 handover lasts (handover.py), elections (elections.py).
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+APART_S = 10.0
+"""A leader hands over to a member that reaches more of the others when it has done so for this long: most links come
+back sooner."""
+
+
 class Leadership:
     """The leader that this node knows, which may be itself."""
 
@@ -55,6 +61,8 @@ class Leadership:
         self.handover = Handover()
         """The handover by which this node gives leadership away, if one is under way."""
         self._lateness = Lateness()
+        self._apart_since_s: float | None = None
+        """Since when another member reaches more of the others than this leader; None if none does."""
         self._began_s = 0.0
         """When the present reign began, on the monotonic clock."""
         self._members = members
@@ -76,6 +84,7 @@ class Leadership:
         if is_own:
             self.handover.end()
             self._lateness.reset()
+            self._apart_since_s = None
         return is_own
 
     def look(self, *, is_fit: bool) -> None:
@@ -182,3 +191,20 @@ class Leadership:
             if prompt:
                 log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(prompt))
                 self.leave(prompt)
+
+    def leave_if_apart(self) -> None:
+        """Hand over to a member that reaches whomever this one reaches, and others, if that lasts.
+
+        Clients of a member that has no link with the leader wait for as long as that leads. This is called about once
+        a second, while this node leads.
+        """
+        better, now_s = self._statuses.reaching_more(), self._runtime.monotonic()
+        if not better:
+            self._apart_since_s = None
+            return
+        if self._apart_since_s is None:
+            self._apart_since_s = now_s
+        if now_s - self._apart_since_s >= APART_S and not self.is_handing_over:
+            for name, others in better.items():
+                log.warning("this node has no link with %s, and %s has: it may lead", ", ".join(others), name)
+            self.leave(list(better))

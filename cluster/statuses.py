@@ -17,6 +17,7 @@ from cluster.fitness import (
     may_drain,
     may_leave,
     may_stop,
+    reaching_more,
     successors,
     why_log_is_obsolete,
     why_no_leader,
@@ -109,6 +110,11 @@ class Statuses:
         """The members to which leadership may go from this node; empty if nobody else can lead, as far as is known."""
         drained = self._maintenance.members
         return successors(self._name, self._configurations.membership, drained, self.known())
+
+    def reaching_more(self) -> dict[str, list[str]]:
+        """The members that could lead whomever this one could, and others whom it could not: for each, these others."""
+        drained = self._maintenance.members
+        return reaching_more(self._name, self._configurations.membership, drained, self.known())
 
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""

@@ -12,6 +12,7 @@ from cluster.fitness import (
     may_drain,
     may_leave,
     may_stop,
+    reaching_more,
     successors,
     why_cannot_lead,
     why_log_is_obsolete,
@@ -360,3 +361,25 @@ def test_a_change_that_relies_on_who_gets_its_vote_by_it_is_refused(
     before: str, after: str, known: Known, text: str
 ) -> None:
     assert text in str(why_no_majority(of(before), of(after), known))
+
+
+@pytest.mark.parametrize(
+    ("known", "drained", "better"),
+    [
+        (trio(), "", {}),
+        (trio(c=None), "", {}),
+        (trio(a=FIT._replace(misses=("c",))), "", {"b": ["c"]}),
+        (trio(c=FIT._replace(misses=("a",))), "", {"b": ["c"]}),
+        # What the leader does not hear may be alive.
+        (trio(a=FIT._replace(misses=("c",)), c=None), "", {"b": ["c"]}),
+        (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("c",)), c=None), "", {}),
+        (trio(a=FIT._replace(misses=("c",))), "b", {}),
+        (trio(a=FIT._replace(misses=("c",)), b=FULL), "", {}),
+        # Each reaches somebody whom the other does not.
+        (trio(a=FIT._replace(misses=("c",)), b=FIT._replace(misses=("d",))) | {"d": FIT}, "", {}),
+    ],
+)
+def test_a_member_that_reaches_more_than_the_leader_reaches_all_that_the_leader_does(
+    known: Known, drained: str, better: dict[str, list[str]]
+) -> None:
+    assert reaching_more("a", Membership.of_voters(known), drained, known) == better

@@ -1,10 +1,15 @@
-"""A member that says nothing is not there, though there is a link with it: it is frozen, or nothing comes through."""
+"""A member that says nothing is not there, though there is a link with it: it is frozen, or nothing comes through.
+
+A leader that some members cannot hear leaves leading to one whom all of them can.
+"""
 
 from __future__ import annotations
 
+import pytest
 from test_group_members import Growing
-from test_maintenance import growing
+from test_maintenance import drain, growing
 
+from cluster.leadership import APART_S
 from cluster.peers import SILENT_S
 
 __all__ = ["growing"]
@@ -38,3 +43,34 @@ def test_a_member_that_alone_hears_no_leader_says_who_hears_one(growing: Growing
         apart.name: False,
         third.name: True,
     }
+
+
+@pytest.mark.parametrize("ways", ["both", "to the member", "to the leader"])
+def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing, ways: str) -> None:
+    """The clients of the one that it does not reach would wait for as long as that lasts."""
+    leader, apart, third = growing.leader(), *growing.followers()
+    cuts = {"to the member": (leader.name, apart.name), "to the leader": (apart.name, leader.name)}
+    for cut in cuts.values() if ways == "both" else [cuts[ways]]:
+        growing.network.cut(*cut)
+    growing.pass_ms(int(APART_S * 1000) - 500)
+    assert leader.group.engine.is_leader
+    growing.until(lambda: third.group.engine.is_leader)
+    term = third.group.engine.term
+    growing.pass_ms(3 * int(APART_S * 1000))
+    assert [third.name] * 3 == [member.group.engine.leader for member in growing.members]
+    assert third.group.engine.term == term
+
+
+def test_leadership_stays_where_nobody_reaches_more(growing: Growing) -> None:
+    leader, dead, drained = growing.leader(), *growing.followers()
+    term = leader.group.engine.term
+    dead.end()
+    growing.pass_ms(2 * int(APART_S * 1000))
+    dead.start()
+    growing.until(lambda: leader.group.engine.commit_index == dead.group.engine.commit_index)
+    drain(growing, drained)
+    for cut in ((leader.name, dead.name), (dead.name, leader.name)):
+        growing.network.cut(*cut)
+    growing.pass_ms(2 * int(APART_S * 1000))
+    assert leader.group.engine.is_leader
+    assert leader.group.engine.term == term
