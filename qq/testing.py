@@ -124,8 +124,6 @@ class ClusterNode:
 
     def start(self) -> None:
         """Start the process, on the data of the last one; `wait_ready` waits until it serves."""
-        if self.running:
-            raise ClusterError(f"{self.name} is running already")
         if os.getpid() != self._owner:
             raise ClusterError(f"{self.name} can be started only by the process that has started its cluster")
         # The system kills a child when the *thread* that started it ends, so one that lives as long as the cluster
@@ -137,7 +135,10 @@ class ClusterNode:
         spawning.result()
 
     def _spawn(self) -> None:
-        # Here, because whoever waits for it may be interrupted, and what nobody knows is not killed.
+        # All in the one thread: several may ask for it at once, and who waits may be interrupted. A process that nobody
+        # knows would not be killed.
+        if self.running:
+            raise ClusterError(f"{self.name} is running already")
         self._process = self._new_process()
         self._paused = False
 

@@ -29,12 +29,16 @@ def ask(http_port: int, path: str) -> Any:
 
 
 def change(http_port: int, method: str, path: str) -> str | None:
-    """Have the cluster change something; say why it was not done, if so. It may be done later all the same."""
+    """Have the cluster change something; say why it was not done, if so. It may be done later all the same.
+
+    What is not there need not be deleted.
+    """
     try:
         status, body = _request(http_port, method, path, CHANGE_TIMEOUT_S)
     except (OSError, http.client.HTTPException) as error:
         return f"no answer over HTTP: {error}"
-    return None if status < HTTPStatus.BAD_REQUEST else f"{status} {body.decode(errors='replace')}"
+    is_done = status < HTTPStatus.BAD_REQUEST or (method == "DELETE" and status == HTTPStatus.NOT_FOUND)
+    return None if is_done else f"{status} {body.decode(errors='replace')}"
 
 
 def _request(http_port: int, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:

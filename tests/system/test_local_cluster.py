@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 import pika
 import pytest
 
+from qq.cli.asking import change
 from qq.errors import CommandError
 from qq.testing import ClusterError, LocalCluster
 
@@ -288,6 +290,21 @@ def test_a_virtual_host_is_empty_and_goes_with_its_block_whatever_runs_then() ->
                 cluster.nodes[1].pause()
             assert cluster.queues() == []
             assert all(node.running for node in cluster.nodes)
+
+
+def test_a_virtual_host_may_be_deleted_before_its_block_ends() -> None:
+    with LocalCluster(1) as cluster, cluster.vhost() as vhost:
+        assert change(cluster.nodes[0].http_port, "DELETE", f"/api/vhosts/{vhost.name}") is None
+
+
+def test_of_threads_that_start_a_node_at_once_one_does_it() -> None:
+    with LocalCluster(1) as cluster:
+        [node] = cluster.nodes
+        node.kill()
+        with ThreadPoolExecutor(4) as threads:
+            starts = [threads.submit(node.start) for _ in range(4)]
+        said = sorted(str(start.exception()) for start in starts)
+        assert said == ["None", *["n1 is running already"] * 3]
 
 
 def test_an_error_carries_the_ends_of_the_nodes_logs() -> None:
