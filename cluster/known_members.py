@@ -26,10 +26,11 @@ from cluster.handshake import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
+    from cluster.sockets import Address
 
 # One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one
 # is. It waits a little longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).
@@ -137,6 +138,19 @@ class KnownMembers:
     def seeks_members(self) -> bool:
         """Whether this node does not know yet of which cluster it is, or knows nobody else of it."""
         return not (self.terms.is_named and self.addresses)
+
+    def seeds(self, configured: Sequence[Address]) -> tuple[Address, ...]:
+        """Where to dial whoever listens: `configured` seeds, while this node seeks its cluster, and unknown members.
+
+        A member that this node's log does not know may lead. If it does not know this node, whose addition was lost
+        with a leader, neither of them would look for the other one.
+        """
+        unknown = [
+            self.place(name, address)
+            for name, address in self._told.items()
+            if name not in self.addresses and name != self._name
+        ]
+        return (*(configured if self.seeks_members else ()), *unknown)
 
     def dials_first(self, peer: str) -> bool:
         """Whether it is this node that dials at once where there is no connection with the peer."""

@@ -9,8 +9,8 @@ authenticated connection is a new epoch: `_links` holds the connection of the cu
 connection object still has to say is not heard.
 
 A peer that no configuration knows is a guest: it has an epoch like any other, and nobody dials it or asks whether it is
-dead. A seed is the address of a node whose name is not known: it is dialled as long as this node does not know of which
-cluster it is, and who answers is a guest, to begin with.
+dead. A seed is the address of a node whose name is not known, or counts for nothing yet (`KnownMembers.seeds`): who
+answers is a guest, to begin with.
 
 Law: a stranger costs bounded memory, time and log lines, and no peer waits for it; guests are few. Nothing that a group
 sends ends a link or a turn.
@@ -239,12 +239,12 @@ class PeerLinks:
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
-        """Dial the seeds as long as this node does not know its cluster, or nobody else of it."""
-        for seed in self._seeds:
-            if not self._known.seeks_members:
-                if (task := self._dialling.pop(seed, None)) is not None:
-                    task.cancel()
-            elif seed not in self._dialling:
+        """Dial the seeds, and those that are none any more not again."""
+        seeds = self._known.seeds(self._seeds)
+        for whom in [whom for whom in self._dialling if not isinstance(whom, str) and whom not in seeds]:
+            self._dialling.pop(whom).cancel()
+        for seed in seeds:
+            if seed not in self._dialling:
                 self._dialling[seed] = self._spawn(self._keep_dialled(partial(self._try_seed, seed)))
 
     @property

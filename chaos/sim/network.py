@@ -176,7 +176,7 @@ class SimulatedLinks:
         """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
         if isinstance(whom, str):
             return self.known.places(whom) if whom in self.known.addresses else ()
-        return (whom,) if self.known.seeks_members else ()
+        return (whom,) if whom in self.known.seeds(self.seeds) else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         linked = {peer: connection.terms[peer] for peer, connection in self.current.items()}
@@ -261,7 +261,9 @@ class Network:
             connection = links.current[peer]
             connection.pipes[peer].frames.clear()
             self._world.after(0.0, partial(self._close_end, connection, links.name))
-        for whom in (*links.known.addresses, *links.seeds):
+        for whom in dict.fromkeys(
+            (*links.known.addresses, *links.seeds, *(PeerAddress(*seed) for seed in links.known.seeds(())))
+        ):
             if whom not in links.current:
                 self._dial_soon(links, whom)
 

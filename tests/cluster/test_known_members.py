@@ -43,6 +43,22 @@ def test_one_that_is_to_be_a_member_is_looked_for_where_members_are() -> None:
     assert known(prefers_listed=True).place("n8", said) == said
 
 
+def test_members_that_the_log_does_not_know_are_looked_for_where_another_node_says() -> None:
+    """One of them may lead, and know nothing of this node (simulated: an addition that was lost with a leader)."""
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), IN_FILE)
+    before = Configuration.of(8, [Member(*place) for place in IN_LOG.items()], b"cluster")
+    held = Configurations(before)
+    held.note_cluster(b"cluster")
+    members.configure(NO_ID, held, {})
+    elsewhere = PeerAddress("seed", 1)
+    assert members.seeds([elsewhere]) == ()
+    new = PeerAddress("n5.log", 25672)
+    assert held.told(9, Configuration.of(8, [*before.members, Member("n5", new)], b"cluster"))
+    members.configure(NO_ID, held, {})
+    assert members.seeds([elsewhere]) == (new,)
+    assert "n5" not in members.addresses
+
+
 @pytest.mark.parametrize("prefers_listed", [False, True])
 def test_who_is_only_listed_is_no_member(prefers_listed: bool) -> None:
     assert known(prefers_listed=prefers_listed).addresses.keys() == {"n2", "n3"}
