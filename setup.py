@@ -4,7 +4,13 @@
 command `qq` finds it (qq/packages.py). `chaos` is used from a checkout, and not installed.
 """
 
+import shutil
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+# An earlier build in this directory may have left modules there that are gone by now, and they would be packed, too.
+shutil.rmtree(Path(__file__).parent / "build" / "lib", ignore_errors=True)
 
 setup(
     packages=[

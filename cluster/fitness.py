@@ -251,11 +251,12 @@ def why_no_majority(before: Membership, after: Membership, known: Known) -> str 
     ]
     if after.is_majority(there):
         return None
-    away = ", ".join(sorted(relied_on.difference(there)))
+    away = sorted(relied_on.difference(there))
+    are, do = ("is", "does") if len(away) == 1 else ("are", "do")
     rest = " without ".join(["the rest", *sorted(after.voters - relied_on)])
     return (
-        f"there would be {len(after.voters)} voters, and of these {away} do not answer, or are under repair, so {rest} "
-        "would be no majority: start, replace or remove them first"
+        f"there would be {len(after.voters)} voters, and of these {', '.join(away)} {do} not answer, or {are} under "
+        f"repair, so {rest} would be no majority: start, replace or remove them first"
     )
 
 

@@ -351,9 +351,9 @@ def test_members_change_while_those_who_vote_already_are_a_majority_afterwards(
 @pytest.mark.parametrize(
     ("before", "after", "known", "text"),
     [
-        ("abc", "abcd", trio(c=None) | {"d": FIT}, "4 voters, and of these c do not answer"),
+        ("abc", "abcd", trio(c=None) | {"d": FIT}, "4 voters, and of these c does not answer"),
         ("abc", "abcd", trio(c=LEARNER) | {"d": FIT}, "so the rest without d would be no majority"),
-        ("abc", "ab", trio(b=None), "2 voters, and of these b do not answer"),
+        ("abc", "ab", trio(b=None), "2 voters, and of these b does not answer"),
         ("a", "ab", {"a": FIT, "b": None}, "so the rest would be no majority: start, replace or remove"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import ROOT, WHEEL_OPTIONS
+from deployment import LEFT_BEHIND, ROOT, WHEEL_OPTIONS
 from dockerfile import copy_context
 from engine import BUILT_FROM, PROJECT, Engine, NoEngineError, find_engine
 from releases import unpack_release
@@ -33,7 +33,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our own package, built of that."""
+    """Our own package, built of that where an older one has been built before."""
+    (context / "build" / "lib" / "qq").mkdir(parents=True)
+    (context / "build" / "lib" / "qq" / LEFT_BEHIND).touch()
     wheels = tmp_path_factory.mktemp("wheels")
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", *WHEEL_OPTIONS, "--wheel-dir", str(wheels), "."],

@@ -15,6 +15,8 @@ RUNS_AS = 10001
 """The user and the group of a node, in images, pods and on hosts."""
 NODES = ("n1", "n2", "n3")
 """The nodes in docker-compose.yml."""
+LEFT_BEHIND = "left_behind.py"
+"""A module that an earlier build of our package had, and there is none of that name any more."""
 WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 

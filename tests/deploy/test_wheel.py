@@ -13,7 +13,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from deployment import ROOT
+from deployment import LEFT_BEHIND, ROOT
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -71,6 +71,10 @@ def test_it_holds_the_packages_of_a_node_under_one_name(wheel: Path) -> None:
     assert {module.relative_to(ROOT) for module in modules} - names == set()
     bundled = {Path("qq/bundled") / module.relative_to(ROOT) for module in ROOT.glob("cluster/**/*.py")}
     assert bundled - names == set()
+
+
+def test_it_holds_nothing_that_an_earlier_build_has_left(wheel: Path) -> None:
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if Path(name).name == LEFT_BEHIND] == []
 
 
 def test_its_metadata_say_what_it_is(wheel: Path) -> None:
