@@ -21,17 +21,17 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from cluster.accepting import accept, readable
 from cluster.strangers import Place
-from qq import node
 from qq.amqp.connection import LoginAttempt, Phase
 from qq.amqp_server import listener
 from qq.amqp_server.connection import ClientConnection, Peer
 from qq.amqp_server.server import AmqpServer
 from qq.cli.serve import serve
+from qq.node import node
 
 PASSED_BYTES_MAX = 256 * 1024
 """More than a client may send before its connection is open (AHEAD_BYTES_MAX of qq/amqp/connection.py, and the
@@ -152,12 +152,10 @@ class TakingPort:
 class TakingNode(node.Node):
     """A node that serves clients of another process's port, too."""
 
-    def __init__(self, path: str, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._path = path
+    path: ClassVar[str]
 
     async def _listen(self) -> list[Any]:
-        return [*await super()._listen(), TakingPort(self._amqp_server, self._path)]
+        return [*await super()._listen(), TakingPort(self.amqp_server, self.path)]
 
 
 def main() -> int:
@@ -170,7 +168,8 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True)
     options = parser.parse_args()
     if options.take:
-        node.Node = partial(TakingNode, options.take)
+        TakingNode.path = options.take
+        node.Node = TakingNode
     takers = {vhost: Taker(path) for vhost, _, path in (each.partition("=") for each in options.passed)}
     listener.ClientConnection = partial(Arriving, takers)
     return serve(options.config)
