@@ -71,7 +71,7 @@ def test_who_has_the_only_other_copy_is_not_removed_before_somebody_else_has_it(
     growing.pass_ms(3000)
     refusal = growing.asked(leader, remove(holder))
     assert f"{behind.name} does not answer" in refusal, "2 of 2 would be needed, and one is away"
-    with pytest.raises(MembershipRefused, match=f"{behind.name} do not answer"):
+    with pytest.raises(MembershipRefused, match=f"{behind.name} does not answer"):
         leader.group.reconfiguration.propose(lambda held: held.without(holder.name, id_of(holder)))
     assert behind.group.journal.last_index < index
     parted.heal()
