@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from fakes import MachineManagement
@@ -235,10 +236,9 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
     assert node.tell(story) >= 2 * 0.01 * exposition.PAUSE_SHARE
 
 
-def test_nothing_is_made_for_those_who_have_left(
-    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Connections are bounded, but one that is closed leaves its place at once, and what it has asked for was made."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """For which requests answers are made, one after the other: each of them seems to have taken 50 ms."""
     made: list[str] = []
     texts = exposition.ObjectExposition._texts
 
@@ -249,49 +249,47 @@ def test_nothing_is_made_for_those_who_have_left(
     monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
     used_s = iter(range(1000))
     monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
+    return made
+
+
+@asynccontextmanager
+async def waiting_for_their_turn(
+    client: Client,
+) -> AsyncGenerator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    """Connections, which hang up at the end, that have asked for metrics of all objects just after somebody else."""
+    connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
+    await answer(client, "/metrics/per-object?first")
+    for _, writer in connections:
+        writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
+    await asyncio.sleep(0.05)
+    yield connections
+    for _, writer in connections:
+        writer.transport.abort()
+
+
+def test_nothing_is_made_for_those_who_have_left(node: Node[MachineManagement], made: list[str]) -> None:
+    """Connections are bounded, but one that is closed leaves its place at once, and what it has asked for was made."""
 
     async def story(client: Client) -> None:
-        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
-        await answer(client, "/metrics/per-object?first")
-        for _, writer in connections:
-            writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
-        await asyncio.sleep(0.05)  # they wait for their turn
-        for _, writer in connections:
-            writer.transport.abort()
+        async with waiting_for_their_turn(client):
+            pass
         await answer(client, "/metrics/per-object?last")
 
     node.tell(story)
     assert made == ["/metrics/per-object?first", "/metrics/per-object?last"]
 
 
-def test_one_answer_is_made_for_all_who_wait_for_it(
-    node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_answer_is_made_for_all_who_wait_for_it(node: Node[MachineManagement], made: list[str]) -> None:
     """As many as may be connected may ask at once and not read what comes, and nobody else waits for them."""
-    made: list[str] = []
-    texts = exposition.ObjectExposition._texts
-
-    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
-        made.append(asked)
-        return texts(self, asked)
-
-    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
-    used_s = iter(range(1000))
-    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
 
     async def story(client: Client) -> None:
-        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(20)]
-        await answer(client, "/metrics/per-object?first")
-        for _, writer in connections:
-            writer.write(b"GET /metrics/per-object HTTP/1.1\r\nHost: q\r\n\r\n")
-        await asyncio.sleep(0.05)  # they wait for their turn
-        shown = await answer(client, "/metrics/per-object")
-        assert shown.text.endswith(" 1\n")
-        for reader, writer in connections:
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert f"content-length: {len(shown.text)}" in head.decode().lower()
-            assert (await reader.readexactly(len(shown.text))).decode() == shown.text
-            writer.transport.abort()
+        async with waiting_for_their_turn(client) as connections:
+            shown = await answer(client, "/metrics/per-object")
+            assert shown.text.endswith(" 1\n")
+            for reader, _ in connections:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert f"content-length: {len(shown.text)}" in head.decode().lower()
+                assert (await reader.readexactly(len(shown.text))).decode() == shown.text
 
     node.tell(story)
     assert made == ["/metrics/per-object?first", "/metrics/per-object"]
