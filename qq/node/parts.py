@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cluster.configuration import PeerAddress, host_problem
@@ -20,7 +21,7 @@ from qq.http.server import HttpLimits
 from qq.http.view import CertificateFiles, Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
     from qq.oauth2.code_flow import CodeFlow
@@ -130,12 +131,8 @@ def verifier(config: NodeConfig) -> Verifier | None:
     """What judges tokens, if there are any. Raises StartError. Only then are its libraries loaded, which takes time."""
     if config.oauth2 is None:
         return None
-    try:
+    with _of_extra("oauth2"):
         from qq.oauth2.verifier import Verifier  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise StartError(
-            f"[oauth2] needs {missing.name}: pip install 'qq-broker[oauth2]', or -r requirements/oauth2.txt"
-        ) from None
     return Verifier(config.oauth2)
 
 
@@ -152,10 +149,17 @@ def tracer(config: NodeConfig) -> OpenTelemetryTracer | None:
     """What traces messages, if anything does. Raises StartError."""
     if config.tracing is None:
         return None
-    try:
+    with _of_extra("tracing"):
         from qq.tracing.tracer import OpenTelemetryTracer  # noqa: PLC0415
+    return OpenTelemetryTracer(config.tracing, config.name, config.cluster_name)
+
+
+@contextmanager
+def _of_extra(name: str) -> Generator[None]:
+    """What is imported in the block needs an extra of the package, called as the section of the configuration is."""
+    try:
+        yield
     except ModuleNotFoundError as missing:
         raise StartError(
-            f"[tracing] needs {missing.name}: pip install 'qq-broker[tracing]', or -r requirements/tracing.txt"
+            f"[{name}] needs {missing.name}: pip install 'qq-broker[{name}]', or -r requirements/{name}.txt"
         ) from None
-    return OpenTelemetryTracer(config.tracing, config.name, config.cluster_name)
