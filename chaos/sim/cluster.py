@@ -289,6 +289,13 @@ class SimulatedNode:
         return [peer for peer in self._cluster.names if peer != self.name]
 
     @property
+    def known(self) -> set[str]:
+        """The names of the other nodes that it may find: those in its file, and the members in its log."""
+        in_file = self.peers if self.joins else self.members
+        in_log = [member.name for member in self.group.configurations.newest.members]
+        return {*in_file, *in_log} - {self.name}
+
+    @property
     def has_id(self) -> bool:
         """Whether its directory has an id: an empty one has none before a start has gone far enough."""
         return f"{GROUP}/{MEMBER_FILE}" in self.disk.by_path
@@ -346,6 +353,10 @@ class SimulatedNode:
         """The node was removed. An operator lets it in again, as another member, or gives it up."""
         if not self.may_be_removed:
             self._cluster.watcher.node_failed(self, error)
+        self.leave()
+
+    def leave(self) -> None:
+        """End because the node was removed, and come back later as another member, or never."""
         self._world.after(RETURN_S, partial(self._join_anew, self.life))
         self._world.after(0.0, partial(self._end_for_good, self.life))
 
@@ -501,6 +512,9 @@ class SimulatedCluster:
             for node in self.nodes
             if node.up and node.has_started and node.standing is not Standing.VOTER
         ]
+        for node in waiting:
+            if members.is_removed(node.group.members.id) and not node.known.intersection(self.names):
+                node.leave()
         changes = [_taking_in(node, members) for node in waiting]
         given_up = [member for member in members.members if member.name not in self.names]
         changes += [MemberChange(Verb.REMOVE, member.name, member.id or NOBODY) for member in given_up]
