@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
+from chaos.sim.campaigns import Campaigns
 from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
@@ -154,6 +155,7 @@ class Checks:
         """All memberships that there have been."""
         self._lost_campaigns: dict[tuple[str, int], None] = {}
         """The campaigns of directories that are lost, by name and term."""
+        self._campaigns = Campaigns()
         self._vain_campaigns: dict[bytes, int] = {}
         """How often a directory has campaigned since it was removed."""
         self._minority_since_s: dict[str, float] = {}
@@ -187,6 +189,7 @@ class Checks:
         engine = node.group.engine
         term = engine.term
         finds_damage = self.may_find_damage(node)
+        self._campaigns.begin(node.name)
         self._begin_directory(node)
         if node.standing is Standing.BLANK and self.may_find_damage(node):
             forgotten = self._terms.pop(node.name, 0)
@@ -229,6 +232,10 @@ class Checks:
             (voter, term): None for (voter, term), vote in self._votes.items() if voter == vote == name
         }
         self._votes = {(voter, term): vote for (voter, term), vote in self._votes.items() if voter != name}
+
+    def received(self, node: SimulatedNode, peer: str, frame: bytes) -> None:
+        """The node is about to hear this from a peer."""
+        self._campaigns.received(node.name, node.group.configurations.membership, peer, frame)
 
     def resumed(self, node: SimulatedNode) -> None:
         """The node has installed a snapshot."""
@@ -435,10 +442,13 @@ class Checks:
             self._check_may_campaign(node)
 
     def _check_may_campaign(self, node: SimulatedNode) -> None:
-        """A directory that was removed disturbs nobody, whether it knows or not.
+        """A node campaigns if a majority would vote for it, or its leader has asked it to.
 
-        Pre-votes that it had won before, and that were stuck on the way, may still make it campaign once.
+        A directory that was removed disturbs nobody, whether it knows or not. Pre-votes that it had won before, and
+        that were stuck on the way, may still make it campaign once.
         """
+        if not self._campaigns.take(node.name, node.group.configurations.membership):
+            self.fail(f"{node.name} campaigns without a pre-vote")
         member_id = node.group.members.id
         if self.configuration is None or not self.configuration.is_removed(member_id):
             return

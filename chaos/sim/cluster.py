@@ -160,6 +160,8 @@ class Watcher(Protocol):
 
     def applied(self, node: SimulatedNode, index: int) -> None: ...
 
+    def received(self, node: SimulatedNode, peer: str, frame: bytes) -> None: ...
+
     def resumed(self, node: SimulatedNode) -> None: ...
 
     def node_failed(self, node: SimulatedNode, error: BaseException) -> None: ...
@@ -247,6 +249,7 @@ class SimulatedNode:
             seeds=others if self.joins else [],
             protocol=PROTOCOLS[0] if self.program is Program.EARLIER else PROTOCOLS[-1],
         )
+        links.heard = partial(watcher.received, self)
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:

@@ -30,7 +30,7 @@ from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from chaos.sim.world import SimulatedRuntime, SimulatedWorld
@@ -147,6 +147,10 @@ class LinkEpoch:
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
 
 
+def _not_listened_to(_peer: str, _frame: bytes) -> None:
+    """Ignore a frame."""
+
+
 class SimulatedLinks:
     """The `Links` port of one process life."""
 
@@ -170,6 +174,8 @@ class SimulatedLinks:
         self.dialling: set[str | PeerAddress] = set()
         """Peers and seeds that are going to be dialled, or are being dialled."""
         self.events: LinkEvents | None = None
+        self.heard: Callable[[str, bytes], None] = _not_listened_to
+        """Who is told of each frame, and of whom it is from, before `events`."""
         self._network = network
 
     def places(self, whom: str | PeerAddress) -> tuple[PeerAddress, ...]:
@@ -424,6 +430,7 @@ class Network:
             self._world.after(0.0, partial(self._notify_drained, connection, pipe))
         self._world.trace(frame)
         if links.events is not None:
+            links.heard(pipe.source, frame)
             links.events.frame_received(pipe.source, frame)
 
     def _notify_drained(self, connection: LinkEpoch, pipe: Pipe) -> None:

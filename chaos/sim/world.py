@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 EPOCH_MS = 1_700_000_000_000
 TICK_S = 1e-6
-"""Who asks for less waits so long: a real clock goes on meanwhile, even if a sum of times is rounded."""
+"""How far a process's clock goes on each time that it looks at it, and the shortest time that it may wait.
+
+While a real process does something its clock goes on, too: what was not due yet may be due when it looks again.
+"""
 
 
 class Event:
@@ -127,6 +130,8 @@ class SimulatedRuntime:
         self.paused = False
         self._world = world
         self._began_s = world.now_s
+        self._seen_s = 0.0
+        """What the process saw when it last looked at its clock."""
         self._wall = wall
         self._happened = happened
         self._failed = failed
@@ -137,7 +142,8 @@ class SimulatedRuntime:
 
     def monotonic(self) -> float:
         """Its zero is another one for each process, so that none of it means anything to others."""
-        return self._world.now_s - self._began_s
+        self._seen_s = seen_s = max(self._seen_s + TICK_S, self._world.now_s - self._began_s)
+        return seen_s
 
     def wall_ms(self) -> int:
         return self._wall.now_ms()

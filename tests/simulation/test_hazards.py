@@ -256,6 +256,13 @@ class CampaignsWithoutAsking(Engine):
         return (self.may_vote and self.may_lead) or super()._hold_pre_vote()
 
 
+class CampaignsIfTheDeadlinePassesMeanwhile(Engine):
+    """H9: pysyncobj looks at the deadline once more, a moment after the turn has found that it has not passed."""
+
+    def _SyncObj__connectedToAnyone(self) -> bool:
+        return True
+
+
 class LeadsForEver(Engine):
     """H9: the stock time for a leader to notice that it has lost the majority."""
 
@@ -704,6 +711,9 @@ def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> No
     state.machine.raise_to(state.machine.versions[0])
 
 
+UNASKED = {"chaos.sim.campaigns.Campaigns.take": lambda _self, _name, _members: True}
+"""Nobody looks for pre-votes."""
+
 KNOWN_BY_NAMES = {"chaos.sim.ledger.Ledger.versions": (1, 1)}
 """The nodes' files list the members all the time, as with release 0.1."""
 
@@ -759,15 +769,15 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=0),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=33),
-    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=1, is_long=True),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=25),
+    Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=12, is_long=True),
     Hazard(
         Parts(engine=SendsEverythingAgain),
         LONG_LOGS,
         30,
         "has committed another entry",
         ("cluster.engine.vouched_for", believe_the_commit_index),
-        shown_by=3,
+        shown_by=28,
     ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
@@ -777,7 +787,14 @@ HAZARDS = [
         shown_by=2,
         is_long=True,
     ),
-    Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off", shown_by=4),
+    Hazard(
+        Parts(engine=CampaignsWithoutAsking),
+        PARTITIONS,
+        5,
+        "campaigns though cut off",
+        shown_by=4,
+        world=UNASKED,
+    ),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off", shown_by=9),
     Hazard(Parts(engine=HearsWholeMessagesOnly), LARGEST, 10, "has not converged", shown_by=5, is_long=True),
     Hazard(
@@ -803,7 +820,7 @@ HAZARDS = [
         20,
         "took effect, batch",
         ("cluster.state.Origins", ForgetfulOrigins),
-        shown_by=0,
+        shown_by=6,
         is_long=True,
     ),
     Hazard(
@@ -820,7 +837,7 @@ HAZARDS = [
         20,
         "are live",
         ("cluster.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
-        shown_by=3,
+        shown_by=5,
         is_long=True,
     ),
     Hazard(
@@ -876,7 +893,7 @@ HAZARDS = [
         20,
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
-        shown_by=1,
+        shown_by=8,
         is_long=True,
     ),
     Hazard(
@@ -893,7 +910,7 @@ HAZARDS = [
         10,
         "neither settled",
         ("qq.sessions.dead_letters.DeadLetters.submit_step", leave_the_dead),
-        shown_by=21,
+        shown_by=1,
         is_long=True,
     ),
     Hazard(
@@ -910,7 +927,7 @@ HAZARDS = [
         40,
         "has gone on by itself",
         ("qq.machine.moving.Moving.step", take_any_step),
-        shown_by=3,
+        shown_by=38,
         is_long=True,
     ),
     Hazard(
@@ -919,7 +936,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=7,
+        shown_by=2,
     ),
     Hazard(
         Parts(),
@@ -986,7 +1003,7 @@ HAZARDS = [
         10,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=6,
+        shown_by=4,
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
         is_long=True,
@@ -1023,7 +1040,7 @@ HAZARDS = [
         20,
         "both lead term",
         ("cluster.identity._checked", let_everybody_in),
-        shown_by=17,
+        shown_by=74,
         world=KNOWN_BY_NAMES,
         is_long=True,
     ),
@@ -1034,12 +1051,15 @@ HAZARDS = [
         20,
         "both lead term",
         ("cluster.identity._checked", let_everybody_in),
-        shown_by=17,
+        shown_by=6,
         world=KNOWN_BY_NAMES,
         is_long=True,
     ),
     Hazard(
         Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=1
+    ),
+    Hazard(
+        Parts(engine=CampaignsIfTheDeadlinePassesMeanwhile), PARTITIONS, 20, "without a pre-vote", shown_by=0
     ),
     Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=1),
     Hazard(
@@ -1048,6 +1068,7 @@ HAZARDS = [
         20,
         "campaigns though it was removed",
         shown_by=2,
+        world=UNASKED,
     ),
     Hazard(
         Parts(),
@@ -1058,7 +1079,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=112),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=19),
     Hazard(
         Parts(),
         WRONG_LISTS,
@@ -1097,7 +1118,7 @@ HAZARDS = [
         20,
         "elsewhere and is",
         ("cluster.state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
-        shown_by=1,
+        shown_by=3,
         is_long=True,
     ),
     Hazard(

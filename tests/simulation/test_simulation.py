@@ -337,7 +337,9 @@ class ForgottenCampaign:
         assert self.loser.group.engine.term == self.term
 
     def receives(self, node: SimulatedNode, peer: SimulatedNode, message: Message) -> None:
-        node.runtime.enter(partial(node.group.inbox.frame_received, peer.name, b"".join(encode(message))))
+        frame = b"".join(encode(message))
+        self.checks.received(node, peer.name, frame)
+        node.runtime.enter(partial(node.group.inbox.frame_received, peer.name, frame))
 
     def lose_everything(self) -> None:
         """The disk is replaced, all links are whole again, and the node has some time to come back."""
