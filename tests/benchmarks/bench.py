@@ -72,8 +72,13 @@ def scenarios(seconds: float) -> Iterator[Scenario]:
 
 def amqpload() -> str:
     """Path of the load generator, compiled if need be."""
-    binary = HERE / "build" / "amqpload"
-    source = HERE / "amqpload.c"
+    return compiled("amqpload")
+
+
+def compiled(name: str) -> str:
+    """Path of a program in C of this directory, which is compiled if need be."""
+    binary = HERE / "build" / name
+    source = HERE / f"{name}.c"
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         binary.parent.mkdir(exist_ok=True)
         compiler = os.environ.get("CC", "cc")

@@ -5,6 +5,8 @@ nodes as they are: how long a confirm takes, and what a message costs each node 
 through nodes that note when they do what (nodes/noting.py): the microseconds from the client's write to each step, as
 the median over all messages. The clocks of all processes on a machine are one.
 
+Before that, what nobody can do without on this machine: the floor (floor.c), which is the hops and the sync alone.
+
     python tests/benchmarks/budget.py [--messages 3000] [--follower] [--program DIRECTORY]
 """
 
@@ -16,6 +18,7 @@ import os
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pika
+from bench import compiled
 
 import qq.testing
 from qq.testing import ClusterNode, LocalCluster
@@ -140,6 +144,17 @@ def placed(nodes: LocalCluster, *, follower: bool) -> tuple[ClusterNode, list[Cl
     return (others[0] if follower else leader), [leader, *others]
 
 
+def floor(directory: Path, _program: Path, count: int, *, follower: bool) -> None:
+    """What the hops and the sync take; through a follower there is a hop more each way, which is not in it."""
+    command = [compiled("floor"), str(directory), str(count)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    (synced, synced_p99), (bare, bare_p99) = (line.split() for line in lines)
+    print(
+        f"floor: p50 {synced} us, p99 {synced_p99}; without fdatasync p50 {bare}, p99 {bare_p99}"
+        f"{' (to the leader)' if follower else ''}\n"
+    )
+
+
 def costs(directory: Path, program: Path, count: int, *, follower: bool) -> None:
     with cluster(directory, str(program / "qq" / "__main__.py")) as nodes:
         at, ordered = placed(nodes, follower=follower)
@@ -206,7 +221,7 @@ def main() -> None:
         "--program", type=Path, default=HERE.parents[1], help="the directory of another version"
     )
     arguments = parser.parse_args()
-    for part in (costs, steps):
+    for part in (floor, costs, steps):
         with tempfile.TemporaryDirectory() as directory:
             part(Path(directory), arguments.program, arguments.messages, follower=arguments.follower)
 
