@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PROGRAM = sys.argv.pop(1)
 # The program that is watched, which may be another one than this file's.
 sys.path.insert(0, PROGRAM)
+from cluster.connection import PeerConnection  # noqa: E402
 from cluster.departures import Departures  # noqa: E402
 from cluster.engine import Engine  # noqa: E402
 from cluster.group import Group  # noqa: E402
@@ -66,6 +67,7 @@ def watch_all() -> None:
     watch(Group, "submit", "submits a batch")
     watch(Group, "_take_turn", "turn begins", "turn ends")
     watch(Engine, "propose", ends="has proposed")
+    watch(PeerConnection, "get_buffer", "is woken by a peer")
     watch(Departures, "transmit", named=lambda _, peer, message: f"sends {type(message).__name__} to {peer}")
     watch(Inbox, "_receive", named=lambda _, peer, message: f"receives {type(message).__name__} of {peer}")
     watch(SegmentedJournal, "start_sync", "starts a sync")
