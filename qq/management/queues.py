@@ -347,6 +347,9 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         failed=max(0, numbers.failed - (before.failed if before else 0)),
         refused=max(0, numbers.reject_publish - (before.reject_publish if before else 0)),
         prefetch=_prefetch(queue) if queue.waiting_since_ms else 0,
+        taken=numbers.deliver_get,
+        expires_to_exchange=queue.settings.dead_letter_exchange is not None
+        and queue.backlog.expires_ms() > 0,
     )
 
 
