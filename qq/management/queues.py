@@ -101,8 +101,6 @@ class QueueReports:
             queues_deleted=catalog.queues_declared - catalog.queue_count,
             messages_ready=together.messages_ready,
             messages_unacked=together.messages_unacknowledged,
-            messages_routed=self._machine.routed,
-            messages_dropped=self._machine.dropped,
         )
         self.own_consumers = await self._look_at_consumers()
 
