@@ -214,10 +214,6 @@ class ClusterTotals:
     queues_deleted: int
     messages_ready: int
     messages_unacked: int
-    messages_routed: int
-    """How many messages went into queues since this process began, each as often as there were queues for it."""
-    messages_dropped: int
-    """How many messages that were not mandatory have reached no queue since this process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +235,11 @@ class MetricsSnapshot:
     """The consumers of this node's clients."""
     blocked: int
     """How many of its clients' connections wait with publishing, because of an alarm or a limit."""
+    routed: int
+    """How many messages of its clients went into queues since this process began, each as often as there were queues
+    for it."""
+    dropped: int
+    """How many messages of its clients that were not mandatory have reached no queue since then."""
     totals: ClusterTotals | None
     """None if this node does not lead, or has not counted yet."""
     cluster_id: str = ""
@@ -276,7 +277,7 @@ class _NodeCollector(Collector):
             yield _clock(snapshot.clock_offset_s)
         yield from _delays(snapshot.delays)
         yield from _connections(snapshot.counters)
-        yield from _messages(snapshot.counters)
+        yield from _messages(snapshot)
         yield from _dead_letters(snapshot.counters)
         if snapshot.spans is not None:
             yield _spans(snapshot.spans)
@@ -336,10 +337,6 @@ def _totals(totals: ClusterTotals) -> Iterator[Metric]:
     yield _gauge("queue_messages_ready", "Messages that wait for a consumer", ready)
     yield _gauge("queue_messages_unacked", "Messages delivered and not acknowledged", unacked)
     yield _gauge("queue_messages", "Ready and unacked messages", ready + unacked)
-    routed, dropped = totals.messages_routed, totals.messages_dropped
-    yield _counter("global_messages_routed", "Messages that went into queues", routed, _PROTOCOL)
-    text = "Messages that reached no queue and were not mandatory"
-    yield _counter("global_messages_unroutable_dropped", text, dropped, _PROTOCOL)
 
 
 def _raft(raft: RaftMetrics) -> Iterator[Metric]:
@@ -435,7 +432,9 @@ def _connections(counters: Counters) -> Iterator[Metric]:
     yield _counter("auth_attempts_failed", "Logins that failed", failed)
 
 
-def _messages(counters: Counters) -> Iterator[Metric]:
+def _messages(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    counters = snapshot.counters
+
     def published(name: str, text: str, value: int) -> Metric:
         return _counter(f"global_messages_{name}", text, value, _PROTOCOL)
 
@@ -446,6 +445,10 @@ def _messages(counters: Counters) -> Iterator[Metric]:
     yield _sizes(counters.message_sizes)
     yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
     yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
+    yield published("routed", "Went into queues, each as often as there were queues for it", snapshot.routed)
+    yield published(
+        "unroutable_dropped", "Reached no queue and were not mandatory, so nobody has them", snapshot.dropped
+    )
     yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)
 
     def sent(name: str, text: str, value: int) -> Metric:

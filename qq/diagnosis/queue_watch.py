@@ -63,6 +63,10 @@ class QueueFacts(NamedTuple):
     """How many were refused since then, because the queue is full."""
     prefetch: int
     """The largest prefetch of its consumers, as far as messages wait; 0 for no limit."""
+    taken: int
+    """How many messages were ever delivered or fetched, as far as this node has seen."""
+    expires_to_exchange: bool
+    """Whether messages in it expire, and go to a dead-letter exchange then."""
 
     @property
     def messages(self) -> int:
@@ -138,14 +142,16 @@ class _Seen:
         "refused_until",
         "slow_since",
         "stuck_since",
+        "taken",
         "waited_ms",
     )
 
     def __init__(self, facts: QueueFacts, now_ms: int) -> None:
         self.looked_ms = now_ms
         self.acknowledged = facts.acknowledged
+        self.taken = facts.taken
         self.waited_ms = facts.waited_ms
-        self.grows_from = self.peak = facts.ready
+        self.grows_from = self.peak = facts.messages
         self.grows_since = self.peak_ms = now_ms
         self.lone_since = self.stuck_since = self.slow_since = 0
         """Since when this is so, in milliseconds; 0 if it is not."""
@@ -216,27 +222,31 @@ def _found(seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float) -> Iter
     yield from _losses(seen, facts, now_ms)
     seen.looked_ms = now_ms
     seen.acknowledged = facts.acknowledged
+    seen.taken = facts.taken
     seen.waited_ms = facts.waited_ms
 
 
 def _growth(seen: _Seen, facts: QueueFacts, now_ms: int) -> Iterator[tuple[str, int, str]]:
-    ready = facts.ready
-    if ready > seen.peak:
-        seen.peak, seen.peak_ms = ready, now_ms
-    elif ready <= seen.grows_from or ready < FALLEN_SHARE * seen.peak or now_ms - seen.peak_ms > STILL_MS:
-        seen.grows_from = seen.peak = ready
+    messages = facts.messages
+    if messages > seen.peak:
+        seen.peak, seen.peak_ms = messages, now_ms
+    elif (
+        messages <= seen.grows_from or messages < FALLEN_SHARE * seen.peak or now_ms - seen.peak_ms > STILL_MS
+    ):
+        seen.grows_from = seen.peak = messages
         seen.grows_since = seen.peak_ms = now_ms
-    grown = ready - seen.grows_from
+    grown = messages - seen.grows_from
     lasts_ms = now_ms - seen.grows_since
     if grown >= GROWN_MIN and grown >= GROWN_SHARE * seen.grows_from and lasts_ms >= LASTS_MS:
-        text = f"{waiting(ready)} in it, {grown:,} more than {hours(lasts_ms / 1000)} ago"
-        yield "queue-grows", seen.grows_since, text
+        held = f", {facts.unacked:,} of them unacknowledged" if facts.unacked else ""
+        more = f"{grown:,} more than {hours(lasts_ms / 1000)} ago"
+        yield "queue-grows", seen.grows_since, f"it has {number(messages, 'message')}{held}; {more}"
 
 
 def _consumers(
     seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float
 ) -> Iterator[tuple[str, int, str]]:
-    is_lone = facts.ready > 0 and not facts.consumers
+    is_lone = facts.ready > 0 and not facts.consumers and facts.taken == seen.taken and not _delays(facts)
     seen.lone_since = _since(seen.lone_since, now_ms, is_so=is_lone)
     if _lasts(seen.lone_since, now_ms):
         yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and nobody consumes"
@@ -247,6 +257,14 @@ def _consumers(
     if _lasts(seen.slow_since, now_ms):
         per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000
         yield _slowness(facts, per_s, commit_s, seen.slow_since)
+
+
+def _delays(facts: QueueFacts) -> bool:
+    """Whether a queue is a place where messages wait until they expire, as those of a ladder of retries are.
+
+    One from which somebody has taken messages has lost its consumers.
+    """
+    return facts.expires_to_exchange and not facts.taken
 
 
 def _since(since_ms: int, now_ms: int, *, is_so: bool) -> int:

@@ -22,8 +22,9 @@ from qq.http.parameters import global_parameter_documents, parameter_documents
 from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
+    from qq.http.requests import Documents
     from qq.http.view import ManagementView
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
@@ -54,7 +55,7 @@ class DefinitionEndpoints:
         vhost = await vhost_if_named(request, self._management)
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
-        lists: dict[str, Iterable[dict[str, Any]]] = {
+        lists: dict[str, Documents] = {
             "parameters": parameter_documents(self._management, vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
             "exchanges": self._exchanges(vhost),
@@ -118,7 +119,7 @@ class DefinitionEndpoints:
 
     # What is written in slices
 
-    def _who_may(self) -> dict[str, Iterable[dict[str, Any]]]:
+    def _who_may(self) -> dict[str, Documents]:
         """The users, the virtual hosts and the permissions of the whole cluster, for a definitions document."""
         management = self._management
         limits = management.user_limits()
@@ -132,9 +133,13 @@ class DefinitionEndpoints:
             "topic_permissions": (row._asdict() for row in management.topic_permissions()),
         }
 
-    def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any]]:
+    # What is passed over is None there: all of it together may take long, too.
+
+    def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any] | None]:
         for exchange in self._management.exchanges(vhost):
-            if exchange.name and not exchange.name.startswith(RESERVED):
+            if not exchange.name or exchange.name.startswith(RESERVED):
+                yield None
+            else:
                 yield {
                     "name": exchange.name,
                     "vhost": exchange.vhost,
@@ -145,11 +150,12 @@ class DefinitionEndpoints:
                     "arguments": plain(exchange.arguments),
                 }
 
-    def _queues(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    def _queues(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any] | None]:
         """The queues, except exclusive ones: those belong to a connection, and are added to `exclusive`."""
         for queue in self._management.queues(vhost):
             if queue.exclusive:
                 exclusive.add((queue.vhost, queue.name))
+                yield None
             else:
                 yield {
                     "name": queue.name,
@@ -160,15 +166,19 @@ class DefinitionEndpoints:
                     "arguments": plain(queue.arguments),
                 }
 
-    def _bindings(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    def _bindings(
+        self, vhost: str | None, exclusive: set[tuple[str, str]]
+    ) -> Iterator[dict[str, Any] | None]:
         """The bindings, except those to the default exchange, which every queue has, and those of exclusive queues."""
         for binding in self._management.bindings(vhost):
             is_of_queue = binding.destination_type == "queue"
-            if binding.source and not (is_of_queue and (binding.vhost, binding.destination) in exclusive):
+            if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):
+                yield None
+            else:
                 document = binding._asdict() | {"arguments": plain(binding.arguments)}
                 del document["properties_key"]
                 yield document
 
 
-def _without_vhost(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name != "vhost"}
+def _without_vhost(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if document is None else {name: value for name, value in document.items() if name != "vhost"}

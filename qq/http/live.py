@@ -2,17 +2,19 @@
 
 Lives here: the stream, and how those who look at the same share the work. Not here: what is told (live_views.py).
 
-Law: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of it
-takes one part in SHARE of the time at most, however many look. Who does not read what is sent is dropped, and nothing
-waits for them: each is sent the newest, and not what was before it.
+Laws: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of it
+takes one part in SHARE of the time at most, however many look. And viewers do not cost each other: of that part
+everybody has the same share, so who looks at much, or at what is dear, sees it less often, and nobody else does. Who
+does not read what is sent is dropped, and nothing waits for them: each is sent the newest, and not what was before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf, isinf
 from time import monotonic, time
@@ -38,7 +40,7 @@ STREAM_PATH = "/api/stream"
 INTERVAL_S = 2.0
 """How often is looked what has changed, if that costs little."""
 SHARE = 10
-"""What took a moment to make is followed by a rest of so many moments."""
+"""A view that took a moment to make rests for so many moments, as often as there are others and views of the same."""
 AT_ONCE = 4
 """How many things are made at a time."""
 STREAMS_MAX = 64
@@ -89,31 +91,41 @@ class Spent(Generator[Any, Any, bytes]):
 
 
 class Turns:
-    """Has few things made at a time, and rests after each.
+    """Has few things made at a time, and knows for how long each of them has to rest then.
 
     More than one, because some wait for other nodes, and nobody else should have to wait for a node that is gone.
     """
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._rested_s = 0.0
+        self.places = asyncio.Semaphore(AT_ONCE)
+        self._views: Counter[Hashable] = Counter()
+        """How many views those who look have, each."""
 
-    async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        async with self._places:
-            await asyncio.sleep(max(self._rested_s - monotonic(), 0))
-            spent = Spent(make())
-            try:
-                return await spent
-            finally:
-                self._rested_s = max(self._rested_s, monotonic()) + spent.seconds * SHARE
+    @contextmanager
+    def view_of(self, who: Hashable) -> Generator[None]:
+        """Count a view for as long as the block lasts."""
+        self._views[who] += 1
+        try:
+            yield
+        finally:
+            self._views[who] -= 1
+            if not self._views[who]:
+                del self._views[who]
+
+    def rest_s(self, who: Hashable, busy_s: float) -> float:
+        """How long a view rests that has kept the event loop busy for so long."""
+        return busy_s * SHARE * max(len(self._views), 1) * max(self._views[who], 1)
 
 
 class Feed:
     """One view, for all who look at it."""
 
-    def __init__(self, make: Callable[[], Awaitable[bytes]], turns: Turns) -> None:
+    def __init__(self, make: Callable[[], Awaitable[bytes]], turns: Turns, who: Hashable) -> None:
+        """`who` is the one whose view it is."""
         self._make = make
         self._turns = turns
+        self._who = who
+        self._rest_s = 0.0
         self._told: Told | None = None
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +136,7 @@ class Feed:
         """What there is to see now. Raises Refusal, Unavailable."""
         async with self._first:
             if self._told is None:
-                self._told = Told(1, _event(await self._make()))
+                self._told = Told(1, _event(await self._made()))
                 self._task = asyncio.get_running_loop().create_task(self._go_on(self._told))
         return self._told
 
@@ -135,11 +147,23 @@ class Feed:
                 await self._changed.wait()
             return self._told
 
+    async def _made(self) -> bytes:
+        spent = Spent(self._make())
+        try:
+            return await spent
+        finally:
+            self._rest_s = self._turns.rest_s(self._who, spent.seconds)
+
     async def _go_on(self, told: Told) -> None:
+        with self._turns.view_of(self._who):
+            await self._keep_up(told)
+
+    async def _keep_up(self, told: Told) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(max(INTERVAL_S, self._rest_s))
             try:
-                event = _event(await self._turns.take(self._make))
+                async with self._turns.places:
+                    event = _event(await self._made())
             except Refusal as refused:
                 event = _event(str(refused).encode(), "gone")
             except Unavailable as unavailable:
@@ -184,8 +208,8 @@ class LiveEndpoint:
             return await self._share(request, view)
 
     async def _share(self, request: web.Request, view: View) -> web.StreamResponse:
-        key = _what(request)
-        feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns))
+        key = who, _ = _what(request)
+        feed = self._feeds.setdefault(key, Feed(partial(view, request), self._turns, who))
         feed.viewers += 1
         try:
             return await _tell(request, feed, self._may_see)
@@ -241,8 +265,8 @@ def _event(body: bytes, name: str = "view") -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), body.replace(b"\n", b" "))
 
 
-def _what(request: web.Request) -> Hashable:
-    """What is looked at. Administrators all see the same; what others see goes by who they are."""
+def _what(request: web.Request) -> tuple[Hashable, Hashable]:
+    """Who looks, and at what. Administrators all see the same; what others see goes by who they are."""
     login = login_of(request)
     who = ADMINISTRATOR if ADMINISTRATOR in login.tags else login._replace(expires_s=inf)
     return who, tuple(sorted(request.query.items()))

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from qq.http.view import AllPublications, Declaration, ManagementView, NewMessage
     from qq.machine.commands import BeginMove, Get
 
+    Documents = Iterable[Mapping[str, Any] | None]
+    """What a list tells, made one after the other; None for what is passed over, so that this takes slices, too."""
+
 T = TypeVar("T")
 
 DOCUMENTS_PER_SLICE = 50
-"""How many documents are encoded before other tasks run: some milliseconds of work."""
+"""How many documents are made, or passed over, before other tasks run: some milliseconds of work."""
 DIGITS_MAX = 19
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
@@ -163,7 +166,7 @@ def done() -> web.Response:
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
-async def write_list(request: web.Request, documents: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
+async def write_list(request: web.Request, documents: Documents) -> web.StreamResponse:
     """Answer with a list, in slices: other tasks run between them."""
     return await _write(request, _list_parts(documents), HTTPStatus.OK)
 
@@ -171,7 +174,7 @@ async def write_list(request: web.Request, documents: Iterable[Mapping[str, Any]
 async def write_object(
     request: web.Request,
     plain: Mapping[str, Any],
-    lists: Mapping[str, Iterable[Mapping[str, Any]]],
+    lists: Mapping[str, Documents],
     status: HTTPStatus = HTTPStatus.OK,
 ) -> web.StreamResponse:
     """Answer with an object: what is small in it, and lists that may be long, in slices."""
@@ -188,9 +191,7 @@ async def _write(request: web.Request, parts: AsyncIterator[bytes], status: HTTP
     return response
 
 
-async def object_parts(
-    plain: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]
-) -> AsyncIterator[bytes]:
+async def object_parts(plain: Mapping[str, Any], lists: Mapping[str, Documents]) -> AsyncIterator[bytes]:
     """The JSON of an object, in parts between which other tasks run."""
     separator = json.dumps(plain)[:-1] + (", " if plain else "")
     for name, documents in lists.items():
@@ -201,17 +202,19 @@ async def object_parts(
     yield b"}"
 
 
-async def _list_parts(documents: Iterable[Mapping[str, Any]]) -> AsyncIterator[bytes]:
+async def _list_parts(documents: Documents) -> AsyncIterator[bytes]:
     separator, following = "[", iter(documents)
     await next_slice()
     while part := _slice(following):
-        yield (separator + json.dumps(part)[1:-1]).encode()
-        separator = ","
+        shown = [document for document in part if document is not None]
+        if shown:
+            yield (separator + json.dumps(shown)[1:-1]).encode()
+            separator = ","
         await next_slice()
     yield b"[]" if separator == "[" else b"]"
 
 
-def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _slice(documents: Iterator[Mapping[str, Any] | None]) -> list[Mapping[str, Any] | None]:
     return list(islice(documents, DOCUMENTS_PER_SLICE))
 
 

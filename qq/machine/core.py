@@ -10,6 +10,7 @@ answers, whatever becomes of it.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice, pairwise
@@ -175,11 +176,11 @@ class Core:
         """The `sizes` of the batch that the offsets are of: they are computed only when they are needed."""
         self.position = 0
         """The place of the command under way in the batch."""
-        self.routed = 0
-        """How many messages went into queues since this process began, each as often as there were queues for it; like
-        `dropped`, no part of the state."""
-        self.dropped = 0
-        """How many messages reached no queue, and were not mandatory."""
+        self.routed = Counter[str]()
+        """How many messages that came to each node went into queues since this process began, each as often as there
+        were queues for it; like `dropped`, no part of the state."""
+        self.dropped = Counter[str]()
+        """How many messages that came to each node reached no queue, and were not mandatory."""
 
     def take_apart(self, remains: Remains) -> None:
         """Leave to `remains` what there may be very much of: another state takes this one's place."""

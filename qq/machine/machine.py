@@ -252,13 +252,13 @@ class QueueMachine:
         return self._core.version
 
     @property
-    def routed(self) -> int:
-        """How many messages went into queues since this process began, each as often as there were queues for it."""
+    def routed(self) -> Mapping[str, int]:
+        """How often messages that came to each node went into a queue, since this process began."""
         return self._core.routed
 
     @property
-    def dropped(self) -> int:
-        """How many messages that were not mandatory have reached no queue since this process began."""
+    def dropped(self) -> Mapping[str, int]:
+        """How many messages that came to each node, and were not mandatory, have reached no queue since then."""
         return self._core.dropped
 
     @property

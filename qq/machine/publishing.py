@@ -124,7 +124,7 @@ class Publishing:
             return
         self._queues = None
         index, slot, count, size = core.index, self._slot, self._count, self._size
-        core.routed += count * len(queues)
+        core.routed[core.origin] += count * len(queues)
         for queue in queues:
             queue.enqueue(index, slot, count, size)
             core.touch(queue)
@@ -407,7 +407,7 @@ class Publishing:
         rooms = self.rooms(queues, wanted, at_once=not command.delay_ms)
         accepted = first + min(rooms, default=len(wanted))
         if accepted > first:
-            core.routed += (accepted - first) * len(queues)
+            core.routed[core.origin] += (accepted - first) * len(queues)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
             self.serve_if_full(queues, accepted - first)
@@ -461,7 +461,7 @@ class Publishing:
         if command.mandatory:
             self._return(command, slot, count)
         else:
-            core.dropped += count
+            core.dropped[core.origin] += count
         return command.mandatory
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:

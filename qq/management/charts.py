@@ -112,7 +112,7 @@ class Charts:
             deliver_get=totals.deliver_get,
             redeliver=totals.redeliver,
             ack=totals.ack,
-            dropped=machine.dropped,
+            dropped=sum(machine.dropped.values()),
             commits=sum(commits.counts),
             commit_ms=commits.total_s * 1000,
             writes=sum(writes.counts),

@@ -101,8 +101,6 @@ class QueueReports:
             queues_deleted=catalog.queues_declared - catalog.queue_count,
             messages_ready=together.messages_ready,
             messages_unacked=together.messages_unacknowledged,
-            messages_routed=self._machine.routed,
-            messages_dropped=self._machine.dropped,
         )
         self.own_consumers = await self._look_at_consumers()
 
@@ -347,6 +345,9 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         failed=max(0, numbers.failed - (before.failed if before else 0)),
         refused=max(0, numbers.reject_publish - (before.reject_publish if before else 0)),
         prefetch=_prefetch(queue) if queue.waiting_since_ms else 0,
+        taken=numbers.deliver_get,
+        expires_to_exchange=queue.settings.dead_letter_exchange is not None
+        and queue.backlog.expires_ms() > 0,
     )
 
 

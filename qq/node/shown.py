@@ -124,6 +124,8 @@ class ShownNode:
             uptime_s=self._management.uptime_s,
             consumers=self._management.own_consumers,
             blocked=self._management.client_watch.blocked,
+            routed=self._broker.machine.routed.get(self._config.name, 0),
+            dropped=self._broker.machine.dropped.get(self._config.name, 0),
             totals=self._management.totals if engine.is_leader else None,
             cluster_id=group.configurations.newest.cluster.hex(),
             spans=None if self._tracer is None else self._tracer.counts,

@@ -1,7 +1,7 @@
 """The way of spans to the collector: OTLP over HTTP, in batches, on a thread of its own.
 
 Lives here: the queue's bound, what becomes of spans, and what the log says of it. Not here: which spans are made
-(tracer.py).
+(tracer.py), what counts as the collector's yes (collector_session.py).
 
 Law: the event loop only appends to a queue. A collector that is slow, or gone, costs the spans that do not fit into it.
 """
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from qq.tracing.collector_session import CollectorSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +42,13 @@ class CountingExporter(SpanExporter):
 
     def __init__(self, config: Tracing, counts: SpanCounts) -> None:
         self._endpoint = config.endpoint.rstrip("/") + PATH
+        self._session = CollectorSession()
         self._exporter = OTLPSpanExporter(
             self._endpoint,
             certificate_file=None if config.ca is None else str(config.ca),
             headers=dict(config.headers),
             timeout=TIMEOUT_S,
+            session=self._session,
         )
         self._counts = counts
         self._fails = False
@@ -56,9 +60,9 @@ class CountingExporter(SpanExporter):
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001  # whatever it is, it must not keep the next spans from being sent
-            result, why = SpanExportResult.FAILURE, f" ({type(error).__name__})"
+            result, why = SpanExportResult.FAILURE, type(error).__name__
         else:
-            why = ""
+            why = self._session.why
         if result is SpanExportResult.SUCCESS:
             self._counts.exported += len(spans)
         else:
@@ -69,7 +73,8 @@ class CountingExporter(SpanExporter):
     def _tell(self, fails: bool, why: str) -> None:
         """Log when it begins to fail, and when that is over."""
         if fails and not self._fails:
-            log.warning("traces cannot be sent to %s, and are dropped%s", self._endpoint, why)
+            reason = f" ({why})" if why else ""
+            log.warning("traces cannot be sent to %s, and are dropped%s", self._endpoint, reason)
         elif self._fails and not fails:
             log.info("traces are sent to %s again", self._endpoint)
         self._fails = fails

@@ -20,6 +20,8 @@ FACTS = QueueFacts(
     failed=0,
     refused=0,
     prefetch=0,
+    taken=0,
+    expires_to_exchange=False,
 )
 
 
@@ -62,7 +64,7 @@ def test_a_queue_that_grows_is_told_after_a_minute_and_with_its_beginning() -> N
     for number in range(1, 12):
         assert queue.look(FACTS._replace(ready=500 + 500 * number)) == [], number
     assert queue.look(FACTS._replace(ready=6500)) == ["queue-grows"]
-    assert queue.texts == ["6,500 messages wait in it, 6,000 more than 1 minute ago"]
+    assert queue.texts == ["it has 6,500 messages; 6,000 more than 1 minute ago"]
     assert queue.since_s == [15.0]  # the last time at which it had no more than 500
     assert queue.watch.findings[0].subject == "queue 'q' in vhost '/'"
 
@@ -81,6 +83,17 @@ def test_a_queue_that_falls_or_stays_grows_no_more() -> None:
     assert still.be(3, ready=19_000) == []
 
 
+def test_a_queue_grows_by_what_its_consumers_do_not_acknowledge_too() -> None:
+    queue = Watched()
+    for number in range(13):
+        codes = queue.look(FACTS._replace(ready=10, unacked=300 * number))
+    assert codes == ["queue-grows"]
+    assert queue.texts == [
+        "it has 3,610 messages, 3,600 of them unacknowledged; 3,600 more than 1 minute ago"
+    ]
+    assert queue.be(1, ready=10) == []
+
+
 def test_a_large_queue_that_grows_little_does_not_grow() -> None:
     queue = Watched()
     for number in range(100):
@@ -95,6 +108,20 @@ def test_nobody_consumes() -> None:
     assert (queue.texts, queue.since_s) == (["3 messages wait in it, and nobody consumes"], [0.0])
     assert queue.be(1, ready=3, consumers=1) == []
     assert queue.be(20, ready=0, consumers=0) == []
+
+
+def test_whoever_fetches_messages_takes_them_as_a_consumer_does() -> None:
+    queue = Watched()
+    for number in range(20):
+        codes = queue.look(FACTS._replace(ready=3, consumers=0, taken=number))
+    assert codes == []
+    assert queue.be(13, ready=3, consumers=0, taken=19) == ["no-consumers"]
+
+
+def test_a_queue_in_which_messages_wait_until_they_expire_needs_no_consumers() -> None:
+    waiting = {"ready": 3, "consumers": 0, "expires_to_exchange": True}
+    assert Watched().be(20, **waiting) == []
+    assert Watched().be(20, taken=1, **waiting) == ["no-consumers"]  # it has lost them
 
 
 def slow(queue: Watched, per_pass: int, passes: int = 14, **facts: int) -> list[str]:

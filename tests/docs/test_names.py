@@ -354,7 +354,9 @@ def known_metrics() -> set[str]:
         1.0,
         1,
         1,
-        ClusterTotals(1, 1, 1, 1, 1, 1, 1),
+        1,
+        1,
+        ClusterTotals(1, 1, 1, 1, 1),
         spans=SpanCounts(),
     )
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 from collections.abc import Awaitable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -271,10 +272,10 @@ def test_what_there_may_be_much_of_is_written_in_slices(
     sliced: list[dict[str, Any]] = []
     slice_of = requests._slice
 
-    def counted(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def counted(documents: Iterator[Mapping[str, Any] | None]) -> list[Mapping[str, Any] | None]:
         part = slice_of(documents)
         assert len(part) <= requests.DOCUMENTS_PER_SLICE
-        sliced.extend(map(dict, part))
+        sliced.extend(dict(each) for each in part if each is not None)
         return part
 
     monkeypatch.setattr(requests, "_slice", counted)
@@ -284,6 +285,39 @@ def test_what_there_may_be_much_of_is_written_in_slices(
         if isinstance(rows, list) and name not in of_one:
             assert rows
             assert all(row in sliced for row in rows), name
+
+
+def test_what_is_passed_over_takes_slices_too(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exclusive queues, and the bindings of the default exchange and of exclusive queues, are not written."""
+    management, count = node.management, 3 * requests.DOCUMENTS_PER_SLICE
+    for number in range(count):
+        management.make(
+            DeclareQueue(1, 1, f"q{number}", False, False, True, False, False, {}),
+            BindQueue(1, 1, f"q{number}", "amq.direct", "k", {}),
+        )
+    looked_at = {"queues": 0, "bindings": 0}
+    begun: list[tuple[int, ...]] = [(0, 0)]
+    for name in looked_at:
+        things = getattr(management, name)
+
+        def counted(vhost: str | None, things: Any = things, name: str = name) -> Iterator[Any]:
+            for each in things(vhost):
+                looked_at[name] += 1
+                yield each
+
+        monkeypatch.setattr(management, name, counted)
+    next_slice = requests.next_slice
+
+    async def noted() -> None:
+        begun.append(tuple(looked_at.values()))
+        await next_slice()
+
+    monkeypatch.setattr(requests, "next_slice", noted)
+    written = export(node)
+    assert (written["queues"], written["bindings"]) == ([], [])
+    assert looked_at == {"queues": count, "bindings": 2 * count}
+    steps = [sum(after) - sum(before) for before, after in pairwise(begun)]
+    assert max(steps) <= requests.DOCUMENTS_PER_SLICE
 
 
 def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:

@@ -104,6 +104,22 @@ def test_a_queue_without_consumers_is_told_with_its_time(node: Any) -> None:
     assert "no-consumers" not in codes(node)
 
 
+def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+    for name, arguments in (("ladder", {"x-message-ttl": 3600_000} | dead), ("dead", dead)):
+        assert node.api(f"queues/%2F/{name}", "PUT", json={"arguments": arguments}).status == 201
+        message = MESSAGE | {"routing_key": name}
+        assert node.api("exchanges/%2F/amq.default/publish", "POST", json=message).json == {"routed": True}
+    sample(node, MINUTE)
+    assert codes(node) == {"no-consumers": "queue 'dead' in vhost '/'"}
+    # Whoever has had consumers, or was asked for messages, has lost them.
+    body = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    assert node.api("queues/%2F/ladder/get", "POST", json=body).status == 200
+    sample(node, 1 + MINUTE)
+    told = [each["subject"] for each in node.api("doctor").json["findings"] if each["code"] == "no-consumers"]
+    assert sorted(told) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
+
+
 def test_messages_that_are_rejected_are_told_although_the_queue_is_empty_again(node: Any) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     sample(node)

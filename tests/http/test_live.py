@@ -277,7 +277,7 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
         app = web.Application()
         app.add_routes(endpoint.routes())
         monkeypatch.setattr(live, "login_of", lambda _: Operator("guest", frozenset(), None))
-        monkeypatch.setattr(live, "_what", lambda request: request.query_string)
+        monkeypatch.setattr(live, "_what", lambda request: ("ann", request.query_string))
         monkeypatch.setattr(live, "_length_s", lambda _: 60.0)
         async with TestServer(app) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port, limit=2**16)
@@ -357,7 +357,7 @@ def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_
 
     async def story() -> float:
         turns = Turns()
-        feeds = [Feed(make, turns) for _ in range(20)]
+        feeds = [Feed(make, turns, "ann") for _ in range(20)]
         for feed in feeds:
             await feed.first()
         nonlocal busy_s
@@ -370,6 +370,30 @@ def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_
     assert 0.03 < asyncio.run(story()) < 0.15
 
 
+def test_who_looks_at_much_that_is_dear_keeps_nobody_else_waiting() -> None:
+    async def dear() -> bytes:
+        await asyncio.sleep(0)
+        work(0.02)
+        return str(monotonic()).encode()
+
+    async def cheap() -> bytes:
+        return str(monotonic()).encode()
+
+    async def story() -> int:
+        turns = Turns()
+        many, one = [Feed(dear, turns, "eve") for _ in range(20)], Feed(cheap, turns, "ann")
+        for feed in many:
+            await feed.first()
+        told, seen, until_s = await one.first(), 0, monotonic() + 1
+        while monotonic() < until_s:
+            told, seen = await one.newer_than(told), seen + 1
+        for feed in (*many, one):
+            await feed.close()
+        return seen
+
+    assert asyncio.run(story()) > 10
+
+
 def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
     async def wait() -> bytes:
         await asyncio.sleep(0.5)
@@ -380,7 +404,7 @@ def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
 
     async def story() -> int:
         turns = Turns()
-        slow, fast = [Feed(wait, turns) for _ in range(3)], Feed(quick, turns)
+        slow, fast = [Feed(wait, turns, "ann") for _ in range(3)], Feed(quick, turns, "ann")
         for feed in slow:
             feed._task = asyncio.create_task(feed._go_on(live.Told(0, b"")))
         told, seen, until_s = await fast.first(), 0, monotonic() + 0.4

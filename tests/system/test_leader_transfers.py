@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
+import pika
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from system_commands import run_command
 from system_load import COMMAND_POLL_S, loaded, poll
 
@@ -41,6 +44,37 @@ def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> Non
             assert qq(target, "leader", "show") == (0, target.name)
         load.until_all_work()
         load.assert_waited_less_than(PAUSE_MAX_S)
+
+
+def shown(node: ClusterNode, family: str) -> float:
+    """What a node shows of a metric without labels, or with one set of them."""
+    with urlopen(f"http://127.0.0.1:{node.http_port}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        [found] = [each for each in families if each.name == family]
+    [value] = [each.value for each in found.samples if each.name == f"{family}_total"]
+    return value
+
+
+def test_each_message_is_counted_by_the_node_that_it_came_to_whoever_leads(tmp_path: Path) -> None:
+    """Whoever adds up what all nodes show counts none twice, also when a node leads again that has led before."""
+    with LocalCluster(3, tmp_path) as cluster:
+        first, second, _ = cluster.nodes
+        for rounds, leader in enumerate((first, second, first), start=1):
+            assert qq(leader, "leader", "transfer", "--to", leader.name)[0] == 0
+            for number, node in enumerate(cluster.nodes, start=1):
+                with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+                    channel = connection.channel()
+                    channel.confirm_delivery()
+                    channel.queue_declare("q", durable=True)
+                    for _ in range(number):
+                        channel.basic_publish("", "q", b"")
+                        channel.basic_publish("", "nowhere", b"")
+            for number, node in enumerate(cluster.nodes, start=1):
+                for family in ("routed", "unroutable_dropped"):
+                    assert shown(node, f"rabbitmq_global_messages_{family}") == number * rounds, (
+                        node,
+                        family,
+                    )
 
 
 def test_who_asks_before_stopping_a_node_keeps_a_majority(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""What becomes of spans at whatever answers at the address of a collector."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from itertools import repeat
+from threading import Thread
+from time import sleep
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from qq.config import Tracing
+from qq.metrics import SpanCounts
+from qq.tracing import exporting
+from qq.tracing.exporting import CountingExporter
+
+Answer = Callable[[socket.socket], None]
+
+
+@contextmanager
+def answering(answer: Answer) -> Generator[str]:
+    """A server that reads some of each request and answers it; its address."""
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            with client, suppress(OSError):
+                client.recv(1 << 20)
+                answer(client)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def says(head: str, *parts: bytes) -> Answer:
+    def answer(client: socket.socket) -> None:
+        client.sendall(f"HTTP/1.1 {head}\r\n\r\n".encode() + b"".join(parts))
+
+    return answer
+
+
+def never_ends(part: bytes, pause_s: float) -> Answer:
+    def answer(client: socket.socket) -> None:
+        says("200 OK\r\nContent-Length: 1000000000000")(client)
+        for each in repeat(part):
+            client.sendall(each)
+            sleep(pause_s)
+
+    return answer
+
+
+@pytest.fixture
+def spans() -> list[ReadableSpan]:
+    span = TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("publish q")
+    span.end()
+    assert isinstance(span, ReadableSpan)
+    return [span]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (says("200 OK\r\nContent-Length: 0"), ""),
+        (says("200 OK\r\nContent-Length: 2", b"{}"), ""),
+        (says("200 OK\r\nTransfer-Encoding: chunked", b"2\r\n{}\r\n0\r\n\r\n"), ""),
+        (
+            says("301 Moved\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0"),
+            "what is there is elsewhere",
+        ),
+        (says("401 Unauthorized\r\nContent-Length: 0"), "status 401"),
+        (says("nonsense"), "ConnectionError"),
+        (never_ends(b"x" * 65536, 0), "its answer does not end"),
+        (never_ends(b"x", 0.02), "its answer does not end"),
+    ],
+    ids=["empty", "short", "chunked", "moved", "refused", "nonsense", "flood", "drip"],
+)
+def test_only_a_whole_answer_that_is_a_yes_counts(
+    spans: list[ReadableSpan],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: Answer,
+    why: str,
+) -> None:
+    monkeypatch.setattr(exporting, "TIMEOUT_S", 0.5)
+    counts = SpanCounts()
+    with answering(answer) as url:
+        exporter = CountingExporter(Tracing(endpoint=url), counts)
+        result = exporter.export(spans)
+        exporter.shutdown()
+    is_success = result is SpanExportResult.SUCCESS
+    assert (is_success, counts.exported, counts.failed) == (not why, int(not why), int(bool(why)))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ([f"traces cannot be sent to {url}/v1/traces, and are dropped ({why})"] if why else [])
