@@ -3,11 +3,15 @@
 No entry is committed before the leader's own disk has it (hazard H1), so a leader whose disk is slow makes every client
 wait, while a follower with such a disk makes nobody wait.
 
+That others wait is not enough: where all disks are equally slow, each write is a moment at which one of them happens to
+be the last, and it may be the same one for long, because a write begins when the one before it ends. What comes while a
+disk writes waits for that write and for its own, so by chance a disk is behind for up to twice as long as its equals.
+
 Lives here: how much longer others wait for this node's disk than it waits for theirs, looked at from time to time. Not
 here: who holds what (tracker.py), what is done about it (leadership.py).
 
 Law: pure; indexes and times are handed in. A disk that stops once for a moment is not late, nor is one whose peers are
-as slow, unless a write takes so long that one is later than the others by chance.
+as slow.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ LATE_MAX_S = 1.0
 """A disk is too late when it has kept the others waiting for so long in all, less what is forgotten meanwhile."""
 FORGOTTEN = 0.1
 """So much lateness is forgotten in a second: who keeps others waiting for a smaller part of the time may go on."""
+SLOWER = 2.0
+"""A disk that is behind for no more than so many times as long as the others is not slower than they are."""
+HALF_LIFE_S = 10.0
+"""How far disks were behind counts for half as much after this time."""
 
 
 class Lateness:
@@ -26,23 +34,31 @@ class Lateness:
         self._looked_s: float | None = None
         self._own_index = self._others_index = 0
         """What both had when it was last looked."""
+        self._first_index = 0
+        """What this disk had at the first look: whether the others have that, too, is only not known yet."""
+        self._own_lack = self._others_lack = 0.0
+        """How many entries each has lacked of late, times seconds: that is, of as many entries, how long they took."""
 
     @property
     def is_too_much(self) -> bool:
-        return self._late_s > LATE_MAX_S
+        return self._late_s > LATE_MAX_S and self._own_lack > SLOWER * self._others_lack
 
     def reset(self) -> None:
         """Forget everything: a reign begins or ends."""
-        self._late_s = 0.0
+        self._late_s = self._own_lack = self._others_lack = 0.0
         self._looked_s = None
 
-    def look(self, now_s: float, interval_s: float, own_index: int, others_index: int) -> None:
-        """Note what this disk has, and what a majority has without it. It is looked about every `interval_s` seconds.
+    def look(
+        self, now_s: float, interval_s: float, own_index: int, others_index: int, last_index: int
+    ) -> None:
+        """Note what this disk has, what a majority has without it, and where the log ends.
 
-        Who has not now what the other one had at the last look is late. Each time counts for two intervals at most,
-        because a node that was busy has not heard of its own disk either.
+        It is looked about every `interval_s` seconds. Who has not now what the other one had at the last look is late.
+        Each time counts for two intervals at most, because a node that was busy has not heard of its own disk either.
         """
-        if self._looked_s is not None:
+        if self._looked_s is None:
+            self._first_index = own_index
+        else:
             since_s = now_s - self._looked_s
             counted_s = min(since_s, 2 * interval_s)
             self._late_s -= FORGOTTEN * since_s
@@ -51,5 +67,11 @@ class Lateness:
             elif others_index < self._own_index:
                 self._late_s -= counted_s
             self._late_s = max(0.0, self._late_s)
+            fades = 0.5 ** (since_s / HALF_LIFE_S)
+            self._own_lack = fades * self._own_lack + counted_s * self._lacked(own_index, last_index)
+            self._others_lack = fades * self._others_lack + counted_s * self._lacked(others_index, last_index)
         self._looked_s = now_s
         self._own_index, self._others_index = own_index, others_index
+
+    def _lacked(self, index: int, last_index: int) -> int:
+        return last_index - max(index, self._first_index)

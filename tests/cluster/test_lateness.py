@@ -11,6 +11,8 @@ from cluster.lateness import Lateness
 __all__ = ["growing"]
 
 INTERVAL_S = 0.05
+LONG_LOG = 1_000_000
+"""What the log holds when a reign begins, at which nobody has acknowledged anything yet."""
 SLOW = 100.0
 """A write takes some 200 ms with this factor."""
 
@@ -23,7 +25,7 @@ def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
         now_s = beat * INTERVAL_S
         index = int(now_s / every_s) + 2
         is_waited_for = now_s % every_s < late_s
-        lateness.look(now_s, INTERVAL_S, index - 1 if is_waited_for else index, index)
+        lateness.look(now_s, INTERVAL_S, index - 1 if is_waited_for else index, index, index)
         was_late = was_late or lateness.is_too_much
     return was_late
 
@@ -44,20 +46,43 @@ def test_what_counts_is_how_long_the_others_wait(late_s: float, every_s: float, 
     assert becomes_late(59.0, late_s, every_s) == is_late
 
 
+@pytest.mark.parametrize("write_s", [0.1, 0.2, 1.0])
+@pytest.mark.parametrize(("times_slower", "is_late"), [(1.0, False), (1.5, False), (4.0, True)])
+def test_where_all_disks_are_slow_the_last_one_is_late_only_if_it_is_slower(
+    write_s: float, times_slower: float, is_late: bool
+) -> None:
+    """Writes follow each other, so the leader's ends a little after those of the others, again and again."""
+    lateness = Lateness()
+    was_late = False
+
+    def stored(now_s: float, each_s: float, first_s: float) -> int:
+        """What a disk has that takes so long for each write: what was there when its last whole one began."""
+        began_s = first_s + (now_s - first_s) // each_s * each_s - each_s
+        return LONG_LOG + int(max(0.0, began_s) * 1000)
+
+    for beat in range(1200):
+        now_s = beat * INTERVAL_S
+        own_index = stored(now_s, times_slower * write_s, 0.9 * write_s)
+        others_index = stored(now_s, write_s, 0.0) if now_s > write_s else 0
+        lateness.look(now_s, INTERVAL_S, own_index, others_index, LONG_LOG + int(now_s * 1000))
+        was_late = was_late or lateness.is_too_much
+    assert was_late == is_late
+
+
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
     lateness = Lateness()
     for now_s, own_index, others_index in [(0.0, 1, 1), (0.05, 1, 2), (30.0, 1, 2), (30.05, 2, 2)]:
-        lateness.look(now_s, INTERVAL_S, own_index, others_index)
+        lateness.look(now_s, INTERVAL_S, own_index, others_index, others_index)
     assert not lateness.is_too_much
 
 
 def test_a_new_reign_begins_without_what_was() -> None:
     lateness = Lateness()
     for beat in range(100):
-        lateness.look(beat * INTERVAL_S, INTERVAL_S, 1, 2)
+        lateness.look(beat * INTERVAL_S, INTERVAL_S, 1, 2, 2)
     assert lateness.is_too_much
     lateness.reset()
-    lateness.look(60.0, INTERVAL_S, 1, 2)
+    lateness.look(60.0, INTERVAL_S, 1, 2, 2)
     assert not lateness.is_too_much
 
 
@@ -72,8 +97,24 @@ def test_a_leader_whose_disk_is_slow_hands_over_to_one_whose_disk_is_not(growing
 def test_a_leader_goes_on_whose_disk_is_no_slower_than_that_of_a_voter_without_whom_there_is_no_majority(
     growing: Growing,
 ) -> None:
-    leader, slow, _ = growing.leader(), *growing.followers()
-    # Of two that are equally slow, one may be later than the other by chance, and for long enough to hand over.
-    leader.disk.slow, slow.disk.slow = SLOW, 1.5 * SLOW
+    leader, slow, third = growing.leader(), *growing.followers()
+    leader.disk.slow = slow.disk.slow = SLOW
+    for _ in range(5):
+        applied(growing, leader, ask=lambda: None)
+        assert leads(growing, leader)
+    third.disk.slow = SLOW
+    for _ in range(5):
+        applied(growing, leader, ask=lambda: None)
+        assert leads(growing, leader)
+
+
+def test_a_handover_that_nobody_takes_is_told_once(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = growing.leader()
+    monkeypatch.setattr(leader.group.engine, "transfer_leadership", lambda _to: False)
+    leader.disk.slow = SLOW
+    applied(growing, leader, ask=lambda: None)
     applied(growing, leader, ask=lambda: None)
     assert leads(growing, leader)
+    assert caplog.text.count("everybody waits for the disk of this node") == 1
