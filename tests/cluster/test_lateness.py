@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from test_group_members import Growing
 from test_maintenance import applied, growing, leads
 
 from cluster.lateness import Lateness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["growing"]
 
@@ -112,7 +117,11 @@ def test_a_handover_that_nobody_takes_is_told_once(
     growing: Growing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader = growing.leader()
-    monkeypatch.setattr(leader.group.engine, "transfer_leadership", lambda _to: False)
+
+    def asks_nobody(_to: Iterable[str]) -> bool:
+        return False
+
+    monkeypatch.setattr(leader.group.engine, "transfer_leadership", asks_nobody)
     leader.disk.slow = SLOW
     applied(growing, leader, ask=lambda: None)
     applied(growing, leader, ask=lambda: None)
