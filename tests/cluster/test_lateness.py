@@ -74,6 +74,26 @@ def test_where_all_disks_are_slow_the_last_one_is_late_only_if_it_is_slower(
     assert was_late == is_late
 
 
+@pytest.mark.parametrize("others_hung_s", [0.0, 30.0])
+def test_a_disk_that_hangs_is_late_after_a_second(others_hung_s: float) -> None:
+    """Also where something is always under way, and although others hung until a while ago."""
+    lateness = Lateness()
+
+    def late_after_s(began_s: float, seconds: float, *, own: bool, others: bool) -> float | None:
+        """After how many seconds in which these hang this disk is too late; None if never."""
+        for beat in range(int(seconds / INTERVAL_S)):
+            now_s = began_s + beat * INTERVAL_S
+            end, hung = int(now_s * 1000), int(began_s * 1000)
+            lateness.look(now_s, INTERVAL_S, hung if own else end - 5, hung if others else end - 5, end)
+            if lateness.is_too_much:
+                return now_s - began_s
+        return None
+
+    assert late_after_s(10.0, others_hung_s, own=False, others=True) is None
+    assert late_after_s(40.0, 10.0, own=False, others=False) is None
+    assert late_after_s(50.0, 30.0, own=True, others=False) == pytest.approx(1.5, abs=0.3)
+
+
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
     lateness = Lateness()
     for now_s, own_index, others_index in [(0.0, 1, 1), (0.05, 1, 2), (30.0, 1, 2), (30.05, 2, 2)]:
