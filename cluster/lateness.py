@@ -22,8 +22,8 @@ FORGOTTEN = 0.1
 """So much lateness is forgotten in a second: who keeps others waiting for a smaller part of the time may go on."""
 SLOWER = 3.0
 """A disk that takes no more than so many times as long as the others is not slower than they are."""
-HALF_LIFE_S = 1.0
-"""How long disks took counts for half as much after this time."""
+RECENT_S, USUAL_S = 1.0, 10.0
+"""What disks lacked counts for half as much after this time: for how long they take just now, and usually."""
 
 
 class Lateness:
@@ -32,20 +32,24 @@ class Lateness:
     def __init__(self) -> None:
         self._late_s = 0.0
         self._looked_s: float | None = None
-        self._own_index = self._others_index = 0
-        """What both had when it was last looked."""
-        self._own_s = self._others_s = 0.0
-        """For how long each has lacked what is in the log, of late. A time counts in full for the one that lacks more
-        entries, and for the other one as a share. So what they are to each other is how long they take for an entry."""
+        self._own_index = self._others_index = self._last_index = 0
+        """What both had when it was last looked, and where the log ended."""
+        self._recent = _Lack(RECENT_S)
+        """Of all entries. Where something is always under way, quick disks lack it as often as slow ones, for a part of
+        the time; so what was a while ago does not count."""
+        self._usual = _Lack(USUAL_S)
+        """Of entries that were in the log at the look before, which quick disks do not lack. Of slow ones each is the
+        last for a while by chance."""
 
     @property
     def is_too_much(self) -> bool:
-        return self._late_s > LATE_MAX_S and self._own_s > SLOWER * self._others_s
+        return self._late_s > LATE_MAX_S and self._recent.is_longer and self._usual.is_longer
 
     def reset(self) -> None:
         """Forget everything: a reign begins or ends."""
-        self._late_s = self._own_s = self._others_s = 0.0
+        self._late_s = 0.0
         self._looked_s = None
+        self._recent, self._usual = _Lack(RECENT_S), _Lack(USUAL_S)
 
     def look(
         self, now_s: float, interval_s: float, own_index: int, others_index: int, last_index: int
@@ -64,10 +68,31 @@ class Lateness:
             elif others_index < self._own_index:
                 self._late_s -= counted_s
             self._late_s = max(0.0, self._late_s)
-            fades = 0.5 ** (since_s / HALF_LIFE_S)
-            own_lacks, others_lack = last_index - own_index, last_index - others_index
-            most = max(own_lacks, others_lack, 1)
-            self._own_s = fades * self._own_s + counted_s * own_lacks / most
-            self._others_s = fades * self._others_s + counted_s * others_lack / most
+            self._recent.note(since_s, counted_s, last_index - own_index, last_index - others_index)
+            before = self._last_index
+            self._usual.note(since_s, counted_s, max(0, before - own_index), max(0, before - others_index))
         self._looked_s = now_s
-        self._own_index, self._others_index = own_index, others_index
+        self._own_index, self._others_index, self._last_index = own_index, others_index, last_index
+
+
+class _Lack:
+    """For how long this disk has lacked entries of late, and for how long the others have.
+
+    A time counts in full for the one that lacks more entries, and for the other one as a share. So what the sums are to
+    each other is how long the disks take for an entry.
+    """
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._own_s = self._others_s = 0.0
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether this disk takes longer than the others."""
+        return self._own_s > SLOWER * self._others_s
+
+    def note(self, since_s: float, counted_s: float, own: int, others: int) -> None:
+        """Note how many entries each lacks, `since_s` seconds after the last time, of which `counted_s` count."""
+        fades, most = 0.5 ** (since_s / self._half_life_s), max(own, others, 1)
+        self._own_s = fades * self._own_s + counted_s * own / most
+        self._others_s = fades * self._others_s + counted_s * others / most
