@@ -3,11 +3,15 @@
 No entry is committed before the leader's own disk has it (hazard H1), so a leader whose disk is slow makes every client
 wait, while a follower with such a disk makes nobody wait.
 
+That others wait is not enough: where all disks are equally slow, one of them happens to be the last with each entry,
+and it may be the same one for long, because a write begins when the one before it ends. What comes while a disk writes
+waits for that write and for its own, so by chance a disk takes up to twice as long as its equals.
+
 Lives here: how much longer others wait for this node's disk than it waits for theirs, looked at from time to time. Not
 here: who holds what (tracker.py), what is done about it (leadership.py).
 
 Law: pure; indexes and times are handed in. A disk that stops once for a moment is not late, nor is one whose peers are
-as slow, unless a write takes so long that one is later than the others by chance.
+as slow.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ LATE_MAX_S = 1.0
 """A disk is too late when it has kept the others waiting for so long in all, less what is forgotten meanwhile."""
 FORGOTTEN = 0.1
 """So much lateness is forgotten in a second: who keeps others waiting for a smaller part of the time may go on."""
+SLOWER = 3.0
+"""A disk that takes no more than so many times as long as the others is not slower than they are."""
+RECENT_S, USUAL_S = 1.0, 10.0
+"""What disks lacked counts for half as much after this time: for how long they take just now, and usually."""
 
 
 class Lateness:
@@ -24,23 +32,32 @@ class Lateness:
     def __init__(self) -> None:
         self._late_s = 0.0
         self._looked_s: float | None = None
-        self._own_index = self._others_index = 0
-        """What both had when it was last looked."""
+        self._own_index = self._others_index = self._last_index = 0
+        """What both had when it was last looked, and where the log ended."""
+        self._recent = _Lack(RECENT_S)
+        """Of all entries. Where something is always under way, quick disks lack it as often as slow ones, for a part of
+        the time; so what was a while ago does not count."""
+        self._usual = _Lack(USUAL_S)
+        """Of entries that were in the log at the look before, which quick disks do not lack. Of slow ones each is the
+        last for a while by chance."""
 
     @property
     def is_too_much(self) -> bool:
-        return self._late_s > LATE_MAX_S
+        return self._late_s > LATE_MAX_S and self._recent.is_longer and self._usual.is_longer
 
     def reset(self) -> None:
         """Forget everything: a reign begins or ends."""
         self._late_s = 0.0
         self._looked_s = None
+        self._recent, self._usual = _Lack(RECENT_S), _Lack(USUAL_S)
 
-    def look(self, now_s: float, interval_s: float, own_index: int, others_index: int) -> None:
-        """Note what this disk has, and what a majority has without it. It is looked about every `interval_s` seconds.
+    def look(
+        self, now_s: float, interval_s: float, own_index: int, others_index: int, last_index: int
+    ) -> None:
+        """Note what this disk has, what a majority has without it, and where the log ends.
 
-        Who has not now what the other one had at the last look is late. Each time counts for two intervals at most,
-        because a node that was busy has not heard of its own disk either.
+        It is looked about every `interval_s` seconds. Who has not now what the other one had at the last look is late.
+        Each time counts for two intervals at most, because a node that was busy has not heard of its own disk either.
         """
         if self._looked_s is not None:
             since_s = now_s - self._looked_s
@@ -51,5 +68,31 @@ class Lateness:
             elif others_index < self._own_index:
                 self._late_s -= counted_s
             self._late_s = max(0.0, self._late_s)
+            self._recent.note(since_s, counted_s, last_index - own_index, last_index - others_index)
+            before = self._last_index
+            self._usual.note(since_s, counted_s, max(0, before - own_index), max(0, before - others_index))
         self._looked_s = now_s
-        self._own_index, self._others_index = own_index, others_index
+        self._own_index, self._others_index, self._last_index = own_index, others_index, last_index
+
+
+class _Lack:
+    """For how long this disk has lacked entries of late, and for how long the others have.
+
+    A time counts in full for the one that lacks more entries, and for the other one as a share. So what the sums are to
+    each other is how long the disks take for an entry.
+    """
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._own_s = self._others_s = 0.0
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether this disk takes longer than the others."""
+        return self._own_s > SLOWER * self._others_s
+
+    def note(self, since_s: float, counted_s: float, own: int, others: int) -> None:
+        """Note how many entries each lacks, `since_s` seconds after the last time, of which `counted_s` count."""
+        fades, most = 0.5 ** (since_s / self._half_life_s), max(own, others, 1)
+        self._own_s = fades * self._own_s + counted_s * own / most
+        self._others_s = fades * self._others_s + counted_s * others / most

@@ -112,13 +112,14 @@ class Leadership:
             return False
         return self._hand_over([] if to is None else [to])
 
-    def leave(self, to: Sequence[str] = ()) -> None:
+    def leave(self, to: Sequence[str] = ()) -> bool:
         """Hand over, to one of these or to anybody, because this node should not lead.
 
-        Nothing is begun while it does so already, or if nobody took that lately.
+        Nothing is begun, and False returned, while it does so already, or if nobody took that lately.
         """
-        if not (self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic())):
-            self._hand_over(to)
+        if self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic()):
+            return False
+        return self._hand_over(to)
 
     def _hand_over(self, to: Sequence[str]) -> bool:
         if not self._engine.is_leader or not self._statuses.successors():
@@ -180,17 +181,18 @@ class Leadership:
         """
         others_index = self._engine.reached_without_leader()
         own_index = self._engine.journal.synced_index
-        self._lateness.look(self._runtime.monotonic(), interval_s, own_index, others_index)
-        if self._lateness.is_too_much and not self.is_handing_over:
+        self._lateness.look(
+            self._runtime.monotonic(), interval_s, own_index, others_index, self._engine.journal.last_index
+        )
+        if self._lateness.is_too_much:
             prompt = [
                 name
                 for name in self._statuses.successors()
                 if self._engine.acknowledged_index(name) >= others_index
                 and self._statuses.why_not_lead(name) is None
             ]
-            if prompt:
+            if prompt and self.leave(prompt):
                 log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(prompt))
-                self.leave(prompt)
 
     def leave_if_apart(self) -> None:
         """Hand over to a member that reaches whomever this one reaches, and others, if that lasts.
@@ -204,7 +206,6 @@ class Leadership:
             return
         if self._apart_since_s is None:
             self._apart_since_s = now_s
-        if now_s - self._apart_since_s >= APART_S and not self.is_handing_over:
+        if now_s - self._apart_since_s >= APART_S and self.leave(list(better)):
             for name, others in better.items():
                 log.warning("this node has no link with %s, and %s has: it may lead", ", ".join(others), name)
-            self.leave(list(better))

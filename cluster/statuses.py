@@ -112,9 +112,14 @@ class Statuses:
         return successors(self._name, self._configurations.membership, drained, self.known())
 
     def reaching_more(self) -> dict[str, list[str]]:
-        """The members that could lead whomever this one could, and others whom it could not: for each, these others."""
+        """The members that could lead whomever this one could, and others whom it could not: for each, these others.
+
+        Nodes of release 0.1 do not tell whom they miss, so they are not taken to reach anybody that this one does not.
+        """
         drained = self._maintenance.members
-        return reaching_more(self._name, self._configurations.membership, drained, self.known())
+        better = reaching_more(self._name, self._configurations.membership, drained, self.known())
+        untold = self._members.of_release_0_1
+        return {name: others for name, others in better.items() if name not in untold}
 
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""

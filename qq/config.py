@@ -849,7 +849,8 @@ class _SettingsReader:
             known = [node for node in nodes if getattr(node, what) is not None]
             values = {node.name if what == "name" else (node.host, getattr(node, what)) for node in known}
             if len(values) < len(known):
-                raise ConfigError(f"{self._path}: [[nodes]] {what}: two nodes have the same")
+                where = "" if what == "name" else " at the same host"
+                raise ConfigError(f"{self._path}: [[nodes]] {what}: two nodes have the same{where}")
         return nodes
 
     def _node(self, table: Any, position: int) -> NodeAddress:

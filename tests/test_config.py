@@ -678,7 +678,7 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (GOOD.replace("5672\nhttp", "true\nhttp"), "[[nodes]] number 1: amqp_port: must be a port number"),
         (GOOD.replace('"127.0.0.1"', "127"), "[[nodes]] number 1: host: must be a non-empty string"),
         (GOOD + NODES, "[[nodes]] name: two nodes have the same"),
-        (GOOD + NODES.replace("n1", "n2"), "[[nodes]] peer_port: two nodes have the same"),
+        (GOOD + NODES.replace("n1", "n2"), "[[nodes]] peer_port: two nodes have the same at the same host"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_in_one_line(file: Path, text: str, line: str) -> None:

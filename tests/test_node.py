@@ -324,7 +324,7 @@ def test_a_node_that_reads_something_damaged_is_repaired_while_it_runs(
         ("it is new", None, "it is new"),
         ("it is new", "n2 (of another cluster)", "it is new; no connection with n2 (of another cluster)"),
         (None, "n2 (cut)", "no leader is known: no connection with n2 (cut)"),
-        (None, None, "no leader is known: fewer than a majority of the nodes are up"),
+        (None, None, "no leader is known: no leader: the members elect one"),
     ],
 )
 def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
@@ -332,7 +332,11 @@ def test_a_node_that_serves_nobody_says_whom_it_has_no_connection_with(
 ) -> None:
     """One with a new directory that was told of a cluster which is gone has to be started again to join another."""
     links: Any = SimpleNamespace(why_not_joined=None, why_apart=apart)
-    group: Any = SimpleNamespace(own_status=SimpleNamespace(flaw=lambda: under_repair), leader=None)
+    group: Any = SimpleNamespace(
+        own_status=SimpleNamespace(flaw=lambda: under_repair),
+        leader=None,
+        why_undecided=lambda: "no leader: the members elect one",
+    )
     maintenance: Any = SimpleNamespace(is_on=False)
     assert Readiness("n1", group, links, maintenance).why_not() == why
 

@@ -26,9 +26,7 @@ def show_leader(node: Remote, form: str) -> int:
     """Print the name of the node that leads; raises CommandError."""
     leader = node.get(_LEADER).get("leader")
     if leader is None:
-        raise CommandError(
-            f"{node.url}: no leader is known: fewer than a majority of the nodes are up, or they elect one"
-        )
+        raise CommandError(f"{node.url}: no leader is known; `qq status` says why")
     _print(form, "leader", {"leader": leader})
     return 0
 

@@ -55,7 +55,7 @@ class Readiness:
             # A new directory that was told of one cluster is refused by those of another one, until its next start.
             return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self._group.leader is None:
-            return f"no leader is known: {missing or 'fewer than a majority of the nodes are up'}"
+            return f"no leader is known: {missing or self._group.why_undecided()}"
         return self._group.statuses.why_nothing_is_stored()
 
     async def tell(self) -> None:

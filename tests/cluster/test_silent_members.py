@@ -10,6 +10,7 @@ from test_group_members import Growing
 from test_maintenance import drain, growing
 
 from cluster.leadership import APART_S
+from cluster.members import Members
 from cluster.peers import SILENT_S
 
 __all__ = ["growing"]
@@ -59,6 +60,18 @@ def test_a_leader_leaves_leading_to_a_member_that_reaches_more(growing: Growing,
     growing.pass_ms(3 * int(APART_S * 1000))
     assert [third.name] * 3 == [member.group.engine.leader for member in growing.members]
     assert third.group.engine.term == term
+
+
+def test_a_member_of_release_0_1_is_not_taken_to_reach_more(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not tell whom it misses: if one is down, it misses that one, too."""
+    leader, apart, of_0_1 = growing.leader(), *growing.followers()
+    monkeypatch.setattr(Members, "of_release_0_1", (of_0_1.name,))
+    for cut in ((leader.name, apart.name), (apart.name, leader.name)):
+        growing.network.cut(*cut)
+    growing.pass_ms(2 * int(APART_S * 1000))
+    assert leader.group.engine.is_leader
 
 
 def test_leadership_stays_where_nobody_reaches_more(growing: Growing) -> None:

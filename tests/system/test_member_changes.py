@@ -256,7 +256,8 @@ def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) 
         for node in (second, third):
             node.kill()
         both = (
-            "the node is under maintenance; `qq revive n1` ends it; no leader is known: fewer than a majority"
+            "the node is under maintenance; `qq revive n1` ends it; no leader is known: no majority: n2, n3 do not "
+            "answer"
         )
         poll(
             lambda: str(why_not_ready(first.http_port)).startswith(both),
