@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEMORY_CHECK_INTERVAL_S = 1.0
-GIVE_BACK_INTERVAL_S = 30.0
+GIVE_BACK_INTERVAL_S = 10.0
 """The least time between two looks for what the heap could give back, in seconds: clients wait meanwhile."""
 
 
