@@ -1,8 +1,11 @@
 """`python -m qq` is the command `qq`, and so is `python -P qq/__main__.py`, wherever that file is (cli/launch.py).
 
-Law: Ctrl-C is no error, not even while the command is still being imported, which takes half a second.
+Law: Ctrl-C is no error, not even while the command is still being imported, which takes half a second. Nor is SIGTERM
+lost then: in a container this is the first process, which the system does not end for a signal without a handler.
 """
 
+import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +17,13 @@ if (
     sys.path.insert(0, _HERE)
 
 
+_FIRST_PROCESS = 1
+
+
 def run() -> int:
     """Run the command of this process and return its exit status: 130 after Ctrl-C, as a shell says it."""
+    if os.getpid() == _FIRST_PROCESS:
+        signal.signal(signal.SIGTERM, _end_at_once)
     try:
         # Only now these are the ones beside this file.
         from qq import garbage  # noqa: PLC0415
@@ -26,6 +34,11 @@ def run() -> int:
         return main()
     except KeyboardInterrupt:  # before there was a command that could handle it
         return 130
+
+
+def _end_at_once(number: int, _frame: object) -> None:
+    """Do what the system does with any other process that has no handler."""
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cluster.configuration import Versions
 from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
-from qq import memory
+from qq import garbage, memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
@@ -185,6 +185,43 @@ def test_memory_is_read_without_a_new_file() -> None:
     assert memory.resident_bytes() > 0
     with mock.patch("os.open", side_effect=OSError(24, "Too many open files")):
         assert memory.resident_bytes() > 0
+
+
+def test_nobody_waits_for_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the heap keeps is given back before it is called too much, at once and again after a while."""
+    mib = 1 << 20
+    limits = dataclasses.replace(CONFIG.limits, memory_high_watermark_bytes=100 * mib)
+    group: Any = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=False))
+    runtime: Any = SimpleNamespace(monotonic=lambda: now_s)
+    now_s, in_use, kept = 1_000.0, 0, 0
+
+    def give_back() -> None:
+        nonlocal kept
+        kept = 0
+
+    def is_low(used_then: int, kept_then: int) -> bool:
+        nonlocal in_use, kept
+        in_use, kept = used_then * mib, kept_then * mib
+
+        async def look() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.0):
+                    await watch.watch()
+
+        asyncio.run(look())
+        return group.alarms.low_on_memory
+
+    monkeypatch.setattr(memory, "resident_bytes", lambda: in_use + kept)
+    monkeypatch.setattr(memory, "give_back", give_back)
+    monkeypatch.setattr(garbage, "collect", lambda: None)
+    watch = memory_watch.MemoryWatch(limits, group, runtime)
+    assert not is_low(80, 40)
+    assert is_low(80, 40), "that is looked for again after a while only"
+    now_s += memory_watch.GIVE_BACK_INTERVAL_S
+    assert not is_low(80, 40)
+    now_s += memory_watch.GIVE_BACK_INTERVAL_S
+    assert is_low(101, 40)
+    assert not is_low(80, 10)
 
 
 def test_rates_that_cannot_be_told_do_not_end_a_node(

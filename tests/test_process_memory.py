@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qq.memory import available_bytes, group_limits, resident_bytes
+from qq.memory import available_bytes, give_back, group_limits, resident_bytes
 
 GIB = 1 << 30
 
@@ -18,6 +18,18 @@ def test_what_the_process_takes_on_is_seen() -> None:
     with mmap(-1, 64 << 20) as ballast:
         ballast[::4096] = b"x" * len(ballast[::4096])
         assert 60 << 20 < resident_bytes() - before < 80 << 20
+
+
+def test_what_was_freed_between_what_is_kept_is_given_back() -> None:
+    give_back()
+    before = resident_bytes()
+    blocks = [bytes(4000) for _ in range(32_000)]
+    kept = blocks[::50]
+    del blocks
+    freed = resident_bytes()
+    give_back()
+    assert len(kept) * 4000 < resident_bytes() - before < 20 << 20
+    assert freed - resident_bytes() > 80 << 20, "the heap does so by itself"
 
 
 def test_it_may_take_more_than_it_has() -> None:

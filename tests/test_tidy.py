@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 OURS = ("chaos", "cluster", "qq", "tests", "docs", "examples", "requirements", "deploy", ".ci")
@@ -86,12 +88,27 @@ def test_requirements_are_versions_and_hashes_and_name_no_host(file: Path) -> No
     assert "://" not in file.read_text()
 
 
+def _pinned(file: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE))
+
+
 def test_all_requirement_files_pin_the_same_versions() -> None:
     pinned: dict[str, str] = {}
     for file in REQUIREMENTS:
-        mine = dict(re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE))
+        mine = _pinned(file)
         assert mine
         assert mine == {name: pinned.setdefault(name, version) for name, version in mine.items()}
+
+
+@pytest.mark.parametrize("name", ["run", "oauth2", "tracing", "chaos", "docs", "dev"])
+def test_a_requirement_file_has_all_that_the_package_asks_for(name: str) -> None:
+    """An image is built with nothing else: where one was not made anew, it cannot be built."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + project["optional-dependencies"].get(name, [])
+    pinned = _pinned(ROOT / "requirements" / f"{name}.txt")
+    for requirement in map(Requirement, asked):
+        assert pinned.get(canonicalize_name(requirement.name), "none") in requirement.specifier
+    assert pinned.keys() >= _pinned(ROOT / "requirements" / "run.txt").keys()
 
 
 def test_no_lock_file_that_records_download_addresses_is_here() -> None:

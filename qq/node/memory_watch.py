@@ -1,7 +1,9 @@
 """Watching how much memory a node has in use.
 
-Lives here: when publishers of the cluster wait for memory, and when garbage is collected for want of it. Not here: how
-memory is measured (qq/memory.py), what garbage is (qq/garbage.py), what an alarm does (cluster/alarms.py).
+Lives here: when publishers of the cluster wait for memory, and what is done first for want of it. Not here: how memory
+is measured and given back (qq/memory.py), what garbage is (qq/garbage.py), what an alarm does (cluster/alarms.py).
+
+Law: nobody waits for memory that is free. What consumers have acknowledged is, and the heap may keep it for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEMORY_CHECK_INTERVAL_S = 1.0
+GIVE_BACK_INTERVAL_S = 10.0
+"""The least time between two looks for what the heap could give back, in seconds: clients wait meanwhile."""
 
 
 class MemoryWatch:
@@ -33,6 +37,7 @@ class MemoryWatch:
         self._group = group
         self._runtime = runtime
         self._garbage = garbage.Collector()
+        self._keeps_until_s = 0.0
         self._complaints = Complaints(log)
 
     def begin(self) -> None:
@@ -50,6 +55,10 @@ class MemoryWatch:
 
     def _is_low(self) -> bool:
         is_low = memory.resident_bytes() > self.limit_bytes
-        if self._garbage.look(is_short=is_low, now_s=self._runtime.monotonic()):
+        now_s = self._runtime.monotonic()
+        was_collected = self._garbage.look(is_short=is_low, now_s=now_s)
+        if is_low and (was_collected or now_s >= self._keeps_until_s):
+            self._keeps_until_s = now_s + GIVE_BACK_INTERVAL_S
+            memory.give_back()
             is_low = memory.resident_bytes() > self.limit_bytes
         return is_low

@@ -141,3 +141,23 @@ sys.exit(run())
         [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_the_first_process_of_a_container_ends_at_a_signal_though_it_is_still_imported() -> None:
+    """The system ends no such process by itself: `docker stop` waited in vain and killed a node that had just begun."""
+    program = """
+import os, signal, sys
+class Ends:
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Ends())
+sys.argv[1:] = ["status", "--http", "127.0.0.1:9"]
+from qq.__main__ import run
+sys.exit(run())
+"""
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    ended = subprocess.run(
+        [*alone, sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")

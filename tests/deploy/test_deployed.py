@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
-from engine import BUILT_FROM, PASSWORD, Deployment, Engine, wait_until
+from engine import BUILT_FROM, PASSWORD, PROJECT, Deployment, Engine, wait_until
 from publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 from qq import __version__
@@ -95,6 +95,20 @@ def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
 def test_an_image_has_nothing_that_hurts_clusters_or_builds_packages(engine: Engine, image: str) -> None:
     found = "import importlib.util as u; print([n for n in ('chaos', 'pip', 'setuptools') if u.find_spec(n)])"
     assert engine.run("run", "--rm", "--entrypoint", "python", image, "-c", found).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"), [("oauth2", "qq.oauth2.verifier"), ("tracing", "qq.tracing.tracer")]
+)
+def test_an_image_with_an_extra_has_what_that_needs(engine: Engine, extra: str, module: str) -> None:
+    name = f"{PROJECT}-{extra}"
+    asked = f"REQUIREMENTS={extra}"
+    program = f"from qq.packages import find_cluster; find_cluster(); import qq.node, {module}"
+    engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", asked, ".", shown=True)
+    try:
+        engine.run("run", "--rm", "--entrypoint", "python", name, "-c", program)
+    finally:
+        engine.run("rmi", name)
 
 
 def test_a_node_runs_as_its_own_user_and_owns_its_data(cluster: Deployment) -> None:

@@ -88,6 +88,10 @@ def test_a_node_is_told_to_stop_by_the_signal_that_it_knows_and_gets_it_itself()
     assert only("node", "CMD").arguments == ["--config", "/etc/qq/node.toml"]
 
 
+def test_the_chaos_workload_is_told_to_stop_by_what_it_does_not_ignore_as_a_first_process() -> None:
+    assert only("chaos", "STOPSIGNAL").text == "SIGINT"
+
+
 def test_data_and_ports_are_those_of_the_configuration() -> None:
     assert Path(only("node", "VOLUME").text) == CONFIG.data_dir
     address = CONFIG.address
