@@ -119,5 +119,6 @@ def test_a_connection_that_is_gone_is_freed(broker: LoneBroker, ending: Callable
 
 
 def test_so_is_one_that_never_logged_in(broker: LoneBroker) -> None:
-    with nothing_left(broker), socket.create_connection(("127.0.0.1", broker.amqp_port)):
-        pass
+    with nothing_left(broker), socket.create_connection(("127.0.0.1", broker.amqp_port)) as stranger:
+        stranger.sendall(b"AMQP\x00\x00\x09\x01")
+        assert stranger.recv(1)  # the node has accepted it
