@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from math import inf, isinf
 from time import monotonic, time
@@ -24,11 +24,12 @@ from aiohttp import hdrs, web
 
 from qq.http.errors import Refusal, bad_request, has_left
 from qq.http.login import ADMINISTRATOR, login_of
-from qq.http.shares import UserShares
+from qq.http.shares import UserShares, counted
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
+    from contextlib import AbstractContextManager
 
     View = Callable[[web.Request], Awaitable[bytes]]
     MaySee = Callable[[web.Request], Awaitable[bool]]
@@ -101,16 +102,9 @@ class Turns:
         self._views: Counter[Hashable] = Counter()
         """How many views those who look have, each."""
 
-    @contextmanager
-    def view_of(self, who: Hashable) -> Generator[None]:
+    def view_of(self, who: Hashable) -> AbstractContextManager[None]:
         """Count a view for as long as the block lasts."""
-        self._views[who] += 1
-        try:
-            yield
-        finally:
-            self._views[who] -= 1
-            if not self._views[who]:
-                del self._views[who]
+        return counted(self._views, who)
 
     def rest_s(self, who: Hashable, busy_s: float) -> float:
         """How long a view rests that has kept the event loop busy for so long."""

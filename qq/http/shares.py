@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from qq.http.errors import overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+T = TypeVar("T")
 
 
 class UserShares:
@@ -36,10 +38,17 @@ class UserShares:
         taken, own = self.taken, self._taken[user]
         if own >= self._most - taken:
             raise overloaded(f"{taken} {self._what} are under way, {own} of '{user}' ({self._setting})")
-        self._taken[user] += 1
-        try:
+        with counted(self._taken, user):
             yield
-        finally:
-            self._taken[user] -= 1
-            if not self._taken[user]:
-                del self._taken[user]
+
+
+@contextmanager
+def counted(counts: Counter[T], one: T) -> Generator[None]:
+    """Count one more of these for as long as the block lasts; what there are none of is not kept."""
+    counts[one] += 1
+    try:
+        yield
+    finally:
+        counts[one] -= 1
+        if not counts[one]:
+            del counts[one]

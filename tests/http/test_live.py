@@ -345,6 +345,14 @@ def test_a_stream_ends_with_the_session_that_has_asked_for_it(node: Node[Machine
     assert asyncio.run(story()) == [False, True]
 
 
+async def changes_within(seconds: float, feed: Feed) -> int:
+    """How many changes of a view are told in this time."""
+    told, seen, until_s = await feed.first(), 0, monotonic() + seconds
+    while monotonic() < until_s:
+        told, seen = await feed.newer_than(told), seen + 1
+    return seen
+
+
 def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_are() -> None:
     busy_s = 0.0
 
@@ -384,9 +392,7 @@ def test_who_looks_at_much_that_is_dear_keeps_nobody_else_waiting() -> None:
         many, one = [Feed(dear, turns, "eve") for _ in range(20)], Feed(cheap, turns, "ann")
         for feed in many:
             await feed.first()
-        told, seen, until_s = await one.first(), 0, monotonic() + 1
-        while monotonic() < until_s:
-            told, seen = await one.newer_than(told), seen + 1
+        seen = await changes_within(1, one)
         for feed in (*many, one):
             await feed.close()
         return seen
@@ -407,9 +413,7 @@ def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
         slow, fast = [Feed(wait, turns, "ann") for _ in range(3)], Feed(quick, turns, "ann")
         for feed in slow:
             feed._task = asyncio.create_task(feed._go_on(live.Told(0, b"")))
-        told, seen, until_s = await fast.first(), 0, monotonic() + 0.4
-        while monotonic() < until_s:
-            told, seen = await fast.newer_than(told), seen + 1
+        seen = await changes_within(0.4, fast)
         for feed in (*slow, fast):
             await feed.close()
         return seen
