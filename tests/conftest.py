@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 # Each run draws others, so few in each find in time what many find at once: `make fuzz` is for many.
-settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
+# Examples are the same in every run, so that what is being changed decides whether a run passes; `make fuzz` draws
+# new ones each time.
+settings.register_profile(
+    "qq", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25, derandomize=True
+)
 # A test that wants more examples than others, or fewer, or is there once for each of some seeds, says how many in terms
 # of `settings.default.max_examples`: else `make quick` would try all of them, and `make fuzz` no more.
 settings.register_profile("quick", settings.get_profile("qq"), max_examples=6)
@@ -126,7 +130,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # groups begin in the order in which they are collected
     if examples := config.getoption("examples"):
-        settings.register_profile("examples", settings.get_profile("qq"), max_examples=examples)
+        settings.register_profile(
+            "examples", settings.get_profile("qq"), max_examples=examples, derandomize=False
+        )
         settings.load_profile("examples")
     if config.getoption("quick"):
         settings.load_profile("quick")
