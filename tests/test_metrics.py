@@ -19,8 +19,8 @@ from qq.metrics import (
     MetricsSnapshot,
     RaftMetrics,
     SizeHistogram,
-    node_registry,
 )
+from qq.prometheus import node_registry
 
 TOTALS = ClusterTotals(
     queues=3,

@@ -22,13 +22,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from qq.http import api
 from qq.http.errors import errors_as_json
 from qq.http.exposition import PER_OBJECT, ObjectExposition, info_lines
+from qq.http.listening import HttpLimits
 from qq.http.login import is_encrypted, login_required
 from qq.http.requests import BODY_TIMEOUT_S
-from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_bounded
+from qq.http.server import HttpServer, strangers_watched, users_bounded
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    import socket
+    from collections.abc import Collection, Sequence
 
     from prometheus_client import CollectorRegistry
 
@@ -106,10 +108,12 @@ def build_app(
     return app
 
 
-async def listen(app: web.Application, host: str, port: int, limits: HttpLimits | None = None) -> HttpServer:
-    """Serve until the result's `cleanup()`; raises StartError if the address cannot be used."""
+async def serve(
+    app: web.Application, listeners: Sequence[socket.socket], limits: HttpLimits | None = None
+) -> HttpServer:
+    """Serve who connects to these sockets, until the result's `cleanup()`, which closes them, too."""
     server = HttpServer(app, limits or HttpLimits())
-    await server.listen(host, port)
+    await server.serve(listeners)
     return server
 
 

@@ -12,46 +12,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.accepting import accept_all, begin, listen_on
+from cluster.accepting import accept_all, begin
 from cluster.complaints import Complaints
 from cluster.strangers import Place, Places
-from qq.errors import StartError
 from qq.http.live import STREAM_PATH
 from qq.http.login import has_login, login_of
 from qq.http.shares import UserShares
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from aiohttp.web_protocol import RequestHandler
 
     from qq.http.errors import Handler
+    from qq.http.listening import HttpLimits
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
 LINE_BYTES_MAX = 8190
 FIELD_BYTES_MAX = 8190
 """The longest field of a header: a token of OAuth 2 may have some thousand octets."""
 FIELDS_MAX = 64
 """The most fields in a request's header."""
 _STOP_TIMEOUT_S = 1.0
-
-
-class HttpLimits(NamedTuple):
-    """The limits of HTTP, as in `[limits]` of the configuration."""
-
-    connections: int = 256
-    requests: int = 128
-    """Requests of users that may be under way at a time."""
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    idle_timeout_s: float = 60.0
 
 
 class HttpServer:
@@ -68,7 +56,7 @@ class HttpServer:
         self._idle_timeout_s = limits.idle_timeout_s
         self._runner = self._runner_of(app)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._listeners: list[socket.socket] = []
+        self._listeners: Sequence[socket.socket] = []
 
     def _runner_of(self, app: web.Application) -> web.AppRunner:
         return web.AppRunner(
@@ -91,15 +79,11 @@ class HttpServer:
         last, self._runner = self._runner, following
         await last.cleanup()
 
-    async def listen(self, host: str, port: int) -> None:
-        """Serve until `cleanup`; raises StartError if the address cannot be used."""
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve those who connect to these sockets, until `cleanup`, which closes them."""
         await self._runner.setup()
-        try:
-            self._listeners = await listen_on(host, port, BACKLOG)
-        except OSError as error:
-            await self.cleanup()
-            raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
-        for listener in self._listeners:
+        self._listeners = listeners
+        for listener in listeners:
             self._spawn(accept_all(listener, self._take, self.complaints, "HTTP"))
 
     @property

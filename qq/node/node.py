@@ -1,9 +1,10 @@
 """One node: in which order its parts come up and go, and what it does while it serves.
 
-Lives here: start and stop. Start: the disk (locked), HTTP, which tells that the node is alive while the log is read
-(verified, on a thread), the links, and, once this node has caught up, the AMQP listener. Stop: the listener, leadership
-handed over, the clients, the last checkpoint, HTTP, the links, the disk. Not here: what parts are told of the
-configuration (parts.py), what ends a node (failure.py), what is seen of it (shown.py).
+Lives here: start and stop. Start: the disk (locked), the HTTP port, which tells that the node is alive if it takes long
+to read the log (verified, on a thread), the links, and, once this node has caught up, the AMQP listener. Stop: the
+listener, leadership handed over, the clients, the last checkpoint, HTTP, the links, the disk. Not here: what parts are
+told of the configuration (parts.py), when HTTP answers (http_port.py), what ends a node (failure.py), what is seen of
+it (shown.py).
 
 Law: what is opened is left to an exit stack at once, which closes it whatever happens then.
 """
@@ -36,16 +37,15 @@ from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.traced import TracedChannel
 from qq.errors import StartError
-from qq.http.app import build_app, listen, reading_app
 from qq.http.view import Product
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
 from qq.management.nodes import OwnNode
-from qq.metrics import node_registry
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
+from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch
 from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness
@@ -96,6 +96,7 @@ class Node:
     group: Group
     broker: Broker
     links: PeerLinks
+    http: HttpPort
     maintenance: ClientDrain
     readiness: Readiness
     memory: MemoryWatch
@@ -147,6 +148,7 @@ class Node:
         async def open_ports() -> None:
             ports.extend([tasks.create_task(listener.serve()) for listener in await self._listen()])
             self.readiness.is_serving = True
+            self.http.begin()
 
         async def close_ports() -> None:
             self.readiness.is_serving = False
@@ -186,7 +188,7 @@ async def start(
     open_disk: OpenDisk = RealDisk,
     make_runtime: MakeRuntime = AsyncioRuntime,
 ) -> Node:
-    """Come up as far as serving HTTP and taking part in the cluster; raises StartError.
+    """Come up as far as taking part in the cluster; raises StartError.
 
     Who closes `closing` stops the node, also one that has come up in part. Leadership is handed over first then, so
     that the others need no election timeout, and the next start replays nothing: the group writes its last checkpoint,
@@ -210,8 +212,8 @@ async def start(
     links = _make_links(config, files, machine)
     closing.push_async_callback(links.stop)
     http_limits = parts.http_limits(config.limits, shares.http)
-    http = await listen(reading_app(http_limits), config.http_host, config.address.http_port, http_limits)
-    closing.push_async_callback(http.cleanup)
+    http = await HttpPort.open(config.http_host, config.address.http_port, http_limits, failure.come)
+    closing.push_async_callback(http.close)
 
     with _start_errors(config.data_dir):
         group = await _read(
@@ -238,7 +240,7 @@ async def start(
         memory_limit_bytes=memory.limit_bytes,
         disk_free_limit_bytes=config.limits.disk_free_limit_bytes,
         write_times=disk.write_times,
-        listeners=lambda: parts.open_ports(config, http.port, is_serving=readiness.is_serving),
+        listeners=lambda: parts.open_ports(config, http.number, is_serving=readiness.is_serving),
         certificates=parts.certificates(config),
         settings=config.shown(),
         common_settings=config.common(),
@@ -259,7 +261,7 @@ async def start(
         login_provider=parts.login_provider(config, tokens),
         tracer=tracer,
     )
-    await http.replace(build_app(shown, management, node_registry(shown.metrics), http_limits))
+    http.show(shown, management, shown.metrics)
     return Node(
         config,
         runtime,
@@ -269,6 +271,7 @@ async def start(
         group,
         broker,
         links,
+        http,
         maintenance,
         readiness,
         memory,

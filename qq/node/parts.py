@@ -17,7 +17,7 @@ from cluster.timing import Timing
 from qq.amqp.connection import Settings
 from qq.config import ConfigError
 from qq.errors import StartError
-from qq.http.server import HttpLimits
+from qq.http.listening import HttpLimits
 from qq.http.view import CertificateFiles, Listener
 
 if TYPE_CHECKING:

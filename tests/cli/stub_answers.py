@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from cluster.fitness import Verdict
 from cluster.member_changes import MemberChange, Verb
 from qq.errors import ReplyCode
-from qq.http.app import build_app, listen
+from qq.http.app import build_app, serve
+from qq.http.listening import listen
 from qq.http.view import (
     ClusterMember,
     ClusterMembers,
@@ -130,6 +131,6 @@ class Management:
 @asynccontextmanager
 async def answering(config: NodeConfig) -> AsyncGenerator[None]:
     app = build_app(View(config), cast("Any", Management()), CollectorRegistry())
-    http = await listen(app, config.http_host, config.address.http_port)
+    http = await serve(app, await listen(config.http_host, config.address.http_port))
     yield
     await http.cleanup()

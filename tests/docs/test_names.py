@@ -36,8 +36,8 @@ from qq.metrics import (
     MetricsSnapshot,
     RaftMetrics,
     SpanCounts,
-    node_registry,
 )
+from qq.prometheus import node_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from qq.http.app import build_app, listen
+from qq.http.app import build_app
+from qq.http.app import serve as serve_http
+from qq.http.listening import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -131,7 +133,7 @@ def test_a_name_with_a_line_break_has_its_other_spellings_too(name: str) -> None
 def serving(story: Callable[[HttpServer], Awaitable[None]]) -> None:
     async def serve() -> None:
         app = build_app(FakeView(), MachineManagement(), CollectorRegistry())
-        server = await listen(app, "127.0.0.1", 0)
+        server = await serve_http(app, await listen("127.0.0.1", 0))
         try:
             await asyncio.wait_for(story(server), 60)
         finally:

@@ -12,7 +12,8 @@ from http_node import GUEST, Node
 from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
-from qq.http.app import build_app, listen
+from qq.http.app import build_app
+from qq.http.listening import listen
 
 
 @pytest.fixture
@@ -214,9 +215,7 @@ def test_garbage_instead_of_http_is_answered_with_400() -> None:
 def test_a_port_in_use_is_one_line() -> None:
     async def listen_twice() -> None:
         async with TestServer(build_app(FakeView(), FakeManagement(), CollectorRegistry())) as server:
-            await listen(
-                build_app(FakeView(), FakeManagement(), CollectorRegistry()), "127.0.0.1", server.port or 0
-            )
+            await listen("127.0.0.1", server.port or 0)
 
     with pytest.raises(StartError, match=r"^HTTP cannot listen on 127\.0\.0\.1:\d+: "):
         asyncio.run(listen_twice())

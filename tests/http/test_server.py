@@ -15,8 +15,10 @@ from fakes import FakeManagement, FakeView, MachineManagement
 from http_node import GUEST, login
 from prometheus_client import CollectorRegistry, Counter
 
-from qq.http.app import build_app, listen
-from qq.http.server import FIELDS_MAX, HttpLimits, HttpServer
+from qq.http.app import build_app
+from qq.http.app import serve as serve_http
+from qq.http.listening import HttpLimits, listen
+from qq.http.server import FIELDS_MAX, HttpServer
 from qq.http.view import LoggedIn, LoginThrottled, QueueStatus, Unavailable
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -75,7 +77,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
             app = build_app(
                 view or FakeView(), management or FakeManagement(), registry or CollectorRegistry(), chosen
             )
-            server = await listen(app, HERE, 0, chosen)
+            server = await serve_http(app, await listen(HERE, 0), chosen)
             try:
                 await story(server)
             finally:

@@ -1,0 +1,37 @@
+"""Listening for HTTP: what a node needs before all that answers has been imported (qq/node/http_port.py).
+
+Lives here: the limits of the port, and its sockets. Not here: connections (server.py), answers (app.py).
+
+Law: nothing here imports aiohttp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.accepting import listen_on
+from qq.errors import StartError
+
+if TYPE_CHECKING:
+    import socket
+
+BACKLOG = 1024
+
+
+class HttpLimits(NamedTuple):
+    """The limits of HTTP, as in `[limits]` of the configuration."""
+
+    connections: int = 256
+    requests: int = 128
+    """Requests of users that may be under way at a time."""
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0
+
+
+async def listen(host: str, port: int) -> list[socket.socket]:
+    """Listen on an address; who connects waits until a server accepts. Raises StartError if it cannot be used."""
+    try:
+        return await listen_on(host, port, BACKLOG)
+    except OSError as error:
+        raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None

@@ -1,0 +1,116 @@
+"""The HTTP port of a node: it listens from the beginning, and answers as soon as what answers has been imported.
+
+That import is half of what a process does until it can serve. Clients of AMQP do not wait for it: it begins when the
+node serves them, or when that takes longer than usual.
+
+Lives here: when the port begins to answer. Not here: what it answers (qq/http).
+
+Law: who connects before is not refused, and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq import garbage
+from qq.http.listening import listen
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from qq.http.listening import HttpLimits
+    from qq.http.server import HttpServer
+    from qq.http.view import ManagementView, NodeView
+    from qq.metrics import MetricsSnapshot
+
+ANSWERING = ("qq.http.app", "qq.prometheus")
+"""The modules that answer."""
+PATIENCE_S = 1.0
+"""How long after its start a node that does not serve AMQP begins to answer: it reads a long log, hears no majority, or
+is under maintenance."""
+
+
+class _NodeShown(NamedTuple):
+    view: NodeView
+    management: ManagementView
+    metrics: Callable[[], MetricsSnapshot]
+
+
+class HttpPort:
+    """A port that listens."""
+
+    def __init__(
+        self, listeners: Sequence[socket.socket], limits: HttpLimits, failed: Callable[[BaseException], None]
+    ) -> None:
+        """`failed` is told the error after which nothing answers."""
+        self._listeners = listeners
+        self._limits = limits
+        self._is_time = asyncio.Event()
+        self._shown: asyncio.Future[_NodeShown] = asyncio.get_running_loop().create_future()
+        self._server: HttpServer | None = None
+        self._failed = failed
+        self._answering = asyncio.create_task(self._answer())
+        self._answering.add_done_callback(self._note_end)
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, limits: HttpLimits, failed: Callable[[BaseException], None]
+    ) -> HttpPort:
+        """Listen; raises StartError if the address cannot be used."""
+        return cls(await listen(host, port), limits, failed)
+
+    @property
+    def number(self) -> int:
+        """The port, also if the system has chosen it."""
+        return self._listeners[0].getsockname()[1]
+
+    def begin(self) -> None:
+        """Answer as soon as possible: the node has nothing better to do now."""
+        self._is_time.set()
+
+    def show(
+        self, view: NodeView, management: ManagementView, metrics: Callable[[], MetricsSnapshot]
+    ) -> None:
+        """Show the node. Until then, the port says that the node reads its log."""
+        self._shown.set_result(_NodeShown(view, management, metrics))
+
+    async def close(self) -> None:
+        self._answering.cancel()
+        await asyncio.wait([self._answering])
+        if self._server is not None:
+            await self._server.cleanup()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _answer(self) -> None:
+        if not sys.modules.keys() >= set(ANSWERING):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_time.wait(), PATIENCE_S)
+        await asyncio.to_thread(_import)
+        # They have been imported where nobody waits for it.
+        from qq.http import app  # noqa: PLC0415
+        from qq.prometheus import node_registry  # noqa: PLC0415
+
+        if not self._shown.done():
+            self._server = await app.serve(app.reading_app(self._limits), self._listeners, self._limits)
+        view, management, metrics = await self._shown
+        application = app.build_app(view, management, node_registry(metrics), self._limits)
+        if self._server is None:
+            self._server = await app.serve(application, self._listeners, self._limits)
+        else:
+            await self._server.replace(application)
+
+    def _note_end(self, answering: asyncio.Task[None]) -> None:
+        if not answering.cancelled() and (error := answering.exception()) is not None:
+            self._failed(error)
+
+
+def _import() -> None:
+    with garbage.none_expected():
+        for name in ANSWERING:
+            import_module(name)

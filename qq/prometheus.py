@@ -1,0 +1,301 @@
+"""How Prometheus reads what a node counts.
+
+Lives here: the names under which counters are shown (RabbitMQ's: its dashboards work), and the collector. Not here: the
+counters (metrics.py), metrics of queues (qq/http/exposition.py).
+
+Law: a scrape makes names and labels.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from qq.metrics import infos
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import Metric
+
+    from qq.metrics import (
+        ClusterTotals,
+        Counters,
+        DelayMetrics,
+        DiskMetrics,
+        MemoryMetrics,
+        MetricsSnapshot,
+        RaftMetrics,
+        SizeHistogram,
+        SpanCounts,
+        TimesCounted,
+    )
+
+STANDINGS = ("voter", "learner", "blank")
+_NO_LABELS: dict[str, str] = {}
+_PROTOCOL = {"protocol": "amqp091"}
+_QUORUM, _VOLATILE = {"queue_type": "rabbit_quorum_queue"}, {"queue_type": "rabbit_volatile_queue"}
+"""Labels of queues, and of direct replies, whose consumers RabbitMQ counts as queues of that type."""
+_QUEUE_TYPE = _PROTOCOL | _QUORUM
+_DEAD_LETTER_TEXTS = {
+    "maxlen": "Dead-lettered because their queue was full",
+    "expired": "Dead-lettered because they expired",
+    "rejected": "Dead-lettered because a consumer rejected them",
+    "delivery_limit": "Dead-lettered because they were delivered too often",
+}
+"""The help texts of dead-letter metrics, by reason."""
+_DEAD_LETTER_LABELS = [*_QUORUM, "dead_letter_strategy"]
+_DEAD_LETTER_REASONS = {
+    "at-most-once": ("maxlen", "expired", "rejected", "delivery_limit"),
+    # An at-least-once queue does not drop messages that are too many: it has no "maxlen".
+    "at-least-once": ("expired", "rejected", "delivery_limit"),
+}
+"""The reasons for which queues dead-letter, by strategy."""
+
+
+def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
+    """Make the registry behind /metrics; `snapshot` is called at every scrape."""
+    registry = CollectorRegistry()
+    ProcessCollector(namespace="rabbitmq", registry=registry)
+    registry.register(_NodeCollector(snapshot))
+    return registry
+
+
+class _NodeCollector(Collector):
+    def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterator[Metric]:
+        """Describe nothing at registration: the node may not be there yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        yield from _infos(snapshot)
+        yield from _gauges(snapshot)
+        if snapshot.totals is not None:
+            yield from _totals(snapshot.totals)
+        yield from _raft(snapshot.raft)
+        yield from _disk(snapshot.disk)
+        yield from _memory(snapshot.memory)
+        if snapshot.clock_offset_s is not None:
+            yield _clock(snapshot.clock_offset_s)
+        yield from _delays(snapshot.delays)
+        yield from _connections(snapshot.counters)
+        yield from _messages(snapshot)
+        yield from _dead_letters(snapshot.counters)
+        if snapshot.spans is not None:
+            yield _spans(snapshot.spans)
+
+
+def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:
+    family = GaugeMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counter(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABELS) -> Metric:
+    family = CounterMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _infos(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    for name, (text, labels) in infos(snapshot, "aggregated").items():
+        yield _gauge(name, text, 1, labels)
+    # RabbitMQ's board shows under this name since when a node is up.
+    yield _gauge("erlang_uptime_seconds", "For how long this node has been up", snapshot.uptime_s)
+
+
+def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    counters = snapshot.counters
+    connections = counters.connections_opened - counters.connections_closed
+    yield _gauge("connections", "Client connections of this node", connections)
+    blocked = "Client connections of this node that wait with publishing, for an alarm or a limit"
+    yield _gauge("connections_blocked", blocked, snapshot.blocked)
+    yield _gauge("channels", "Channels of this node", counters.channels_opened - counters.channels_closed)
+    yield _gauge("consumers", "Consumers of this node's clients", snapshot.consumers)
+    yield _gauge("global_consumers", "Consumers of this node's clients", snapshot.consumers, _QUEUE_TYPE)
+    publishers = "Channels of this node on which something was published"
+    yield _gauge("global_publishers", publishers, counters.publishers, _PROTOCOL)
+    declared = "Declarations of queues by this node's clients, also of queues that were there"
+    yield _counter("queues_declared", declared, counters.queues_declared)
+
+
+def _totals(totals: ClusterTotals) -> Iterator[Metric]:
+    ready, unacked = totals.messages_ready, totals.messages_unacked
+    yield _gauge("queues", "Queues of the cluster", totals.queues)
+    yield _counter("queues_created", "Queues created in the cluster, ever", totals.queues_created)
+    yield _counter("queues_deleted", "Queues deleted in the cluster, ever", totals.queues_deleted)
+    yield _gauge("queue_messages_ready", "Messages that wait for a consumer", ready)
+    yield _gauge("queue_messages_unacked", "Messages delivered and not acknowledged", unacked)
+    yield _gauge("queue_messages", "Ready and unacked messages", ready + unacked)
+
+
+def _raft(raft: RaftMetrics) -> Iterator[Metric]:
+    yield _gauge("raft_term", "Term of this node", raft.term)
+    yield _gauge("raft_members", "Nodes that this node's cluster has, up or down", raft.members)
+    yield _gauge("raft_leader", "1 if this node is the leader", int(raft.is_leader))
+    yield _standing(raft.standing)
+    yield _gauge("raft_first_index", "First entry in this node's log", raft.first_index)
+    yield _gauge("raft_last_index", "Last entry in this node's log", raft.last_index)
+    written = "Last entry that is on this node's disk"
+    yield _gauge("raft_last_written_index", written, raft.synced_index)
+    yield _gauge("raft_commit_index", "Last entry that this node knows to be committed", raft.commit_index)
+    yield _gauge("raft_last_applied", "Last entry applied to this node's state", raft.applied_index)
+    checkpoint = "Entry of this node's newest checkpoint"
+    yield _gauge("raft_checkpoint_index", checkpoint, raft.checkpoint_index)
+    # RabbitMQ's name for it, by which its board tells how long logs are.
+    yield _gauge("raft_snapshot_index", checkpoint, raft.checkpoint_index)
+    yield _counter("raft_elections", "Changes of leader that this node has seen", raft.elections)
+    installed = "Snapshots of other nodes that this node has installed"
+    yield _counter("raft_snapshots_installed", installed, raft.snapshots_installed)
+
+
+def _standing(current: str) -> Metric:
+    text = "1 for what this node is: a voter, or (learner, blank) one whose log is being repaired"
+    family = GaugeMetricFamily("rabbitmq_raft_standing", text, labels=["standing"])
+    for standing in STANDINGS:
+        family.add_metric([standing], int(standing == current))
+    return family
+
+
+def _disk(disk: DiskMetrics) -> Iterator[Metric]:
+    yield _gauge("raft_log_bytes", "Size of this node's log and stored messages on disk", disk.log_bytes)
+    yield _gauge("disk_space_available_bytes", "Free space on this node's disk", disk.free_bytes)
+    limit = "Free space below which publishers wait"
+    yield _gauge("disk_space_available_limit_bytes", limit, disk.free_limit_bytes)
+    alarm = "1 while publishers wait because disks are full or nearly so"
+    yield _gauge("alarms_free_disk_space_watermark", alarm, int(disk.alarm))
+
+
+def _memory(memory: MemoryMetrics) -> Iterator[Metric]:
+    yield _gauge("resident_memory_limit_bytes", "Memory above which publishers wait", memory.limit_bytes)
+    alarm = "1 while publishers wait because nodes are short of memory"
+    yield _gauge("alarms_memory_used_watermark", alarm, int(memory.alarm))
+
+
+def _clock(offset_s: float) -> Metric:
+    text = "By how much this node's wall clock is ahead of the cluster's time"
+    return _gauge("clock_offset_seconds", text, offset_s)
+
+
+def _delays(delays: DelayMetrics) -> Iterator[Metric]:
+    yield _histogram("loop_delay", "How late this node's event loop does what is due", delays.loop)
+    yield _histogram("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
+    yield _histogram("raft_apply", "Each entry's application to this node's state", delays.apply)
+    queueing = "From a client's publish until it was submitted, the first of each run of messages"
+    yield _histogram("publish_queueing", queueing, delays.queueing)
+    yield _histogram(
+        "raft_checkpoint", "Each checkpoint of this node, until it was on the disk", delays.checkpoint
+    )
+    catch_up = "Each snapshot of another node that this one was given, until it was installed"
+    yield _histogram("raft_catch_up", catch_up, delays.catch_up)
+    commit = "From the submission of a batch of commands until this node has applied it"
+    yield _histogram("raft_commit", commit, delays.commit)
+    latest = "The same of the newest batch"
+    yield _gauge("raft_commit_latency_seconds", latest, delays.commit.last_s)
+
+
+def _histogram(name: str, text: str, times: TimesCounted) -> Metric:
+    bounds = [*map(str, times.bounds_s), "+Inf"]
+    buckets = list(zip(bounds, accumulate(times.counts), strict=True))
+    family = HistogramMetricFamily(f"rabbitmq_{name}_seconds", text)
+    family.add_metric([], buckets, times.total_s)
+    return family
+
+
+def _sizes(sizes: SizeHistogram) -> Metric:
+    bounds = [*map(floatToGoString, sizes.bounds), "+Inf"]
+    text = "Sizes of the messages received from publishers, with their properties and frames"
+    family = HistogramMetricFamily("rabbitmq_message_size_bytes", text, labels=list(_PROTOCOL))
+    buckets = list(zip(bounds, accumulate(sizes.counts), strict=True))
+    family.add_metric(list(_PROTOCOL.values()), buckets, sizes.total)
+    return family
+
+
+def _connections(counters: Counters) -> Iterator[Metric]:
+    succeeded, failed = counters.logins_succeeded, counters.logins_failed
+    yield _counter("connections_opened", "Client connections opened", counters.connections_opened)
+    yield _counter("connections_closed", "Client connections closed", counters.connections_closed)
+    yield _counter("channels_opened", "Channels opened", counters.channels_opened)
+    yield _counter("channels_closed", "Channels closed", counters.channels_closed)
+    yield _counter("auth_attempts", "Logins", succeeded + failed)
+    yield _counter("auth_attempts_succeeded", "Logins that succeeded", succeeded)
+    yield _counter("auth_attempts_failed", "Logins that failed", failed)
+
+
+def _messages(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    counters = snapshot.counters
+
+    def published(name: str, text: str, value: int) -> Metric:
+        return _counter(f"global_messages_{name}", text, value, _PROTOCOL)
+
+    def consumed(name: str, text: str, value: int) -> Metric:
+        return _counter(f"global_messages_{name}", text, value, _QUEUE_TYPE)
+
+    yield published("received", "Received from publishers", counters.messages_received)
+    yield _sizes(counters.message_sizes)
+    yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
+    yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
+    yield published("routed", "Went into queues, each as often as there were queues for it", snapshot.routed)
+    yield published(
+        "unroutable_dropped", "Reached no queue and were not mandatory, so nobody has them", snapshot.dropped
+    )
+    yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)
+
+    def sent(name: str, text: str, value: int) -> Metric:
+        family = CounterMetricFamily(f"rabbitmq_global_messages_{name}", text, labels=list(_QUEUE_TYPE))
+        family.add_metric(list(_QUEUE_TYPE.values()), value)
+        family.add_metric(list((_PROTOCOL | _VOLATILE).values()), counters.replies_delivered)
+        return family
+
+    manual, auto = counters.messages_delivered_manual_ack, counters.messages_delivered_auto_ack
+    got_manual, got_auto = counters.messages_got_manual_ack, counters.messages_got_auto_ack
+    yield sent("delivered", "Delivered and fetched", manual + auto + got_manual + got_auto)
+    yield consumed("delivered_consume_manual_ack", "Delivered, to be acknowledged", manual)
+    yield sent("delivered_consume_auto_ack", "Delivered without acknowledgement", auto)
+    yield consumed("delivered_get_manual_ack", "Fetched, to be acknowledged", got_manual)
+    yield consumed("delivered_get_auto_ack", "Fetched without acknowledgement", got_auto)
+    yield consumed("get_empty", "Fetches that found the queue empty", counters.get_empty)
+    yield consumed("redelivered", "Delivered again", counters.messages_redelivered)
+    yield consumed("acknowledged", "Acknowledged", counters.messages_acknowledged)
+
+
+def _spans(counts: SpanCounts) -> Metric:
+    text = "Spans of traces, by what has become of them"
+    family = CounterMetricFamily("rabbitmq_trace_spans", text, labels=["outcome"])
+    for outcome in ("exported", "failed", "dropped"):
+        family.add_metric([outcome], getattr(counts, outcome))
+    return family
+
+
+def _dead_letters(counters: Counters) -> Iterator[Metric]:
+    """Show dead letters, each counted by one node of the cluster.
+
+    What has left an at-least-once queue is in the queues that it goes to, so it counts as confirmed.
+    """
+    families = {
+        name: CounterMetricFamily(
+            f"rabbitmq_global_messages_dead_lettered_{name}", text, labels=_DEAD_LETTER_LABELS
+        )
+        for name, text in _DEAD_LETTER_TEXTS.items()
+    }
+    for strategy, reasons in _DEAD_LETTER_REASONS.items():
+        labels = [*_QUORUM.values(), strategy.replace("-", "_")]
+        for reason in reasons:
+            families[reason].add_metric(labels, counters.dead_lettered[reason, strategy])
+    families["maxlen"].add_metric([*_VOLATILE.values(), "disabled"], counters.replies_dropped)
+    yield from families.values()
+    labels = _QUORUM | {"dead_letter_strategy": "at_least_once"}
+    confirmed = sum(
+        count for (_, strategy), count in counters.dead_lettered.items() if strategy == "at-least-once"
+    )
+    yield _counter(
+        "global_messages_dead_lettered_confirmed", "Dead-lettered and in a queue", confirmed, labels
+    )
