@@ -8,6 +8,7 @@ Law: pure. Each node judges itself, and tells the others what it found: so it is
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.diagnosis.findings import Finding
@@ -31,6 +32,8 @@ FULL_SHARE = 0.8
 MEMORY_SHARE = 0.9
 FULL_SOON_S = 4 * 3600
 """A disk is full soon if it is full within this time, if it goes on like this."""
+NEAR_LIMIT = 1.25
+"""A disk is full soon, too, if what is free is less than so many times the limit: one large file may be enough."""
 FALLING_S = 300
 """For how long free space has to be watched before it is judged where it goes."""
 ENDS_SOON_S = 30 * 86400
@@ -165,10 +168,14 @@ def _delays(facts: NodeFacts, node: str) -> Iterator[Finding]:
 
 def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
     free, limit, falls = facts.disk_free_bytes, facts.disk_free_limit_bytes, -facts.disk_change_per_s
-    if "disk" not in (facts.why_publishers_wait or "") and falls > 0 and facts.disk_watched_s >= FALLING_S:
-        left_s = max(free - limit, 0) / falls
+    if "disk" not in (facts.why_publishers_wait or ""):
+        is_falling = falls > 0 and facts.disk_watched_s >= FALLING_S
+        left_s = max(free - limit, 0) / falls if is_falling else inf
         if left_s < FULL_SOON_S:
             text = f"{size(free)} are free, and publishers wait in {hours(left_s)} if it goes on like this"
+            yield Finding("disk-full-soon", node, text)
+        elif free < NEAR_LIMIT * limit:
+            text = f"{size(free)} are free, and publishers wait when there are less than {size(limit)}"
             yield Finding("disk-full-soon", node, text)
     memory, most = facts.memory_bytes, facts.memory_limit_bytes
     if most and "memory" not in (facts.why_publishers_wait or "") and memory > MEMORY_SHARE * most:

@@ -82,6 +82,11 @@ def test_a_healthy_node_has_no_findings_and_neither_has_one_that_knows_nothing()
             "16.0 GiB are free, and publishers wait in 2 hours if it goes on like this",
         ),
         (
+            {"disk_free_bytes": 5 * 2**30 - 1, "disk_free_limit_bytes": 4 * 2**30, "disk_watched_s": 0},
+            "disk-full-soon",
+            "5.0 GiB are free, and publishers wait when there are less than 4.0 GiB",
+        ),
+        (
             {"memory_bytes": 2**30 - 1},
             "memory-short-soon",
             "1024.0 MiB of memory are in use; the limit is 1.0 GiB",
@@ -107,6 +112,7 @@ def test_what_is_found_of_a_node(change: dict[str, object], code: str, text: str
         {"write_high_s": 0.1, "write_median_s": 0.02, "loop_high_s": 0.2, "cores": 0.9},
         {"disk_change_per_s": -2e6, "disk_watched_s": 299},
         {"disk_change_per_s": -1e5},
+        {"disk_free_bytes": 5 * 2**30, "disk_free_limit_bytes": 4 * 2**30},
         {"memory_bytes": 2**30 * 9 // 10, "files": 800, "connections": 800, "leader_changes": 5},
     ],
 )
