@@ -370,13 +370,18 @@ class SimulatedNode:
     def _join_anew(self, life: int) -> None:
         if self.life != life or not self.may_be_removed:
             return
-        self.end(power_loss=False)
         if self.is_given_up:
+            self.end(power_loss=False)
             self._cluster.give_up(self)
             return
+        self.may_be_removed = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Have an operator start it with an empty directory, and tell it where the others are (`--join`)."""
+        self.end(power_loss=False)
         self.disk.lose_everything()
         self._cluster.watcher.damaged(self)
-        self.may_be_removed = False
         self.joins = True
         self.start()
 
@@ -502,7 +507,8 @@ class SimulatedCluster:
         """Do what an operator has to do where the cluster does not help itself.
 
         A node with a new directory is not taken in by itself if it has a new address, too, or if the member that it was
-        has been removed before it could be replaced. And a member is still there whose node was given up: what stopped
+        has been removed before it could be replaced. If besides all that its file lists have gone, it is told where the
+        others are. And a member is still there whose node was given up: what stopped
         then because it was removed was another directory of that name, an old one.
         """
         self.world.after(OPERATOR_S, self.look_after_members)
@@ -516,8 +522,13 @@ class SimulatedCluster:
             if node.up and node.has_started and node.standing is not Standing.VOTER
         ]
         for node in waiting:
-            if members.is_removed(node.group.members.id) and not node.known.intersection(self.names):
+            if node.known.intersection(self.names):
+                continue
+            member = members.member(node.name)
+            if members.is_removed(node.group.members.id):
                 node.leave()
+            elif member is not None and member.address != node.address:
+                self.world.after(0.0, node.begin_anew)
         changes = [_taking_in(node, members) for node in waiting]
         given_up = [member for member in members.members if member.name not in self.names]
         changes += [MemberChange(Verb.REMOVE, member.name, member.id or NOBODY) for member in given_up]
