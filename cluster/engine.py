@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj
 
-from cluster.elections import Elections, LogEnd, Move
+from cluster.elections import Elections, LogEnd, Move, Role
 from cluster.envelope import (
     Append,
     Appended,
@@ -126,6 +126,8 @@ class Engine(Stock):
         """Read in each turn, which come once a heartbeat at least. By how much a beat is late is a stall, too."""
         self._luck = 0.0
         """Thrown once for each leader, and for each request for a vote: it spreads what nodes do that wait alike."""
+        self._store_s = 0.0
+        """How long it takes to store a term and a vote."""
         self._answers = Answers(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
@@ -303,8 +305,19 @@ class Engine(Stock):
         self._luck = self._runtime.random.random()
 
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
-        timing = self._timing
-        return timing.election_min_s + (timing.election_max_s - timing.election_min_s) * self._luck
+        return self._timing.result_s(self._luck, self._store_s)
+
+    def _adopt_term(self, term: int) -> None:
+        if term > self.term:
+            self._SyncObj__setCurrentTerm(term, None)
+            self._SyncObj__setState(Role.FOLLOWER)
+            self._SyncObj__raftLeader = None
+
+    def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802
+        """Note how long it takes to store a term and a vote: what it took before counts for half."""
+        began_s = self._runtime.monotonic()
+        SyncObj._SyncObj__setCurrentTerm(self, term, voted_for)  # pyright: ignore[reportAttributeAccessIssue]
+        self._store_s = max(self._runtime.monotonic() - began_s, self._store_s / 2)
 
     def _campaign_soon(self) -> None:
         jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
@@ -726,12 +739,12 @@ class Engine(Stock):
         return False
 
     def _retry_s(self) -> float:
-        return self._timing.retry_s(self._runtime.random.random())
+        return self._timing.retry_s(self._runtime.random.random(), self._store_s)
 
     def _expect_result_soon(self) -> None:
         """Shorten pysyncobj's wait for votes, which is a whole election timeout.
 
-        After a pre-vote was won, votes come at once or not at all.
+        After a pre-vote was won, votes come as soon as they are stored or not at all.
         """
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
 

@@ -29,6 +29,7 @@ from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
 from cluster.histogram import Histogram
+from cluster.lateness import SOON_S
 from cluster.link_ports import Links
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -228,11 +229,19 @@ class Group:
             self.stopping.leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self.leadership.leave_for_maintenance()
-                self.leadership.leave_if_late(self._turns.beat_s)
                 self._expulsions.propose()
                 self.reconfiguration.take_due_step()
             self._beat_due_s = now_s + self._turns.beat_s
             self._runtime.call_later(self._turns.beat_s, self._beat)
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """See how late the disk of this leader is, and once more soon if others wait for it, until the next beat."""
+        if not (self._turns.is_on and self.engine.is_leader):
+            return
+        is_waited_for = self.leadership.leave_if_late(self._turns.beat_s)
+        if is_waited_for and self._runtime.monotonic() + SOON_S < self._beat_due_s:
+            self._runtime.call_later(SOON_S, self._look_at_disk)
 
     def _turn(self) -> None:
         try:

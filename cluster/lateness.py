@@ -7,8 +7,8 @@ That others wait is not enough: where all disks are equally slow, one of them ha
 and it may be the same one for long, because a write begins when the one before it ends. What comes while a disk writes
 waits for that write and for its own, so by chance a disk takes up to twice as long as its equals.
 
-Lives here: how much longer others wait for this node's disk than it waits for theirs, looked at from time to time. Not
-here: who holds what (tracker.py), what is done about it (leadership.py).
+Lives here: how much longer others wait for this node's disk than it waits for theirs, looked at from time to time, and
+which of them do. Not here: who holds what (tracker.py), what is done about it (leadership.py).
 
 Law: pure; indexes and times are handed in. A disk that stops once for a moment is not late, nor is one whose peers are
 as slow.
@@ -16,12 +16,23 @@ as slow.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 LATE_MAX_S = 1.0
 """A disk is too late when it has kept the others waiting for so long in all, less what is forgotten meanwhile."""
 FORGOTTEN = 0.1
 """So much lateness is forgotten in a second: who keeps others waiting for a smaller part of the time may go on."""
+MEMORY = 2.0
+"""Lateness is counted up to so many times what is too much: one day the disk may be well, if nobody else could lead."""
 SLOWER = 3.0
 """A disk that takes no more than so many times as long as the others is not slower than they are."""
+OFTEN = 0.5
+"""Who has had what this disk lacked for such a part of the time for which others had it has a disk like theirs."""
+SOON_S = 0.01
+"""So soon it is looked again while others wait for this disk: by how much less it is late is not seen."""
 RECENT_S, USUAL_S = 1.0, 10.0
 """What disks lacked counts for half as much after this time: for how long they take just now, and usually."""
 
@@ -34,6 +45,8 @@ class Lateness:
         self._looked_s: float | None = None
         self._own_index = self._others_index = self._last_index = 0
         """What both had when it was last looked, and where the log ended."""
+        self._waited_s: dict[str, float] = {}
+        """For how long each of the others has had what this disk lacked, since that was last not late at all."""
         self._recent = _Lack(RECENT_S)
         """Of all entries. Where something is always under way, quick disks lack it as often as slow ones, for a part of
         the time; so what was a while ago does not count."""
@@ -42,22 +55,41 @@ class Lateness:
         last for a while by chance."""
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether others had something at the last look that this disk did not have."""
+        return self._own_index < self._others_index
+
+    @property
     def is_too_much(self) -> bool:
         return self._late_s > LATE_MAX_S and self._recent.is_longer and self._usual.is_longer
+
+    @property
+    def waiting(self) -> list[str]:
+        """Who waits for this disk, and not only because its own slow one has come first by chance."""
+        longest_s = max(self._waited_s.values(), default=0.0)
+        return [name for name, waited_s in self._waited_s.items() if waited_s > OFTEN * longest_s]
 
     def reset(self) -> None:
         """Forget everything: a reign begins or ends."""
         self._late_s = 0.0
+        self._waited_s.clear()
         self._looked_s = None
         self._recent, self._usual = _Lack(RECENT_S), _Lack(USUAL_S)
 
     def look(
-        self, now_s: float, interval_s: float, own_index: int, others_index: int, last_index: int
+        self,
+        now_s: float,
+        interval_s: float,
+        own_index: int,
+        others_index: int,
+        last_index: int,
+        others: Iterable[str] = (),
     ) -> None:
-        """Note what this disk has, what a majority has without it, and where the log ends.
+        """Note what this disk has, what a majority has without it, and where the log ends; `others` have the second.
 
-        It is looked about every `interval_s` seconds. Who has not now what the other one had at the last look is late.
-        Each time counts for two intervals at most, because a node that was busy has not heard of its own disk either.
+        It is looked every `interval_s` seconds at least. Who has not now what the other one had at the last look is
+        late. Each time counts for two intervals at most, because a node that was busy has not heard of its own disk
+        either.
         """
         if self._looked_s is not None:
             since_s = now_s - self._looked_s
@@ -65,9 +97,13 @@ class Lateness:
             self._late_s -= FORGOTTEN * since_s
             if own_index < self._others_index:
                 self._late_s += counted_s
+                for name in others:
+                    self._waited_s[name] = self._waited_s.get(name, 0.0) + counted_s
             elif others_index < self._own_index:
                 self._late_s -= counted_s
-            self._late_s = max(0.0, self._late_s)
+            self._late_s = min(max(0.0, self._late_s), MEMORY * LATE_MAX_S)
+            if self._late_s == 0.0:
+                self._waited_s.clear()
             self._recent.note(since_s, counted_s, last_index - own_index, last_index - others_index)
             before = self._last_index
             self._usual.note(since_s, counted_s, max(0, before - own_index), max(0, before - others_index))

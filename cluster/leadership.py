@@ -174,25 +174,30 @@ class Leadership:
             if fit:
                 self.leave(fit)
 
-    def leave_if_late(self, interval_s: float) -> None:
-        """Hand over if the disk of this node keeps everybody waiting, to a node that has what this one has not.
+    def leave_if_late(self, interval_s: float) -> bool:
+        """Hand over if the disk of this node keeps everybody waiting, to a node that waits for it.
 
-        This is called about every `interval_s` seconds, while this node leads.
+        This is called every `interval_s` seconds at least, while this node leads, and sooner if True is returned: then
+        others wait for its disk now.
         """
-        others_index = self._engine.reached_without_leader()
-        own_index = self._engine.journal.synced_index
+        engine, others_index = self._engine, self._engine.reached_without_leader()
+        prompt = (peer for peer in engine.progress if engine.acknowledged_index(peer) >= others_index)
         self._lateness.look(
-            self._runtime.monotonic(), interval_s, own_index, others_index, self._engine.journal.last_index
+            self._runtime.monotonic(),
+            interval_s,
+            engine.journal.synced_index,
+            others_index,
+            engine.journal.last_index,
+            prompt,
         )
         if self._lateness.is_too_much:
-            prompt = [
-                name
-                for name in self._statuses.successors()
-                if self._engine.acknowledged_index(name) >= others_index
-                and self._statuses.why_not_lead(name) is None
+            waiting, successors = self._lateness.waiting, self._statuses.successors()
+            fit = [
+                name for name in successors if name in waiting and self._statuses.why_not_lead(name) is None
             ]
-            if prompt and self.leave(prompt):
-                log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(prompt))
+            if fit and self.leave(fit):
+                log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(fit))
+        return self._lateness.is_waited_for
 
     def leave_if_apart(self) -> None:
         """Hand over to a member that reaches whomever this one reaches, and others, if that lasts.

@@ -46,7 +46,6 @@ class Stock(SyncObj):
     _SyncObj__otherNodes: set[Node]
     _SyncObj__readonlyNodes: set[Node]
     _SyncObj__transferInProgress: bool
-    _SyncObj__setCurrentTerm: Callable[[int, str | None], None]
     _SyncObj__setState: Callable[[int], None]
     _SyncObj__generateRaftTimeout: Callable[[], float]
     _SyncObj__onMessageReceived: Callable[[Node, dict[str, Any]], None]
@@ -124,12 +123,6 @@ class Stock(SyncObj):
         """Take over term and vote, which are stored already: they were unknown when this was made."""
         self._SyncObj__raftCurrentTerm = term
         self._SyncObj__votedForNodeId = vote
-
-    def _adopt_term(self, term: int) -> None:
-        if term > self.term:
-            self._SyncObj__setCurrentTerm(term, None)
-            self._SyncObj__setState(Role.FOLLOWER)
-            self._SyncObj__raftLeader = None
 
     def _forget_node(self, node: Node) -> None:
         """Send nothing more to a node, and count it nowhere."""

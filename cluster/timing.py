@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 SUSPICION_HEARTBEATS = 5
 """A leader is suspected only after it has missed about this many heartbeats."""
+STORES = 3
+"""So many times a term or a vote is stored, one after the other, until a member is elected: once there, twice by a
+voter. A member does nothing else meanwhile."""
+STORE_MAX_S = 3.0
+"""A disk that takes longer may hang: nobody waits for it for so long that others could not be elected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,19 @@ class Timing:
         """A leader that was heard within this time is not suspected, however often it is heard."""
         return SUSPICION_HEARTBEATS * self.heartbeat_s
 
-    def retry_s(self, draw: float) -> float:
-        """How long a member waits before it campaigns again; `draw` is random, or votes would split again."""
-        return self.campaign_retry_s * (1 + draw)
+    def retry_s(self, draw: float, store_s: float) -> float:
+        """How long a member waits before it campaigns again; `draw` is random, or votes would split again.
+
+        To store a vote takes it `store_s`, and the others may have such disks: who campaigned before they have voted
+        would make their votes void, and who stood for leader then would do so again and again.
+        """
+        return max(self.campaign_retry_s, _election_s(store_s)) * (1 + draw)
+
+    def result_s(self, draw: float, store_s: float) -> float:
+        """How long a member that has voted waits for a leader; `draw` is random."""
+        least_s = max(self.election_min_s, _election_s(store_s))
+        return least_s + (self.election_max_s - self.election_min_s) * draw
+
+
+def _election_s(store_s: float) -> float:
+    return STORES * min(store_s, STORE_MAX_S)

@@ -236,6 +236,7 @@ class SimulatedNode:
             ended=self._ended_within,
         )
         self.runtime = runtime
+        self.disk.wait = runtime.stall
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(self.program)
         versions = Versions(*self.machine.versions)

@@ -60,6 +60,10 @@ class DiskContent(NamedTuple):
     directories: dict[str, None]
 
 
+def _wait_for_nothing(_seconds: float) -> None:
+    """Be quick."""
+
+
 class SimulatedDisk:
     """The disk of one node; it survives the node's crashes."""
 
@@ -68,6 +72,9 @@ class SimulatedDisk:
 
     full: bool = False
     """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
+
+    wait: Callable[[float], None] = staticmethod(_wait_for_nothing)
+    """Called with how long the process itself waits for a disk that is slow."""
 
     at_once_share: float = 0.0
     """The share of the short jobs that are done before `submit` returns, as long as the disk is not slow."""
@@ -122,6 +129,8 @@ class SimulatedDisk:
             )
         self._step()
         inode.overwrite(data)
+        if self.slow > 1.0:
+            self.wait(_latency_s(self._rng) * self.slow)
         self.sync(inode)
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
@@ -703,7 +712,7 @@ class _Lane:
 
     def _start(self) -> None:
         life = self._disk.life()
-        latency_s = (LATENCY_MIN_S + self._rng.expovariate(1 / LATENCY_MEAN_S)) * self._factor
+        latency_s = _latency_s(self._rng) * self._factor
 
         def finish() -> None:
             if self._disk.life() != life:
@@ -714,6 +723,10 @@ class _Lane:
             complete()
 
         self._schedule(latency_s * self._disk.slow, finish)
+
+
+def _latency_s(rng: Random) -> float:
+    return LATENCY_MIN_S + rng.expovariate(1 / LATENCY_MEAN_S)
 
 
 def _directory_of(path: str) -> str:

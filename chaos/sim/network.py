@@ -378,7 +378,7 @@ class Network:
     def _put_parts(self, connection: LinkEpoch, pipe: Pipe, size: int) -> None:
         """Let the receiver hear that something is coming, while it takes the line; the last part is the frame."""
         duration_s = size / self.options.bytes_per_s
-        begin_s = max(pipe.last_arrival_s, self._world.now_s)
+        begin_s = max(pipe.last_arrival_s, self._world.now_s + self._behind_s(pipe.source))
         parts = int(duration_s / PART_S)
         for number in range(1, parts + 1):
             pipe.frames.append((begin_s + number * PART_S, PART))
@@ -388,9 +388,15 @@ class Network:
 
     def _put(self, connection: LinkEpoch, pipe: Pipe, frame: bytes | None) -> None:
         delay_s = self._delay_s() + self._lag_s.get((pipe.source, pipe.target), 0.0)
+        delay_s += self._behind_s(pipe.source)
         pipe.last_arrival_s = max(pipe.last_arrival_s, self._world.now_s + delay_s)
         pipe.frames.append((pipe.last_arrival_s, frame))
         self._move(connection, pipe)
+
+    def _behind_s(self, name: str) -> float:
+        """In how many seconds a process comes to what it does now; it may have ended."""
+        links = self._links.get(name)
+        return 0.0 if links is None else links.runtime.behind_s
 
     def _move(self, connection: LinkEpoch, pipe: Pipe) -> None:
         if pipe.moving or not pipe.frames:

@@ -132,6 +132,7 @@ class SimulatedRuntime:
         self._began_s = world.now_s
         self._seen_s = 0.0
         """What the process saw when it last looked at its clock."""
+        self._stalled_until_s = 0.0
         self._wall = wall
         self._happened = happened
         self._failed = failed
@@ -142,7 +143,8 @@ class SimulatedRuntime:
 
     def monotonic(self) -> float:
         """Its zero is another one for each process, so that none of it means anything to others."""
-        self._seen_s = seen_s = max(self._seen_s + TICK_S, self._world.now_s - self._began_s)
+        now_s = max(self._world.now_s, self._stalled_until_s)
+        self._seen_s = seen_s = max(self._seen_s + TICK_S, now_s - self._began_s)
         return seen_s
 
     def wall_ms(self) -> int:
@@ -169,6 +171,9 @@ class SimulatedRuntime:
         if self.paused:
             self._deferred.append(callback)
             return
+        if self.behind_s > 0.0:
+            self._world.at(self._stalled_until_s, partial(self.enter, callback))
+            return
         try:
             callback()
         except ProcessEnds:
@@ -177,6 +182,15 @@ class SimulatedRuntime:
         except Exception as error:  # noqa: BLE001 - any exception that leaves the node is what the simulation looks for
             self.fail(error)
         self._happened()
+
+    def stall(self, seconds: float) -> None:
+        """Let the process wait for something, in the middle of what it does: what comes meanwhile comes after it."""
+        self._stalled_until_s = max(self._world.now_s, self._stalled_until_s) + seconds
+
+    @property
+    def behind_s(self) -> float:
+        """In how many seconds it comes to what follows in its program now."""
+        return max(0.0, self._stalled_until_s - self._world.now_s)
 
     def pause(self) -> None:
         """SIGSTOP: bytes, timers and completions queue up."""

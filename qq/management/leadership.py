@@ -64,8 +64,12 @@ class LeadershipTransfers:
             leader = await until(successor, ASK_AGAIN_S)
             if leader is not None:
                 return leader
-        what = f"{to or 'no other node'} has not taken over within {2 * ASK_AGAIN_S:g} s"
-        raise Unavailable(f"{what}; {group.leader or 'nobody'} leads; try again")
+        who = "no other node has" if to is None else f"{to} has not"
+        what = f"{who} taken over within {2 * ASK_AGAIN_S:g} s; {group.leader or 'nobody'} leads"
+        status = None if to is None else group.statuses.known().get(to)
+        # A leader that hears somebody whom that node does not hear would not hand over to it.
+        missed = ", ".join(status.misses) if status is not None else ""
+        raise Unavailable(f"{what}; " + (f"{to} has no link with {missed}" if missed else "try again"))
 
     async def _check_possible(self, former: str, to: str | None) -> None:
         """Raise RequestRefused if the former leader leads on: this node, or any if none is named, could not lead."""

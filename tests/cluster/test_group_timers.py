@@ -149,6 +149,7 @@ class Member:
         random = trio.world.random(f"node {self.name} {self._lives}")
         failed = trio.failures.append
         self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
+        self.disk.wait = self.runtime.stall
         seeds = [address_of(name) for name in trio.listed] if settings.get("joins") else []
         versions = Versions(*self.machine.versions)
         links = trio.network.attach(

@@ -20,6 +20,8 @@ LONG_LOG = 1_000_000
 """What the log holds when a reign begins, at which nobody has acknowledged anything yet."""
 SLOW = 100.0
 """A write takes some 200 ms with this factor."""
+SLUGGISH = 15.0
+"""A write takes some 30 ms, which is less than the time between two beats."""
 
 
 def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:
@@ -104,6 +106,29 @@ def test_a_disk_that_hangs_is_late_after_a_second(others_hung_s: float) -> None:
     assert late_after_s(100.0, 30.0, own=True, others=False) == pytest.approx(1.5, abs=0.3)
 
 
+def test_a_disk_that_was_late_for_long_is_judged_anew_when_it_is_well() -> None:
+    """It was late for an hour in which nobody else could lead; then it is quick, and stops once for half a second."""
+    lateness = Lateness()
+    for beat in range(36_000):
+        lateness.look(beat * 0.1, 0.1, beat, beat + 2, beat + 2)
+    assert lateness.is_too_much
+    for beat in range(36_000, 36_300):
+        lateness.look(beat * 0.1, 0.1, beat, beat, beat)
+    for step in range(5):
+        lateness.look(3630.0 + step * 0.1, 0.1, 36_300, 36_302 + step, 36_302 + step)
+        assert not lateness.is_too_much
+
+
+def test_who_waits_for_a_disk_has_had_what_it_lacked_for_most_of_the_time() -> None:
+    """Of one that is as slow, a write now and then ends a little before this one's."""
+    lateness = Lateness()
+    for beat in range(100):
+        others = ["quick", "slow"] if beat % 5 == 4 else ["quick"]
+        lateness.look(beat * 0.1, 0.1, beat // 5, beat // 5 + 1, beat // 5 + 1, others)
+    assert lateness.is_too_much
+    assert lateness.waiting == ["quick"]
+
+
 def test_a_node_that_was_stalled_itself_blames_no_disk() -> None:
     lateness = Lateness()
     for now_s, own_index, others_index in [(0.0, 1, 1), (0.05, 1, 2), (30.0, 1, 2), (30.05, 2, 2)]:
@@ -121,10 +146,13 @@ def test_a_new_reign_begins_without_what_was() -> None:
     assert not lateness.is_too_much
 
 
+@pytest.mark.parametrize("factor", [SLUGGISH, SLOW])
 @pytest.mark.slow
-def test_a_leader_whose_disk_is_slow_hands_over_to_one_whose_disk_is_not(growing: Growing) -> None:
+def test_a_leader_whose_disk_is_slow_hands_over_to_one_whose_disk_is_not(
+    growing: Growing, factor: float
+) -> None:
     slow, *others = growing.leader(), *growing.followers()
-    slow.disk.slow = SLOW
+    slow.disk.slow = factor
     assert applied(growing, slow, ask=lambda: None) > 200
     assert leads(growing, *others), "it does not come back"
 

@@ -52,7 +52,20 @@ def test_a_leader_that_has_not_heard_of_it_is_asked_once_more(node: Node[FakeMan
     text = "n3 has not taken over within 0.4 s; n2 leads; try again"
     assert transfer(node, "n3") == (503, text)
     assert group.asked_to_lead == ["n2", "n2", "n3", "n3"]
-    assert transfer(node) == (503, "no other node" + text.removeprefix("n3"))
+    assert transfer(node) == (503, text.replace("n3 has not", "no other node has"))
+
+
+def test_a_node_that_is_asked_to_lead_and_misses_another_one_is_named_with_that_one(
+    node: Node[FakeManagement],
+) -> None:
+    """The leader, which hears both, refuses; the node itself does not know that the other one is up."""
+    group = node.management.group
+    group.ignored_requests = 9
+    group.known["n2"].misses = ("n3",)
+    assert transfer(node, "n2") == (
+        503,
+        "n2 has not taken over within 0.4 s; n1 leads; n2 has no link with n3",
+    )
 
 
 def test_who_cannot_lead_is_not_asked(node: Node[FakeManagement]) -> None:

@@ -174,7 +174,7 @@ LEARNERS = replace(
     nodes=5,
     faults={"lose directory": 1.0, "partition": 1.5, "kill": 1.0, "isolate": 0.5, "remove member": 0.3},
 )
-SLOW_LEARNERS = replace(LEARNERS, nodes=4, disk_slowness=30.0)
+SLOW_LEARNERS = replace(LEARNERS, nodes=4, disk_slowness=10.0)
 WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
 ADOPT = GroupState.adopt
 UPGRADES = SimulationOptions(
@@ -769,7 +769,7 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=0),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=25),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=71),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied", shown_by=12, is_long=True),
     Hazard(
         Parts(engine=SendsEverythingAgain),
@@ -1079,7 +1079,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=19),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=25),
     Hazard(
         Parts(),
         WRONG_LISTS,

@@ -1,0 +1,177 @@
+"""When leaders hand over for their disks: a model of nodes that write what their leader proposes, and its clients.
+
+Lives here: disks of every kind, and what a leader with them may do. Not here: what of it is counted (test_lateness.py),
+and groups that do hand over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.lateness import SOON_S, Lateness
+from cluster.timing import Timing
+
+BEAT_S = Timing().heartbeat_s
+HOP_S = 0.0005
+IN_FLIGHT_MAX = 2
+WriteTime = Callable[[float, Random], float]
+"""How long a write takes that begins then."""
+
+
+class Disks:
+    """The disks of a cluster, of which the first one is the leader's at first; `reigns` has when who began to lead.
+
+    So many clients wait for each confirm before they publish again, and others publish `rate` messages a second.
+    """
+
+    def __init__(self, disks: list[WriteTime], seed: int, clients: int, rate: float) -> None:
+        self.reigns = [(0.0, 0)]
+        self._disks = disks
+        self._random = Random(seed)
+        self._rate = rate
+        self._now_s = 0.0
+        self._due: list[tuple[float, int, Callable[[], Any]]] = []
+        self._order = count()
+        self._written, self._stored, self._told = ([0] * len(disks) for _ in range(3))
+        self._writing = [False] * len(disks)
+        self._end = self._committed = 0
+        self._entries: dict[int, int] = {}
+        """How many clients wait for each entry."""
+        self._waiting = clients
+        self._lateness = Lateness()
+        self._looks_until_s = 0.0
+        self._in(self._random.uniform(0, BEAT_S), self._beat)
+        if rate:
+            self._in(0.0, self._publish)
+        self._propose()
+
+    def run(self, seconds: float) -> None:
+        while self._due[0][0] < seconds:
+            self._now_s, _, call = heapq.heappop(self._due)
+            call()
+
+    @property
+    def _leader(self) -> int:
+        return self.reigns[-1][1]
+
+    def _in(self, delay_s: float, call: Callable[[], Any]) -> None:
+        heapq.heappush(self._due, (self._now_s + delay_s, next(self._order), call))
+
+    def _publish(self) -> None:
+        self._in(self._random.expovariate(self._rate), self._publish)
+        self._entries[self._end + 1] = self._entries.get(self._end + 1, 0)
+        self._propose()
+
+    def _propose(self) -> None:
+        if self._end - self._committed < IN_FLIGHT_MAX and (self._waiting or self._end + 1 in self._entries):
+            self._end += 1
+            self._entries[self._end], self._waiting = self._waiting, 0
+            for node in range(len(self._disks)):
+                self._in(HOP_S * (node != self._leader), partial(self._write, node, self._end))
+
+    def _write(self, node: int, index: int) -> None:
+        self._written[node] = max(self._written[node], index)
+        if not self._writing[node] and self._stored[node] < self._written[node]:
+            self._writing[node] = True
+            takes_s = self._disks[node](self._now_s, self._random)
+            self._in(takes_s, partial(self._store, node, self._written[node]))
+
+    def _store(self, node: int, index: int) -> None:
+        self._writing[node] = False
+        self._stored[node] = index
+        self._write(node, index)
+        self._in(HOP_S * (node != self._leader), partial(self._hear, node, index))
+
+    def _hear(self, node: int, index: int) -> None:
+        self._told[node] = index
+        reached = min(sorted(self._told)[len(self._told) // 2], self._stored[self._leader])
+        while self._committed < reached:
+            self._committed += 1
+            self._waiting += self._entries.pop(self._committed)
+        self._propose()
+
+    def _beat(self) -> None:
+        self._in(self._random.uniform(1.0, 1.05) * BEAT_S, self._beat)
+        self._looks_until_s = self._now_s + BEAT_S
+        self._look()
+
+    def _look(self) -> None:
+        others = [0 if node == self._leader else told for node, told in enumerate(self._told)]
+        reached = sorted(others)[len(others) // 2]
+        stored, prompt = (
+            self._stored[self._leader],
+            (str(node) for node, told in enumerate(others) if told >= reached),
+        )
+        self._lateness.look(self._now_s, BEAT_S, stored, reached, self._end, prompt)
+        if self._lateness.is_too_much:
+            # Who has everything is asked at once, and of several the first one.
+            waiting = sorted(map(int, self._lateness.waiting), key=lambda node: self._told[node] < self._end)
+            self.reigns.append((self._now_s, waiting[0]))
+            self._lateness.reset()
+        elif self._lateness.is_waited_for and self._now_s + SOON_S < self._looks_until_s:
+            self._in(SOON_S, self._look)
+
+
+def about(mean_s: float, spread: float = 0.5) -> WriteTime:
+    return lambda _now_s, random: mean_s * random.uniform(1 - spread, 1 + spread)
+
+
+def by_turns(one: WriteTime, other: WriteTime, seconds: float, phase: float) -> WriteTime:
+    """A disk that is so for some seconds, and then otherwise."""
+    return lambda now_s, random: (one, other)[int(now_s / seconds + phase) % 2](now_s, random)
+
+
+SEEDS = st.integers(0, 1_000_000)
+SIZES = st.sampled_from([3, 5])
+LOADS = st.sampled_from([(1, 0.0), (3, 0.0), (0, 30.0), (0, 300.0), (2, 30.0)])
+SPREADS = st.sampled_from([0.02, 0.2, 0.5])
+"""With more, one of them has a leader hand over now and then: its first writes took several times as long."""
+
+
+@given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 1.0))
+def test_where_all_disks_are_alike_nobody_hands_over(
+    seed: int, size: int, load: tuple[int, float], spread: float, write_s: float
+) -> None:
+    disks = Disks([about(write_s, spread)] * size, seed, *load)
+    disks.run(40.0)
+    assert disks.reigns == [(0.0, 0)]
+
+
+@given(
+    SEEDS,
+    LOADS,
+    SPREADS,
+    st.floats(0.06, 1.0),
+    st.floats(0.0005, 0.125),
+    st.sampled_from([(1, 3), (1, 5), (2, 5)]),
+)
+def test_a_leader_with_a_slow_disk_leaves_once_for_one_whose_disk_is_not(
+    seed: int, load: tuple[int, float], spread: float, slow_s: float, share: float, nodes: tuple[int, int]
+) -> None:
+    slow, size = nodes
+    quick = about(max(0.0005, share * slow_s), spread)
+    disks = Disks([about(slow_s, spread)] * slow + [quick] * (size - slow), seed, *load)
+    disks.run(30.0)
+    [_, (left_s, leader)] = disks.reigns
+    assert leader >= slow
+    assert left_s < 20.0
+
+
+@given(SEEDS, SIZES, LOADS, st.floats(0.2, 1.0), st.sampled_from([3.0, 10.0, 30.0]))
+def test_disks_that_are_slow_by_turns_have_nobody_hand_over_in_circles(
+    seed: int, size: int, load: tuple[int, float], slow_s: float, seconds: float
+) -> None:
+    """One or two of them are slow at any moment, and where they are too many for a majority, nothing is gained."""
+    disks = [by_turns(about(slow_s), about(0.005), seconds, phase=2 * node / size) for node in range(size)]
+    model = Disks(disks, seed, *load)
+    model.run(90.0)
+    changes = 90.0 / seconds
+    assert len(model.reigns) - 1 <= 2 * changes
