@@ -240,8 +240,8 @@ class Remote:
     ) -> Generator[BinaryIO]:
         """Open what is at this path, an archive for instance, as a stream, which may be long.
 
-        Raises CommandError, and so does who reads from it, if it ends too early. Where nobody looks at a terminal, on which there should be a bar
-        (`counted`), it is told if nothing comes for a while.
+        Raises CommandError, and so does who reads from it, if it ends too early. Where nobody looks at a terminal, on
+        which there should be a bar (`counted`), it is told if nothing comes for a while.
         """
         url = self.url_of(path)
         with Wait("the answer to begin").told():
