@@ -81,13 +81,23 @@ class Answer(NamedTuple):
 class _Stream:
     """An answer that is read part by part; what has come already is not waited for."""
 
-    def __init__(self, answer: http.client.HTTPResponse, wait: Wait) -> None:
+    def __init__(self, url: str, answer: http.client.HTTPResponse, wait: Wait) -> None:
+        self._url = url
         self._answer = answer
         self._wait = wait
 
     def read(self, size: int) -> bytes:
-        with self._wait.of_one():
-            return self._answer.read1(size)
+        """Raises CommandError if the answer ends too early."""
+        try:
+            with self._wait.of_one():
+                return self._answer.read1(size)
+        except TimeoutError:
+            raise CommandError(
+                f"{self._url}: the answer was broken off: nothing has come for {_STREAM_TIMEOUT_S:g} s: try again, or "
+                "ask another node"
+            ) from None
+        except (http.client.HTTPException, ConnectionError) as error:
+            raise _is_broken_off(self._url, error) from None
 
 
 class Remote:
@@ -230,23 +240,15 @@ class Remote:
     ) -> Generator[BinaryIO]:
         """Open what is at this path, an archive for instance, as a stream, which may be long.
 
-        Raises CommandError, also if it ends too early. Where nobody looks at a terminal, on which there should be a bar
-        (`counted`), it is told if nothing comes for a while.
+        Raises CommandError, and so does who reads from it, if it ends too early. Where nobody looks at a terminal, on
+        which there should be a bar (`counted`), it is told if nothing comes for a while.
         """
         url = self.url_of(path)
         with Wait("the answer to begin").told():
             stream = self._begun(url, query, content_type)
         wait = Wait(f"more of the answer of {self.url}", has_bar=True)
         with stream, wait.told():
-            try:
-                yield cast("BinaryIO", _Stream(stream, wait))
-            except TimeoutError:
-                raise CommandError(
-                    f"{url}: the answer was broken off: nothing has come for {_STREAM_TIMEOUT_S:g} s: try again, or "
-                    "ask another node"
-                ) from None
-            except (http.client.HTTPException, ConnectionError) as error:
-                raise _is_broken_off(url, error) from None
+            yield cast("BinaryIO", _Stream(url, stream, wait))
 
     def _begun(self, url: str, query: Mapping[str, str], content_type: str) -> http.client.HTTPResponse:
         """Wait until the answer begins. Raises CommandError."""

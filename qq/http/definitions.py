@@ -2,8 +2,9 @@
 
 Lives here: the document as it is written, and the paths. Not here: how one is taken over (importing.py).
 
-Law: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if a
-virtual host was given any.
+Laws: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if a
+virtual host was given any. So a document is of one moment, that of the request, however long it takes to write it: it
+has no binding without its queue.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from qq.http.requests import Documents
-    from qq.http.view import ManagementView
+    from qq.http.view import BindingStatus, ExchangeStatus, ManagementView, QueueStatus
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
 """The largest document: some ten thousand queues."""
@@ -55,12 +56,13 @@ class DefinitionEndpoints:
         vhost = await vhost_if_named(request, self._management)
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
+        # Nothing is awaited between these: each tells what there is when it is called.
         lists: dict[str, Documents] = {
             "parameters": parameter_documents(self._management, vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
-            "exchanges": self._exchanges(vhost),
-            "queues": self._queues(vhost, exclusive),
-            "bindings": self._bindings(vhost, exclusive),
+            "exchanges": _exchanges(self._management.exchanges(vhost)),
+            "queues": _queues(self._management.queues(vhost), exclusive),
+            "bindings": _bindings(self._management.bindings(vhost), exclusive),
         }
         if vhost is None:
             lists = (
@@ -133,51 +135,57 @@ class DefinitionEndpoints:
             "topic_permissions": (row._asdict() for row in management.topic_permissions()),
         }
 
-    # What is passed over is None there: all of it together may take long, too.
 
-    def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any] | None]:
-        for exchange in self._management.exchanges(vhost):
-            if not exchange.name or exchange.name.startswith(RESERVED):
-                yield None
-            else:
-                yield {
-                    "name": exchange.name,
-                    "vhost": exchange.vhost,
-                    "type": exchange.type,
-                    "durable": exchange.durable,
-                    "auto_delete": exchange.auto_delete,
-                    "internal": exchange.internal,
-                    "arguments": plain(exchange.arguments),
-                }
+# What is passed over is None in what these tell: all of it together may take long, too.
 
-    def _queues(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any] | None]:
-        """The queues, except exclusive ones: those belong to a connection, and are added to `exclusive`."""
-        for queue in self._management.queues(vhost):
-            if queue.exclusive:
-                exclusive.add((queue.vhost, queue.name))
-                yield None
-            else:
-                yield {
-                    "name": queue.name,
-                    "vhost": queue.vhost,
-                    "type": queue.type,
-                    "durable": queue.durable,
-                    "auto_delete": queue.auto_delete,
-                    "arguments": plain(queue.arguments),
-                }
 
-    def _bindings(
-        self, vhost: str | None, exclusive: set[tuple[str, str]]
-    ) -> Iterator[dict[str, Any] | None]:
-        """The bindings, except those to the default exchange, which every queue has, and those of exclusive queues."""
-        for binding in self._management.bindings(vhost):
-            is_of_queue = binding.destination_type == "queue"
-            if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):
-                yield None
-            else:
-                document = binding._asdict() | {"arguments": plain(binding.arguments)}
-                del document["properties_key"]
-                yield document
+def _exchanges(exchanges: Iterator[ExchangeStatus]) -> Iterator[dict[str, Any] | None]:
+    for exchange in exchanges:
+        if not exchange.name or exchange.name.startswith(RESERVED):
+            yield None
+        else:
+            yield {
+                "name": exchange.name,
+                "vhost": exchange.vhost,
+                "type": exchange.type,
+                "durable": exchange.durable,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": plain(exchange.arguments),
+            }
+
+
+def _queues(
+    queues: Iterator[QueueStatus], exclusive: set[tuple[str, str]]
+) -> Iterator[dict[str, Any] | None]:
+    """The queues, except exclusive ones: those belong to a connection, and are added to `exclusive`."""
+    for queue in queues:
+        if queue.exclusive:
+            exclusive.add((queue.vhost, queue.name))
+            yield None
+        else:
+            yield {
+                "name": queue.name,
+                "vhost": queue.vhost,
+                "type": queue.type,
+                "durable": queue.durable,
+                "auto_delete": queue.auto_delete,
+                "arguments": plain(queue.arguments),
+            }
+
+
+def _bindings(
+    bindings: Iterator[BindingStatus], exclusive: set[tuple[str, str]]
+) -> Iterator[dict[str, Any] | None]:
+    """The bindings, except those to the default exchange, which every queue has, and those of exclusive queues."""
+    for binding in bindings:
+        is_of_queue = binding.destination_type == "queue"
+        if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):
+            yield None
+        else:
+            document = binding._asdict() | {"arguments": plain(binding.arguments)}
+            del document["properties_key"]
+            yield document
 
 
 def _without_vhost(document: Mapping[str, Any] | None) -> dict[str, Any] | None:

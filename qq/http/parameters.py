@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from qq.http.view import ManagementView
     from qq.machine.commands import Change
+    from qq.machine.policies import Policy
 
 CLUSTER_ID = "internal_cluster_id"
 """A global parameter that is shown, and that nobody sets: no other cluster takes it over."""
@@ -68,32 +69,37 @@ COMPONENTS: dict[str, Callable[[str, str, Any], None]] = {SHOVEL: check_shovel}
 
 
 def parameter_documents(management: ManagementView, vhost: str | None) -> Iterator[dict[str, Any]]:
-    """All parameters of a virtual host, or of all; as in RabbitMQ, limits and operator policies are among them."""
-    for parameter in _own_parameters(management, vhost):
-        yield parameter._asdict()
-    for parameter in management.parameters(vhost):
-        yield parameter._asdict()
+    """All parameters of a virtual host, or of all; as in RabbitMQ, limits and operator policies are among them.
+
+    They are those that there are now, however late they are taken.
+    """
+    parameters = chain(_own_parameters(management, vhost), management.parameters(vhost))
+    return (parameter._asdict() for parameter in parameters)
 
 
 def _own_parameters(management: ManagementView, vhost: str | None) -> Iterator[ParameterStatus]:
     """Those that have paths of their own, too."""
-    for known in management.vhosts():
-        if known.limits and vhost in (None, known.name):
-            yield ParameterStatus(known.name, LIMITS, LIMITS_NAME, dict(known.limits))
-    for where, policy in management.policies(vhost, operator=True):
-        document = policy_document(where, policy)
-        value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
-        yield ParameterStatus(where, OPERATOR_POLICIES, policy.name, value)
+    limits = ((known.name, dict(known.limits)) for known in management.vhosts() if known.limits)
+    return chain(
+        (
+            ParameterStatus(where, LIMITS, LIMITS_NAME, value)
+            for where, value in limits
+            if vhost in (None, where)
+        ),
+        starmap(_operator_policy, management.policies(vhost, operator=True)),
+    )
+
+
+def _operator_policy(vhost: str, policy: Policy) -> ParameterStatus:
+    document = policy_document(vhost, policy)
+    value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
+    return ParameterStatus(vhost, OPERATOR_POLICIES, policy.name, value)
 
 
 def global_parameter_documents(management: ManagementView) -> Iterator[dict[str, Any]]:
-    """The global parameters as other clusters may take them over."""
-    yield deduplication_document(management.deduplication())
-    for parameter in management.global_parameters():
-        yield parameter._asdict()
-
-
-# --- what is understood
+    """The global parameters as other clusters may take them over: those that there are now."""
+    own = deduplication_document(management.deduplication())
+    return chain([own], (parameter._asdict() for parameter in management.global_parameters()))
 
 
 def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:

@@ -338,6 +338,7 @@ class QueueMachine:
         """Replace the state by one that was read, and go by the version that this is of."""
         former = self._core
         self._begin(state)
+        state.routed, state.dropped = former.routed, former.dropped
         # Whoever remembers something of the former state has to look again.
         state.catalog.access.revision += former.catalog.revision + 1
         former.take_apart(state.remains)

@@ -101,5 +101,6 @@ class Management(
             await self._sample_queues()
             await self._sample_clients()
             await self.diagnose()
-            await self._note_histories()
+            if self._broker.live:  # what is read again of the log happened before
+                await self._note_histories()
             await asyncio.sleep(SAMPLE_INTERVAL_S)

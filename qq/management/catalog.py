@@ -13,6 +13,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_plus
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from qq.machine.moves import MoveState
     from qq.machine.policies import Policy
     from qq.machine.queue import Queue
-    from qq.machine.vhost import VirtualHost
+    from qq.machine.vhost import Exchange, VirtualHost
     from qq.management.queue_sets import InOrder
     from qq.sessions.broker import Broker
 
@@ -125,19 +126,8 @@ class CatalogReports:
                 return False
 
     def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
-        for known in self._vhosts(vhost):
-            for exchange in _of(known.exchanges, name):
-                policy, _ = known.exchange_policies.get(exchange.name, (None, None))
-                yield ExchangeStatus(
-                    name=exchange.name,
-                    vhost=known.name,
-                    type=exchange.type,
-                    durable=exchange.durable,
-                    auto_delete=exchange.auto_delete,
-                    internal=exchange.internal,
-                    arguments=exchange.arguments,
-                    policy=policy.name if policy else None,
-                )
+        there = [(known, _of(known.exchanges, name)) for known in self._vhosts(vhost)]
+        return (_exchange_status(known, exchange) for known, exchanges in there for exchange in exchanges)
 
     def bindings(
         self,
@@ -166,14 +156,17 @@ class CatalogReports:
     ) -> Iterator[_BindingIn]:
         kind, name = destination or (None, None)
         end = None if kind is None or name is None else Destination(_KINDS[kind], name)
-        for known in self._vhosts(vhost):
-            if source in (None, DEFAULT_EXCHANGE) and kind in (None, "queue"):
-                for queue in _of(known.queues, name):
-                    yield known.name, _default_binding(queue.name)
-            # There may be very many, and what is not wanted has to cost little.
-            for binding in list(known.bindings):
-                if source in (None, binding.source) and end in (None, binding.destination):
-                    yield known.name, binding
+        of_default = source in (None, DEFAULT_EXCHANGE) and kind in (None, "queue")
+        there = [
+            (known.name, _of(known.queues, name) if of_default else [], list(known.bindings))
+            for known in self._vhosts(vhost)
+        ]
+        return (
+            (where, binding)
+            for where, queues, bindings in there
+            for binding in chain((_default_binding(queue.name) for queue in queues), bindings)
+            if not binding.source or (source in (None, binding.source) and end in (None, binding.destination))
+        )
 
     def _vhosts(self, name: str | None) -> list[VirtualHost]:
         return [vhost for vhost in self._machine.vhosts.values() if name in (None, vhost.name)]
@@ -200,18 +193,21 @@ class CatalogReports:
     # Parameters
 
     def global_parameters(self) -> Iterator[GlobalParameter]:
-        for name, value in sorted(self._machine.catalog.global_parameters.items()):
-            yield GlobalParameter(name, json.loads(value))
+        there = sorted(self._machine.catalog.global_parameters.items())
+        return (GlobalParameter(name, json.loads(value)) for name, value in there)
 
     def global_parameter(self, name: str) -> GlobalParameter | None:
         value = self._machine.catalog.global_parameters.get(name)
         return None if value is None else GlobalParameter(name, json.loads(value))
 
     def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
-        for known in self._vhosts(vhost):
-            for (component, name), value in sorted(known.parameters.items()):
-                if component != LEDGER:
-                    yield ParameterStatus(known.name, component, name, json.loads(value))
+        there = [(known.name, sorted(known.parameters.items())) for known in self._vhosts(vhost)]
+        return (
+            ParameterStatus(where, component, name, json.loads(value))
+            for where, parameters in there
+            for (component, name), value in parameters
+            if component != LEDGER
+        )
 
     def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None:
         known = self._machine.vhosts.get(vhost)
@@ -240,6 +236,20 @@ class CatalogReports:
 
 def move_status(move: MoveState) -> MoveStatus:
     return MoveStatus(*(getattr(move, name) for name in MoveStatus._fields))
+
+
+def _exchange_status(vhost: VirtualHost, exchange: Exchange) -> ExchangeStatus:
+    policy, _ = vhost.exchange_policies.get(exchange.name, (None, None))
+    return ExchangeStatus(
+        name=exchange.name,
+        vhost=vhost.name,
+        type=exchange.type,
+        durable=exchange.durable,
+        auto_delete=exchange.auto_delete,
+        internal=exchange.internal,
+        arguments=exchange.arguments,
+        policy=policy.name if policy else None,
+    )
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:

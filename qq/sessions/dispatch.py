@@ -44,13 +44,16 @@ class Dispatcher:
         self.connections: dict[int, Connection] = {}
         self.sessions: dict[int, Session] = {}
         self._counters = counters
+        self.is_live = False
+        """Whether the effects are of this incarnation: those before, an earlier one has counted."""
 
     def carry_out(self, effect: Effect) -> None:
         """Tell an effect that concerns this node to the session that it is about, if that still exists."""
         if isinstance(effect, OriginExpelled):
             return
         if isinstance(effect, DeadLettered):
-            self._counters.dead_lettered[effect.reason, effect.strategy] += effect.count
+            if self.is_live:
+                self._counters.dead_lettered[effect.reason, effect.strategy] += effect.count
             return
         session = self.sessions.get(effect.session)
         if session is None:

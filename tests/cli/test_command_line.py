@@ -199,15 +199,16 @@ assert "qq.cli.commands.list" in sys.modules
     subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("asked", ["list exchanges", "definitions export -"])
 def test_what_a_full_disk_or_a_gone_reader_leaves_is_one_line_or_nothing(
-    real_node: ClusterNode,
+    real_node: ClusterNode, asked: str
 ) -> None:
-    command = [*QQ, "list", "exchanges", "--url", f"127.0.0.1:{real_node.http_port}"]
+    command = [*QQ, *asked.split(), "--url", f"127.0.0.1:{real_node.http_port}"]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (
         1,
-        "qq list exchanges: standard output: No space left on device\n",
+        f"qq {asked.removesuffix(' -')}: standard output: No space left on device\n",
     )
     reading, writing = os.pipe()
     os.close(reading)

@@ -26,7 +26,11 @@ from qq.machine.commands import (
     BindQueue,
     DeclareExchange,
     DeclareQueue,
+    DeleteQueue,
+    DeleteUser,
+    DeleteVhost,
     LimitPublishers,
+    PutGlobalParameter,
     PutHashedUser,
     PutPolicy,
     PutUser,
@@ -318,6 +322,38 @@ def test_what_is_passed_over_takes_slices_too(node: Machine, monkeypatch: pytest
     assert looked_at == {"queues": count, "bindings": 2 * count}
     steps = [sum(after) - sum(before) for before, after in pairwise(begun)]
     assert max(steps) <= requests.DOCUMENTS_PER_SLICE
+
+
+def test_what_is_written_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes while it is written: with a binding whose queue had gone, nobody could take it over."""
+    next_slice, slices, changed_in = requests.next_slice, 0, 0
+
+    async def changing() -> None:
+        nonlocal slices
+        slices += 1
+        if slices == changed_in:
+            node.management.make(
+                DeleteVhost("v"),
+                DeleteUser("ann"),
+                PutGlobalParameter("g", "1"),
+                PutVhost("w", "", [], ""),
+                DeleteQueue(1, 1, "q", False, False),
+                DeclareExchange(1, "y", "topic", False, True, False, False, {}),
+                BindExchange(1, "y", "amq.topic", "k", {}),
+            )
+        await next_slice()
+
+    monkeypatch.setattr(requests, "next_slice", changing)
+    node = Node(MachineManagement())
+    fill(node)
+    export(node)
+    for number in range(1, slices + 1):
+        node, changed_in = Node(MachineManagement()), 0
+        fill(node)
+        before = export(node)
+        slices, changed_in = 0, number
+        assert export(node) == before
+        assert export(node) != before
 
 
 def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:

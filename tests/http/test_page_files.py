@@ -34,7 +34,7 @@ def named_by(script: Path) -> set[Path]:
 def reached() -> set[Path]:
     """All files that the page loads."""
     waiting = [
-        STATIC / path.removeprefix("/static/")
+        STATIC / path.removeprefix("static/")
         for path in re.findall(r'(?:src|href)="([^"]+)"', INDEX.read_text())
     ]
     found: set[Path] = set()

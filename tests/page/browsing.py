@@ -38,9 +38,9 @@ _NOT_YET = (ElementClickInterceptedException, ElementNotInteractableException, S
 class Page:
     """The management page in a browser."""
 
-    def __init__(self, browser: Chrome, port: int) -> None:
+    def __init__(self, browser: Chrome, address: str) -> None:
         self.browser = browser
-        self.address = f"http://127.0.0.1:{port}/"
+        self.address = address
 
     # Going
 

@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
         print(f"{count:,} queues, {resident_mib(node)} MiB")
         alone = share_of_processor(node)
         print(f"nobody looks: {alone:.0%} of a processor")
-        page = Page(stack.enter_context(opened()), node.http_port)
+        page = Page(stack.enter_context(opened()), f"http://127.0.0.1:{node.http_port}/")
         page.start()
         page.log_in("guest", "guest")
         for what, seconds in look_around(page, count).items():

@@ -67,7 +67,8 @@ def main() -> int:
         fill(cluster.nodes[0])
         stack.enter_context(traffic(cluster))
         time.sleep(TRAFFIC_S)
-        page = Page(stack.enter_context(opened(WIDTH, HEIGHT)), cluster.nodes[0].http_port)
+        address = f"http://127.0.0.1:{cluster.nodes[0].http_port}/"
+        page = Page(stack.enter_context(opened(WIDTH, HEIGHT)), address)
         page.browser.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False},

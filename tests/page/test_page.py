@@ -15,6 +15,7 @@ from browsing import Page
 from chromium import opened
 from demo import QUORUM, api
 from openid import OpenIdProvider
+from proxy import below_a_path
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -47,7 +48,7 @@ def node(cluster: LocalCluster) -> ClusterNode:
 @pytest.fixture(scope="module")
 def page(node: ClusterNode) -> Generator[Page]:
     with opened() as browser:
-        shown = Page(browser, node.http_port)
+        shown = Page(browser, f"http://127.0.0.1:{node.http_port}/")
         shown.start()
         shown.log_in("guest", "guest")
         shown.until_reads("Messages a second")
@@ -102,6 +103,29 @@ def test_a_queue_is_declared_and_its_name_is_text_whatever_it_is(page: Page, nod
     page.confirm(confirmation=EVIL)
     page.until(lambda: page.place.startswith("queues"))
     assert all(queue["name"] != EVIL for queue in api(node, "queues"))
+
+
+LINKS = """return Object.fromEntries([...document.querySelectorAll("tbody td:first-child > .name")].map((link) => {
+    const text = document.createRange(), {width, height} = link.getBoundingClientRect();
+    text.selectNodeContents(link);
+    return [link.textContent, [width * height, text.getBoundingClientRect().width]];
+}))"""
+"""How large each link is, and how wide the text in it."""
+
+
+def test_a_name_that_cannot_be_seen_is_a_link_and_spaces_count(page: Page, channel: Any) -> None:
+    names = ["w w", "w  w", "w   w", " ", "   ", "\u200b", "\u202ew w"]
+    for name in names:
+        declare(channel, name)
+    page.open("queues?page_size=200")
+    page.until(lambda: set(names) <= page.browser.execute_script(LINKS).keys())
+    links = page.browser.execute_script(LINKS)
+    assert all(links[name][0] > 0 for name in names)
+    assert links["w w"][1] < links["w  w"][1] < links["w   w"][1]
+    page.click("tbody tr:has(a[href$='/%20']) .name")
+    page.until(lambda: page.place == "queues/%2F/%20")
+    for name in names:
+        channel.queue_delete(name)
 
 
 def test_nothing_is_shown_of_a_queue_that_somebody_else_deletes(page: Page, channel: Any) -> None:
@@ -377,6 +401,23 @@ def test_a_session_that_ends_leads_to_the_login(page: Page, node: ClusterNode) -
     page.until_reads("Log in to qq")
     page.log_in("guest", "guest")
     page.until_reads("Messages a second")
+
+
+def test_a_proxy_may_have_the_page_below_a_path(page: Page, node: ClusterNode, channel: Any) -> None:
+    declare(channel, "behind-a-proxy", messages=1)
+    with below_a_path(node.http_port) as address:
+        behind = Page(page.browser, address)
+        behind.start()
+        behind.log_in("guest", "guest")
+        behind.until_reads("Messages a second")
+        behind.open("queues?name=behind-a-proxy")
+        behind.until_reads("behind-a-proxy", "tbody")
+        behind.click("tbody .name")
+        behind.press("delete")
+        behind.confirm(confirmation="behind-a-proxy")
+        behind.until(lambda: behind.place.startswith("queues"))
+        assert all(queue["name"] != "behind-a-proxy" for queue in api(node, "queues"))
+    page.open("overview")
 
 
 def test_somebody_logs_in_with_the_page_of_the_issuer(page: Page, provider: OpenIdProvider) -> None:

@@ -19,6 +19,8 @@ from qq.tracing import exporting
 from qq.tracing.exporting import CountingExporter
 
 Answer = Callable[[socket.socket], None]
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @contextmanager
@@ -50,9 +52,11 @@ def says(head: str, *parts: bytes) -> Answer:
     return answer
 
 
-def never_ends(part: bytes, pause_s: float) -> Answer:
+def never_ends(
+    part: bytes, pause_s: float, before: bytes = OK + b"Content-Length: 9999999\r\n\r\n"
+) -> Answer:
     def answer(client: socket.socket) -> None:
-        says("200 OK\r\nContent-Length: 1000000000000")(client)
+        client.sendall(before)
         for each in repeat(part):
             client.sendall(each)
             sleep(pause_s)
@@ -82,8 +86,29 @@ def spans() -> list[ReadableSpan]:
         (says("nonsense"), "ConnectionError"),
         (never_ends(b"x" * 65536, 0), "its answer does not end"),
         (never_ends(b"x", 0.02), "its answer does not end"),
+        (never_ends(b"x", 0.02, before=b"HTTP/1.1 200 "), "its answer does not end"),
+        (never_ends(b"x", 0.02, before=OK + b"X-Long: "), "its answer does not end"),
+        (never_ends(b"HTTP/1.1 100 Continue\r\n\r\n", 0, before=b""), "its answer does not end"),
+        (never_ends(b"x", 0.02, before=OK + b"\r\n"), "its answer does not end"),
+        (never_ends(b"0", 0.02, before=CHUNKED), "its answer does not end"),
+        (never_ends(b"X: y\r\n", 0, before=CHUNKED + b"0\r\n"), "its answer does not end"),
     ],
-    ids=["empty", "short", "chunked", "moved", "refused", "nonsense", "flood", "drip"],
+    ids=[
+        "empty",
+        "short",
+        "chunked",
+        "moved",
+        "refused",
+        "nonsense",
+        "flood",
+        "drip",
+        "status drips",
+        "head drips",
+        "continued",
+        "until closed",
+        "chunk's size drips",
+        "trailers",
+    ],
 )
 def test_only_a_whole_answer_that_is_a_yes_counts(
     spans: list[ReadableSpan],

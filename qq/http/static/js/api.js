@@ -1,4 +1,5 @@
 /** Requests to the node. */
+import { NODE } from "./node.js";
 import { check, credentials } from "./session.js";
 
 export class ApiError extends Error {
@@ -37,8 +38,7 @@ export async function ask(method, where, body) {
   const sent = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   let answer;
   try {
-    // The origin, because a page opened as http://user:password@host may not fetch relative to its own address.
-    answer = await fetch(`${location.origin}/api/${where}`, { method, headers, body: sent });
+    answer = await fetch(`${NODE}api/${where}`, { method, headers, body: sent });
   } catch {
     throw new ApiError(0, "The node does not answer.");
   }

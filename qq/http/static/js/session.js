@@ -3,6 +3,7 @@
  *
  * The password is not kept: the node has given the browser a cookie that scripts cannot read.
  */
+import { NODE } from "./node.js";
 import { Store } from "./store.js";
 
 /**
@@ -24,7 +25,7 @@ export function credentials(method = "GET") {
 }
 
 export async function restore() {
-  const answer = await fetch(`${location.origin}/api/session`, { headers: credentials() });
+  const answer = await fetch(`${NODE}api/session`, { headers: credentials() });
   if (answer.ok) goOn();
   session.set(answer.ok ? await answer.json() : null);
 }
@@ -34,7 +35,7 @@ const LEFT = "qq-left";
 /** Log in with the page of who issues tokens, and come back to where one is. */
 export function leaveToLogIn() {
   sessionStorage.setItem(LEFT, location.hash);
-  location.assign(`${location.origin}/api/oauth2/login`);
+  location.assign(`${NODE}api/oauth2/login`);
 }
 
 /** Go to the place where somebody was before that login. */
@@ -46,14 +47,14 @@ function goOn() {
 
 /** Whether there is such a page. */
 export async function hasIssuer() {
-  const answer = await fetch(`${location.origin}/api/auth`, { headers: credentials() });
+  const answer = await fetch(`${NODE}api/auth`, { headers: credentials() });
   return answer.ok && (await answer.json()).oauth_enabled === true;
 }
 
 /** Returns what is wrong, or "". @param {string} username @param {string} password */
 export async function login(username, password) {
   const body = new URLSearchParams({ username, password });
-  const answer = await fetch(`${location.origin}/api/login`, { method: "POST", body, headers: credentials() });
+  const answer = await fetch(`${NODE}api/login`, { method: "POST", body, headers: credentials() });
   const told = await answer.json().catch(() => ({}));
   if (!answer.ok) return answer.status === 401 ? "This user and password do not fit, or the user may not log in here."
     : told.reason || `The node answered ${answer.status}.`;
@@ -62,7 +63,7 @@ export async function login(username, password) {
 }
 
 export async function logout() {
-  await fetch(`${location.origin}/api/session`, { method: "DELETE", headers: credentials("DELETE") }).catch(() => null);
+  await fetch(`${NODE}api/session`, { method: "DELETE", headers: credentials("DELETE") }).catch(() => null);
   session.set(null);
 }
 
@@ -71,7 +72,7 @@ export async function logout() {
  * @returns {Promise<void>}
  */
 export async function check() {
-  const answer = await fetch(`${location.origin}/api/session`, { headers: credentials() });
+  const answer = await fetch(`${NODE}api/session`, { headers: credentials() });
   if (answer.status === 401) session.set(null);
 }
 

@@ -4,6 +4,7 @@
  * EventSource cannot say that a session has ended, nor be told to be quiet while nobody looks: so events are read from a
  * fetch. The node ends each stream after some minutes, and is asked for the next one at once.
  */
+import { NODE } from "./node.js";
 import { check, credentials } from "./session.js";
 import { Store, useStore } from "./store.js";
 import { query } from "./api.js";
@@ -78,7 +79,7 @@ function follow(where, show, complain) {
  * @param {(name: string, text: string) => void} take
  */
 async function readEvents(where, controller, take) {
-  const answer = await fetch(location.origin + where, { headers: credentials(), signal: controller.signal });
+  const answer = await fetch(NODE + where, { headers: credentials(), signal: controller.signal });
   if (!answer.ok || !answer.body) {
     const told = await answer.json().catch(() => ({}));
     throw { status: answer.status, reason: told.reason };
@@ -111,7 +112,7 @@ async function readEvents(where, controller, take) {
  * @returns {{told: any, problem: {status: number, reason: string} | null, isOld: boolean}}
  */
 export function useLive(view, values = {}) {
-  const where = `/api/stream${query({ view, ...values })}`;
+  const where = `api/stream${query({ view, ...values })}`;
   const [state, setState] = useState({ where: "", view: "", told: /** @type {any} */ (null), problem: /** @type {any} */ (null) });
   useEffect(() => follow(
     where,

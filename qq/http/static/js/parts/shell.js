@@ -50,7 +50,7 @@ function Side({ view }) {
   const vhost = useVhost();
   const letters = Object.fromEntries(Object.entries(PLACES).map(([key, name]) => [name, key]));
   return html`<nav class="side" aria-label="Views">
-    <a class="brand" href=${to(["overview"])}><img src="/static/icon.svg" alt="" width="26" height="26" /> qq</a>
+    <a class="brand" href=${to(["overview"])}><img src="static/icon.svg" alt="" width="26" height="26" /> qq</a>
     ${NAVIGATION.map(([title, items]) => {
       const shown = items.filter(([, , isSeen]) => isSeen());
       return shown.length > 0 && html`<div class="group" key=${title}>

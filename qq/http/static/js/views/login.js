@@ -32,7 +32,7 @@ export function Login() {
 
   return html`<main class="login">
     <form class="card" onSubmit=${submit}>
-      <img src="/static/icon.svg" alt="" width="44" height="44" />
+      <img src="static/icon.svg" alt="" width="44" height="44" />
       <h1>Log in to qq</h1>
       <label class="field"><span>User</span><input name="username" autocomplete="username" required autofocus /></label>
       <label class="field"><span>Password</span><input name="password" type="password" autocomplete="current-password" required /></label>
