@@ -523,7 +523,7 @@ class SimulatedCluster:
             if node.up and node.has_started and node.standing is not Standing.VOTER
         ]
         for node in waiting:
-            if node.known.intersection(self.names):
+            if node.misconfigured or node.known.intersection(self.names):
                 continue
             member = members.member(node.name)
             if members.is_removed(node.group.members.id):
