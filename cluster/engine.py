@@ -143,7 +143,7 @@ class Engine(Stock):
         super().__init__(name, journal, timing, runtime)
         self.follow_configuration([])
         # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
-        self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s()
+        self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s(0.0)
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
 
@@ -715,7 +715,10 @@ class Engine(Stock):
         # A leader that is merely suspected is followed until another one leads or it is silent for longer.
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
-        self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
+        # A candidate waits for those that are storing its vote.
+        self._SyncObj__raftElectionDeadline = now_s + self._retry_s(
+            self._store_s if self._is_candidate else 0.0
+        )
         return move is Move.ASK and self._ask_for_pre_votes()
 
     def _could_be_elected(self) -> bool:
@@ -738,15 +741,15 @@ class Engine(Stock):
             self._emit(peer, request)
         return False
 
-    def _retry_s(self) -> float:
-        return self._timing.retry_s(self._runtime.random.random(), self._store_s)
+    def _retry_s(self, store_s: float) -> float:
+        return self._timing.retry_s(self._runtime.random.random(), store_s)
 
     def _expect_result_soon(self) -> None:
         """Shorten pysyncobj's wait for votes, which is a whole election timeout.
 
         After a pre-vote was won, votes come as soon as they are stored or not at all.
         """
-        self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
+        self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s(self._store_s)
 
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
         answer = self._elections.answer(
@@ -759,7 +762,7 @@ class Engine(Stock):
         )
         self._emit(node.id, PreVote(self.term, message.round, answer.granted))
         if answer.granted:
-            patience_s = self._runtime.monotonic() + self._retry_s()
+            patience_s = self._runtime.monotonic() + self._retry_s(self._store_s)
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
         elif answer.stands_instead:
             self._campaign_soon()

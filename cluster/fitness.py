@@ -197,7 +197,8 @@ def may_stop(
     if leader is None:
         flaws = [f"{each} does not answer" for each in membership.members if known.get(each) is None]
         why = "; ".join(["no leader is known", *flaws])
-        return Verdict(False, f"do not stop {name}: {why}: start the nodes that are down")
+        advice = "start the nodes that are down" if flaws else "wait until the members have elected one"
+        return Verdict(False, f"do not stop {name}: {why}: {advice}")
     fit, flaws = _fit(membership.voters - {name}, known)
     names = ", ".join(fit)
     if not membership.is_majority(fit):

@@ -53,6 +53,8 @@ class Lateness:
         self._usual = _Lack(USUAL_S)
         """Of entries that were in the log at the look before, which quick disks do not lack. Of slow ones each is the
         last for a while by chance."""
+        self._own_stall, self._others_stall = _Stall(), _Stall()
+        """A disk that hangs is late at once, also where all have been slow until a moment ago."""
 
     @property
     def is_waited_for(self) -> bool:
@@ -61,7 +63,8 @@ class Lateness:
 
     @property
     def is_too_much(self) -> bool:
-        return self._late_s > LATE_MAX_S and self._recent.is_longer and self._usual.is_longer
+        hangs = self._own_stall.now_s > SLOWER * self._others_stall.longest_s
+        return self._late_s > LATE_MAX_S and self._recent.is_longer and (self._usual.is_longer or hangs)
 
     @property
     def waiting(self) -> list[str]:
@@ -75,6 +78,7 @@ class Lateness:
         self._waited_s.clear()
         self._looked_s = None
         self._recent, self._usual = _Lack(RECENT_S), _Lack(USUAL_S)
+        self._own_stall, self._others_stall = _Stall(), _Stall()
 
     def look(
         self,
@@ -95,7 +99,8 @@ class Lateness:
             since_s = now_s - self._looked_s
             counted_s = min(since_s, 2 * interval_s)
             self._late_s -= FORGOTTEN * since_s
-            if own_index < self._others_index:
+            is_late, before = own_index < self._others_index, self._last_index
+            if is_late:
                 self._late_s += counted_s
                 for name in others:
                     self._waited_s[name] = self._waited_s.get(name, 0.0) + counted_s
@@ -105,8 +110,9 @@ class Lateness:
             if self._late_s == 0.0:
                 self._waited_s.clear()
             self._recent.note(since_s, counted_s, last_index - own_index, last_index - others_index)
-            before = self._last_index
             self._usual.note(since_s, counted_s, max(0, before - own_index), max(0, before - others_index))
+            self._own_stall.note(since_s, counted_s, own_index, lacks=is_late)
+            self._others_stall.note(since_s, counted_s, others_index, lacks=others_index < before)
         self._looked_s = now_s
         self._own_index, self._others_index, self._last_index = own_index, others_index, last_index
 
@@ -132,3 +138,19 @@ class _Lack:
         fades, most = 0.5 ** (since_s / self._half_life_s), max(own, others, 1)
         self._own_s = fades * self._own_s + counted_s * own / most
         self._others_s = fades * self._others_s + counted_s * others / most
+
+
+class _Stall:
+    """For how long a disk, or the others', has not come further though there was something to write."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.longest_s = 0.0
+        """The longest such time of late."""
+        self._index = 0
+
+    def note(self, since_s: float, counted_s: float, index: int, *, lacks: bool) -> None:
+        """Note what is stored, `since_s` seconds after the last time, of which `counted_s` count."""
+        self.now_s = self.now_s + counted_s if lacks and index == self._index else 0.0
+        self.longest_s = max(self.longest_s * 0.5 ** (since_s / USUAL_S), self.now_s)
+        self._index = index

@@ -134,7 +134,8 @@ def test_who_is_down_is_missed_by_all() -> None:
 def test_without_a_leader_nothing_is_certain() -> None:
     text = "no leader is known; b does not answer; c does not answer: start the nodes that are down"
     assert stopping("a", trio(b=None, c=None), leader=None) == Verdict(False, f"do not stop a: {text}")
-    assert not stopping("b", trio(), leader=None).is_safe
+    text = "do not stop b: no leader is known: wait until the members have elected one"
+    assert stopping("b", trio(), leader=None) == Verdict(False, text)
 
 
 def test_a_node_may_not_stop_if_only_members_under_maintenance_stay() -> None:

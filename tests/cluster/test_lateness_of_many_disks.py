@@ -129,6 +129,11 @@ def by_turns(one: WriteTime, other: WriteTime, seconds: float, phase: float) -> 
     return lambda now_s, random: (one, other)[int(now_s / seconds + phase) % 2](now_s, random)
 
 
+def hanging(disk: WriteTime, since_s: float) -> WriteTime:
+    """A disk that does not come to the end of a write from then on."""
+    return lambda now_s, random: 1e9 if now_s > since_s else disk(now_s, random)
+
+
 SEEDS = st.integers(0, 1_000_000)
 SIZES = st.sampled_from([3, 5])
 LOADS = st.sampled_from([(1, 0.0), (3, 0.0), (0, 30.0), (0, 300.0), (2, 30.0)])
@@ -163,6 +168,17 @@ def test_a_leader_with_a_slow_disk_leaves_once_for_one_whose_disk_is_not(
     [_, (left_s, leader)] = disks.reigns
     assert leader >= slow
     assert left_s < 20.0
+
+
+@given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.01, 0.4))
+def test_a_leader_whose_disk_hangs_leaves_soon_also_where_all_have_been_slow(
+    seed: int, size: int, load: tuple[int, float], spread: float, write_s: float
+) -> None:
+    slow = about(write_s, spread)
+    disks = Disks([hanging(slow, 20.0)] + [slow] * (size - 1), seed, *load)
+    disks.run(30.0)
+    [_, (left_s, _leader)] = disks.reigns
+    assert 20.0 < left_s < 22.0 + 6 * write_s
 
 
 @given(SEEDS, SIZES, LOADS, st.floats(0.2, 1.0), st.sampled_from([3.0, 10.0, 30.0]))
