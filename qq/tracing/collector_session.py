@@ -43,7 +43,9 @@ class CollectorSession(Session):
     def request(self, method: str, url: str | bytes, *more: Any, **options: Any) -> Response:
         """Send a request and read its answer. Raises RequestException if there is none, or none of a collector."""
         options |= {"stream": True, "allow_redirects": False}
-        if self.verify is not True:  # of the session alone, an authority counts less than one in the environment
+        if (
+            self.verify is not True
+        ):  # of the session alone, an authority counts less than one in the environment
             options["verify"] = self.verify
         # The libraries wait for so long for each part of an answer, and there may be any number of them.
         is_over = Event()
