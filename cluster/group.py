@@ -227,9 +227,9 @@ class Group:
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
             self._shortage.look()
             self.stopping.leave_if_the_others_can_go_on()
+            self._expulsions.look(is_leader=self.engine.is_leader)
             if self.engine.is_leader:
                 self.leadership.leave_for_maintenance()
-                self._expulsions.propose()
                 self.reconfiguration.take_due_step()
             self._beat_due_s = now_s + self._turns.beat_s
             self._runtime.call_later(self._turns.beat_s, self._beat)

@@ -240,6 +240,14 @@ class QueueMachine:
             return
         core.answer(session, command.session, result)
 
+    def count_anew(self) -> None:
+        """Forget what was counted so far: this node has read it again of its log, and counted it in an earlier life."""
+        core = self._core
+        core.routed.clear()
+        core.dropped.clear()
+        for vhost in core.catalog.vhosts.values():
+            vhost.count_anew()
+
     # What the shell may look at
 
     def has_lost_sessions(self, origin: str) -> bool:

@@ -26,7 +26,7 @@ from qq.machine.errors import (
 from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange
 from qq.machine.published import Published
 from qq.machine.publishers import Publishers
-from qq.machine.queue import NOBODY, Queue
+from qq.machine.queue import NOBODY, Queue, Tally
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
 from qq.machine.work import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
@@ -191,6 +191,14 @@ class VirtualHost:
         """Count messages that were published to an exchange and go into so many queues each."""
         before, copies = self.exchange_counts.get(exchange, (0, 0))
         self.exchange_counts[exchange] = before + count, copies + count * queues
+
+    def count_anew(self) -> None:
+        """Forget what was counted so far."""
+        self.exchange_counts.clear()
+        for queue in self.queues.values():
+            if queue.revision:  # else nothing has happened to it
+                queue.tally = Tally()
+                queue.revision += 1
 
     def route(self, exchange: str, routing_key: str) -> tuple[Queue, ...]:
         """The queues that a publish reaches; raises Refused if nobody may publish to that exchange.

@@ -60,6 +60,8 @@ class QueueReports:
         self._sampled: dict[int, int] = {}
         """The same of those that were sampled in the pass under way."""
         self._vhost_totals = VhostTotals()
+        self._counts = False
+        """Whether these are of this life of the node, and not of what it has read again of its log."""
         self._kept_samples = KeptSamples()
         self.in_order = InOrder()
         self.entry_times = EntryTimes()
@@ -79,6 +81,9 @@ class QueueReports:
         self.entry_times.note(self._group.engine.applied_index, self._group.time_ms())
         if self._machine.catalog is not self._catalog:
             self._catalog, self._revisions = self._machine.catalog, {}
+        if self._broker.live and not self._counts:
+            self._counts = True
+            self._rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals()
         queues = list(self._machine.queues())
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             now_ms = self._group.time_ms()

@@ -80,8 +80,6 @@ class Broker:
         self._last_id = 0
         self._full: dict[Connection, None] = {}
         self._leader: str | None = None
-        self._routed_before = self._dropped_before = 0
-        """What this node's clients had published in its earlier lives, as far as it was read again from the log."""
 
     def new_id(self) -> int:
         """A number for a connection, session or consumer; never used twice while the process lives."""
@@ -97,15 +95,12 @@ class Broker:
     @property
     def routed(self) -> int:
         """How often messages of its clients went into a queue since this process began."""
-        return self._counted(self.machine.routed) - self._routed_before if self.live else 0
+        return self.machine.routed.get(self.name, 0) if self.live else 0
 
     @property
     def dropped(self) -> int:
         """How many messages of its clients that were not mandatory have reached no queue since then."""
-        return self._counted(self.machine.dropped) - self._dropped_before if self.live else 0
-
-    def _counted(self, counts: Mapping[str, int]) -> int:
-        return counts.get(self.name, 0)
+        return self.machine.dropped.get(self.name, 0) if self.live else 0
 
     # Connections and sessions
 
@@ -233,8 +228,7 @@ class Broker:
     def _confirmed(self, sequence: int, *, unseen: bool = False) -> None:
         if not self.live:
             self.live = self._dispatcher.is_live = True
-            self._routed_before = self._counted(self.machine.routed)
-            self._dropped_before = self._counted(self.machine.dropped)
+            self.machine.count_anew()
         self.submissions.applied(sequence, unseen=unseen)
         if self._full and not self.is_full:
             waiting, self._full = self._full, {}

@@ -38,11 +38,15 @@ class CollectorSession(Session):
         self._socket: socket.socket | None = None
         """That of the connection that was made last: there is one request at a time."""
         for scheme in ("http://", "https://"):
-            self.mount(scheme, _Watched(self._connected))
+            self.mount(scheme, _TellingAdapter(self._connected))
 
     def request(self, method: str, url: str | bytes, *more: Any, **options: Any) -> Response:
         """Send a request and read its answer. Raises RequestException if there is none, or none of a collector."""
         options |= {"stream": True, "allow_redirects": False}
+        if (
+            self.verify is not True
+        ):  # of the session alone, an authority counts less than one in the environment
+            options["verify"] = self.verify
         # The libraries wait for so long for each part of an answer, and there may be any number of them.
         is_over = Event()
         end = Timer(options["timeout"], self._hang_up, [is_over])
@@ -74,7 +78,7 @@ class CollectorSession(Session):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-class _Watched(HTTPAdapter):
+class _TellingAdapter(HTTPAdapter):
     """Tells the socket of each connection that it makes."""
 
     def __init__(self, connected: Callable[[socket.socket], None]) -> None:
@@ -92,15 +96,15 @@ class _Watched(HTTPAdapter):
 def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
     """A class of connection pools whose connections tell their sockets."""
 
-    class Connection(pool.ConnectionCls):
+    class _TellingConnection(pool.ConnectionCls):
         def connect(self) -> None:
             super().connect()
             connected(self.sock)
 
-    class Pool(pool):
-        ConnectionCls = Connection
+    class _TellingPool(pool):
+        ConnectionCls = _TellingConnection
 
-    return Pool
+    return _TellingPool
 
 
 def _read(response: Response) -> str:

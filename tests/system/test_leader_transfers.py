@@ -46,9 +46,9 @@ def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> Non
         load.assert_waited_less_than(PAUSE_MAX_S)
 
 
-def shown(node: ClusterNode, family: str) -> float:
+def shown(node: ClusterNode, family: str, path: str = "metrics") -> float:
     """What a node shows of a metric, whatever its labels, altogether."""
-    with urlopen(f"http://127.0.0.1:{node.http_port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{node.http_port}/{path}", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         [found] = [each for each in families if each.name == family]
     return sum(each.value for each in found.samples if each.name == f"{family}_total")
@@ -83,7 +83,11 @@ def test_what_a_node_reads_again_of_its_log_is_not_counted_again(tmp_path: Path)
 
         def counted() -> list[float]:
             names = ("routed", "unroutable_dropped", "dead_lettered_rejected")
-            return [shown(node, f"rabbitmq_global_messages_{name}") for name in names]
+            of_queues = "rabbitmq_detailed_queue_messages_published"
+            return [
+                *(shown(node, f"rabbitmq_global_messages_{name}") for name in names),
+                shown(node, of_queues, "metrics/detailed?family=queue_exchange_metrics"),
+            ]
 
         def publish() -> None:
             with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
@@ -94,13 +98,13 @@ def test_what_a_node_reads_again_of_its_log_is_not_counted_again(tmp_path: Path)
                     channel.basic_publish("", "nowhere", b"")
                     method, *_ = channel.basic_get("q")
                     channel.basic_reject(method.delivery_tag, requeue=False)
-            poll(lambda: counted() == [3, 3, 3], lambda: f"{counted()} are counted")
+            poll(lambda: counted() == [3, 3, 3, 3], lambda: f"{counted()} are counted")
 
         publish()
         node.kill()
         node.start()
         node.wait_ready()
-        assert counted() == [0, 0, 0]
+        assert counted() == [0, 0, 0, 0]
         publish()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from itertools import repeat
+from pathlib import Path
 from threading import Thread
 from time import sleep
 
 import pytest
+import trustme
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -24,7 +27,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @contextmanager
-def answering(answer: Answer) -> Generator[str]:
+def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Generator[str]:
     """A server that reads some of each request and answers it; its address."""
 
     def serve() -> None:
@@ -34,13 +37,15 @@ def answering(answer: Answer) -> Generator[str]:
             except OSError:
                 return
             with client, suppress(OSError):
-                client.recv(1 << 20)
-                answer(client)
+                spoken = client if tls is None else tls.wrap_socket(client, server_side=True)
+                spoken.recv(1 << 20)
+                answer(spoken)
+                spoken.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = Thread(target=serve)
         thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
     thread.join()
 
@@ -127,3 +132,18 @@ def test_only_a_whole_answer_that_is_a_yes_counts(
     assert (is_success, counts.exported, counts.failed) == (not why, int(not why), int(bool(why)))
     told = [record.getMessage() for record in caplog.records]
     assert told == ([f"traces cannot be sent to {url}/v1/traces, and are dropped ({why})"] if why else [])
+
+
+def test_the_authority_in_the_configuration_counts_whatever_the_environment_says(
+    spans: list[ReadableSpan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority, file = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(file))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "another.pem"))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "another.pem"))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with answering(says("200 OK\r\nContent-Length: 0"), tls) as url:
+        exporter = CountingExporter(Tracing(endpoint=url, ca=file), SpanCounts())
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        exporter.shutdown()
