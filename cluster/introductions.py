@@ -72,7 +72,7 @@ class Introductions:
 
     def introduce(self) -> None:
         """Tell everybody who this node is, because that is not what it was, or it has just been started."""
-        self._members.note_past(has_past=self._recovery.standing is Standing.VOTER)
+        self._members.note_past(has_past=self._has_past)
         self._enrolment.introduced(self._members.name, self._own())
         for peer in self._members.presence.linked:
             self._transmit(peer, self._own())
@@ -98,9 +98,12 @@ class Introductions:
         elif held.is_settled:
             self._transmit(peer, MembersTold(self._engine.term, held.committed_index, held.committed))
 
+    @property
+    def _has_past(self) -> bool:
+        return self._recovery.has_past(self._engine.journal.last_index)
+
     def _own(self) -> Introduction:
-        is_voter = self._recovery.standing is Standing.VOTER
-        may_join = not is_voter or bool(self._members.configurations.cluster)
+        may_join = not self._has_past or bool(self._members.configurations.cluster)
         return Introduction(
             self._members.id, *self._address, *self._versions, int(may_join), int(self._joins)
         )

@@ -73,6 +73,14 @@ class Recovery:
         state = self._hard_state.state
         return Standing.BLANK if state is None else state.standing
 
+    def has_past(self, last_index: int) -> bool:
+        """Whether this node relies on its log, which ends with `last_index`.
+
+        One that was told that it is a learner, and has lost its power before anything of that was in its log, is as new
+        as it was: the cluster may have lost its addition as well, and then nobody else knows its directory.
+        """
+        return self.standing is Standing.VOTER and (self._is_by_names or last_index > 1)
+
     def heard_leader(self, status: Status) -> None:
         """Take in what a leader said of itself."""
         self._goal = (status.term, status.last_index)

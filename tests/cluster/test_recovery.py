@@ -70,6 +70,19 @@ def test_a_voter_is_a_voter() -> None:
     assert node.recovery.describe() is None
 
 
+def test_a_voter_of_those_in_its_file_relies_on_its_log() -> None:
+    assert Node(HardState(3, "n2", Standing.VOTER), StandIn(term=3)).recovery.has_past(1)
+    assert not Node(HardState(3, None, Standing.LEARNER), StandIn(term=3)).recovery.has_past(9)
+
+
+def test_a_new_node_relies_on_its_log_when_there_is_something_in_it() -> None:
+    """Else one whose addition was lost with the power of all would be refused as a directory of an earlier life."""
+    node = Node(HardState(1, None, Standing.VOTER), StandIn(term=1))
+    node.configurations.begin(configuration_of(["n2", "n3"]))
+    assert not node.recovery.has_past(1)
+    assert node.recovery.has_past(2)
+
+
 def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
     node = Node(None, StandIn())
     assert node.turn() is Standing.BLANK

@@ -113,6 +113,11 @@ def test_what_operators_do_leaves_a_cluster(seed: int) -> None:
     assert not run_seed(seed).violation
 
 
+def test_a_node_is_taken_in_whose_addition_was_lost_and_all_that_it_had_in_its_log() -> None:
+    """It had been told that it is a member when the power of all nodes failed: its directory was refused for ever."""
+    assert not run_seed(12301327).violation
+
+
 @pytest.mark.long
 @pytest.mark.xdist_group("seeds")
 def test_what_is_rare_happens() -> None:
