@@ -82,6 +82,9 @@ _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
+# So long a node that has just come waits for those that dial first. They do at once if they have just come, too.
+_FIRST_PATIENCE_S = 0.05
+
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
@@ -345,7 +348,6 @@ class PeerLinks:
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
-        self._told.pop(peer, None)
         if peer in self._brief:
             asyncio.get_running_loop().call_later(_BRIEF_S, self._tell_connected, connection)
         else:
@@ -357,6 +359,7 @@ class PeerLinks:
         """Log that a peer is connected, unless it is not any more."""
         if self._links.get(connection.peer) is connection:
             self._brief.pop(connection.peer, None)
+            self._told.pop(connection.peer, None)
             log.info("peer %s is connected", connection.peer)
 
     def _tell_lost(self, connection: PeerConnection, error: Exception | None) -> None:
@@ -476,9 +479,10 @@ class PeerLinks:
     ) -> None:
         """Attempt to connect whenever there has been no link with the peer for `patience_s` seconds.
 
-        An attempt returns the name of the peer, as far as it is known then.
+        The first attempt comes sooner, whoever is to dial first: if it is this node that has just come, the other one
+        dials it only when its next attempt is due. An attempt returns the name of the peer, as far as it is known then.
         """
-        retry_s, pause_s = self._limits.retry_first_s, patience_s
+        retry_s, pause_s = self._limits.retry_first_s, min(patience_s, _FIRST_PATIENCE_S)
         while True:
             await asyncio.sleep(pause_s)
             connection = self._links.get(peer)

@@ -779,7 +779,7 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
     run(story())
     lines = [line for line in warnings_in(caplog) if "n3" not in line and "n4" not in line]
     host, port = "127.0.0.1", "[0-9]+"
-    assert len(lines) == 2
+    assert len(lines) == len(set(lines)) <= 4, "one that accepts and one that dials, of each node"
     assert f"refused a connection from {host}: {accepting}" in lines
     assert any(
         re.fullmatch(f"cannot connect to peer n2 at {host}:{port}: {re.escape(dialling)}", line)
