@@ -83,7 +83,7 @@ _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
 # So long a node that has just come waits for those that dial first. They do at once if they have just come, too.
-_FIRST_PATIENCE_S = 0.05
+_FIRST_PATIENCE_S = 0.1
 
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0

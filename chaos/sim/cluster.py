@@ -313,9 +313,11 @@ class SimulatedNode:
         if not self.up:
             return
         if self.has_started:
-            # What follows from a configuration is stored behind it: only if nothing waits for a sync, all is there.
+            # What follows from a configuration is stored with the next turn, behind it: only if that has come, and
+            # nothing waits for a sync, all is there.
             held, journal = self.group.configurations, self.group.journal
-            self._log_lists_members = held.is_settled and journal.synced == journal.written
+            is_followed = held.is_settled and held.known is self.group.members.known
+            self._log_lists_members = is_followed and journal.synced == journal.written
         self.up = False
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
