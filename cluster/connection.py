@@ -54,7 +54,8 @@ class LinkLimits(NamedTuple):
     low_water_bytes: int = 2 << 20
     """A link is not congested any more when fewer than this many bytes are queued."""
     retry_first_s: float = 0.1
-    retry_max_s: float = 1.0
+    retry_max_s: float = 0.2
+    """A peer that comes back waits for this attempt before it can serve anybody."""
     handshake_timeout_s: float = 5.0
     """How long it may take from the connection attempt to the last proof, TLS included."""
     stranger_bytes_max: int = 4096

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cluster.sockets import Address
 
 # One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one
-# is. It waits a little longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).
+# is. It waits longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).
 _PATIENCE_S = 1.5
 
 # A peer that works says something every second. One that has been silent for so long may be gone with its host, and the

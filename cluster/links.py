@@ -82,9 +82,6 @@ _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
-# So long a node that has just come waits for those that dial first. They do at once if they have just come, too.
-_FIRST_PATIENCE_S = 0.1
-
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
@@ -479,10 +476,9 @@ class PeerLinks:
     ) -> None:
         """Attempt to connect whenever there has been no link with the peer for `patience_s` seconds.
 
-        The first attempt comes sooner, whoever is to dial first: if it is this node that has just come, the other one
-        dials it only when its next attempt is due. An attempt returns the name of the peer, as far as it is known then.
+        An attempt returns the name of the peer, as far as it is known then.
         """
-        retry_s, pause_s = self._limits.retry_first_s, min(patience_s, _FIRST_PATIENCE_S)
+        retry_s, pause_s = self._limits.retry_first_s, patience_s
         while True:
             await asyncio.sleep(pause_s)
             connection = self._links.get(peer)
