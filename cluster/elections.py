@@ -167,9 +167,13 @@ class Elections:
         """Whether to grant a peer its pre-vote, for a term that is later than this member's or not.
 
         If so, it may campaign and this member does not meanwhile: two elections at once split the votes.
+
+        A new member has nothing in its log yet, but has been told of its cluster, so that there is a configuration in
+        the log of whoever may lead it. An emptied node, whose file lists the new one, would make a cluster of the two.
         """
         is_better = self.is_better(peer, theirs, ours)
-        granted = may_vote and is_better and is_later_term and not hears_leader
+        is_empty = theirs.index <= 1 and bool(self._configurations.newest.cluster)
+        granted = may_vote and is_better and is_later_term and not hears_leader and not is_empty
         if granted:
             self.give_up()
         return VoteAnswer(granted, stands_instead=not is_better and not hears_leader)

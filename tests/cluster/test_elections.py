@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from memberships import configurations_of
+from memberships import configuration_of, configurations_of
 
+from cluster.configuration import ID_BYTES, Configuration
+from cluster.configurations import Configurations
 from cluster.elections import Elections, LogEnd, Move, VoteAnswer
 from cluster.failure_detector import FailureDetector
 
@@ -157,6 +159,19 @@ def test_a_pre_vote_is_granted_to_who_could_lead_better(
         "c", theirs, OURS, may_vote=may_vote, is_later_term=is_later_term, hears_leader=hears_leader
     )
     assert answer == expected
+
+
+@pytest.mark.parametrize("last_index", [1, 2])
+def test_nobody_leads_a_cluster_who_has_nothing_in_its_log(last_index: int) -> None:
+    """A new member, whose log is empty, too, knows its cluster from others: the candidate may be an emptied node."""
+    members = configuration_of("abcde").members
+    told = Configurations(Configuration.of(8, members, b"c" * ID_BYTES))
+    new = Elections("b", told, FailureDetector(FLOOR_S, CEILING_S))
+    first = LogEnd(0, 1)
+    answer = new.answer(
+        "c", LogEnd(0, last_index), first, may_vote=True, is_later_term=True, hears_leader=False
+    )
+    assert answer == VoteAnswer(granted=last_index > 1, stands_instead=False)
 
 
 def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> None:

@@ -118,6 +118,11 @@ def test_a_node_is_taken_in_whose_addition_was_lost_and_all_that_it_had_in_its_l
     assert not run_seed(12301327).violation
 
 
+def test_an_emptied_node_makes_no_cluster_with_a_new_member_that_has_nothing_in_its_log_yet() -> None:
+    """Its file listed that one only, which voted for it."""
+    assert not run_seed(12423368).violation
+
+
 @pytest.mark.long
 @pytest.mark.xdist_group("seeds")
 def test_what_is_rare_happens() -> None:
