@@ -41,6 +41,10 @@ class Lateness:
     """How late a leader's disk is."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a reign begins or ends."""
         self._late_s = 0.0
         self._looked_s: float | None = None
         self._own_index = self._others_index = self._last_index = 0
@@ -71,14 +75,6 @@ class Lateness:
         """Who waits for this disk, and not only because its own slow one has come first by chance."""
         longest_s = max(self._waited_s.values(), default=0.0)
         return [name for name, waited_s in self._waited_s.items() if waited_s > OFTEN * longest_s]
-
-    def reset(self) -> None:
-        """Forget everything: a reign begins or ends."""
-        self._late_s = 0.0
-        self._waited_s.clear()
-        self._looked_s = None
-        self._recent, self._usual = _Lack(RECENT_S), _Lack(USUAL_S)
-        self._own_stall, self._others_stall = _Stall(), _Stall()
 
     def look(
         self,

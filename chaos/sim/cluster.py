@@ -511,8 +511,8 @@ class SimulatedCluster:
 
         A node with a new directory is not taken in by itself if it has a new address, too, or if the member that it was
         has been removed before it could be replaced. If besides all that its file lists have gone, it is told where the
-        others are. And a member is still there whose node was given up: what stopped
-        then because it was removed was another directory of that name, an old one.
+        others are. And a member is still there whose node was given up: what stopped then because it was removed was
+        another directory of that name, an old one.
         """
         self.world.after(OPERATOR_S, self.look_after_members)
         leader = self.leader()
