@@ -110,9 +110,19 @@ def test_without_space_publishers_wait_until_there_is_some(
                 ]:
                     return
 
+    log, told = cluster.log("n2"), "publishers must wait"
+    told_before = log.read_text().count(told)
+
+    async def until_told() -> None:
+        """The status tells of the alarm as soon as somebody asks, and clients are told with the node's next beat."""
+        async with asyncio.timeout(30):
+            while log.read_text().count(told) == told_before:  # noqa: ASYNC110 -- of another process
+                await asyncio.sleep(0.01)
+
     async def check() -> None:
         cluster.set_faults("n2", disk_full=True)
         await until_alarmed(True)
+        await until_told()
         # A node without space holds up its own clients; the others go on while they are a majority.
         await asyncio.to_thread(publish, cluster.endpoints["n1"], "space", bodies(1))
         publishing = asyncio.create_task(
@@ -129,7 +139,10 @@ def test_without_space_publishers_wait_until_there_is_some(
         await until_alarmed(False)
         assert await asyncio.to_thread(taken, cluster.endpoints["n2"], "no space") == bodies(3)
 
-    runner.run(check())
+    try:
+        runner.run(check())
+    finally:
+        cluster.set_faults("n2", disk_full=False)  # the tests behind this one have the same cluster
 
 
 def test_when_all_lose_their_power_nothing_confirmed_is_lost(
