@@ -72,7 +72,11 @@ NOTICE_S = 0.001
 """A follower at which nobody waits is told so much later that an entry is committed, or with the next append."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""A follower holds about this many unsynced bytes of entries in memory, and drops what comes until they are synced."""
+"""A node holds about this many unsynced bytes of entries in memory.
+
+A follower drops what comes until they are synced. A leader commits meanwhile only what its own disk has, too: then what
+it proposes waits for that.
+"""
 
 
 class Engine(Stock):
@@ -179,18 +183,19 @@ class Engine(Stock):
             return True
         if not self.is_leader:
             return self._is_candidate
-        stored_index = self._stored_index()
-        # Nothing counts that this leader has not stored: only then is it worth asking what the others have.
-        return commit_index < stored_index and commit_index < self._tracker.reached_index(stored_index)
+        return commit_index < self.journal.last_index and commit_index < self._may_commit()
 
     def acknowledged_index(self, peer: str) -> int:
         """The last entry that `peer` has told this leader to hold, 0 if none."""
         progress = self.progress.get(peer)
         return progress.acknowledged if progress is not None else 0
 
-    def reached_without_leader(self) -> int:
-        """The last entry that a majority has stored, whatever this leader has; 0 if there is none."""
-        return self._tracker.reached_without_leader()
+    def reached_index(self) -> int:
+        """The last entry that a majority has stored, as this leader knows.
+
+        H1: it counts itself only as far as its own disk has synced.
+        """
+        return self._tracker.reached_index(self._stored_index())
 
     @property
     def matched_index(self) -> int:
@@ -333,7 +338,7 @@ class Engine(Stock):
         self._append_due = True
 
     def synced(self) -> None:
-        """Note that the journal has synced more: a leader's own entries count up to there (hazard H1)."""
+        """Note that the journal has synced more: a leader counts itself up to there (hazard H1)."""
         self._stored_is_told = False
 
     def installed(self, index: int) -> None:
@@ -624,21 +629,28 @@ class Engine(Stock):
         """Tell pysyncobj what a majority has stored, which it commits then, and when a majority was last heard.
 
         True if that may be something new.
-        H1: no entry counts as stored before it is synced on this leader's own disk.
         H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
         """
         is_new = not self._stored_is_told and self.commit_index < self.journal.last_index
         if is_new:
             self._stored_is_told = True
-            self._SyncObj__raftMatchIndex = dict.fromkeys(
-                self._nodes.values(), self._tracker.reached_index(self._stored_index())
-            )
+            self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), self._may_commit())
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if now_s - self._heard_told_s > self._timing.heartbeat_s / 2:
             self._heard_told_s = now_s - self._tracker.silent_s(awake_s)
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
             return True
         return is_new
+
+    def _may_commit(self) -> int:
+        """The last entry that may be committed: one that a majority has stored.
+
+        Nobody waits for this leader's disk if the others are a majority and quicker (Raft thesis, 10.2.1), as long as
+        what it lacks fits into memory.
+        """
+        if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
+            return min(self.reached_index(), self._stored_index())
+        return self.reached_index()
 
     def _stored_index(self) -> int:
         return self.journal.synced_index

@@ -2,8 +2,8 @@
 
 One turn = what was received, tick, compose an entry, start a sync, send. Everything that happens (a frame, a synced
 write, a submission, a timer) asks for a turn; turns run one at a time on the loop. Disk and network overlap: appends
-leave before the leader's own sync, acknowledgements wait for it, and a leader counts no entry beyond its own synced
-tail (the engine sees to that).
+leave before the leader's own sync, acknowledgements wait for it, and a leader counts itself only as far as its own
+disk has synced (the engine sees to that).
 
 Lives here: exactly-once submission (`submit`), turns, forwarding to the leader, *tick entries* that bring the machine
 nothing but the time, applying. Not here: how the parts are put together (assembly.py), what comes from the peers
@@ -29,7 +29,6 @@ from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
 from cluster.histogram import Histogram
-from cluster.lateness import SOON_S
 from cluster.link_ports import Links
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -229,19 +228,11 @@ class Group:
             self.stopping.leave_if_the_others_can_go_on()
             self._expulsions.look(is_leader=self.engine.is_leader)
             if self.engine.is_leader:
+                self.leadership.leave_if_late(self._turns.beat_s)
                 self.leadership.leave_for_maintenance()
                 self.reconfiguration.take_due_step()
             self._beat_due_s = now_s + self._turns.beat_s
             self._runtime.call_later(self._turns.beat_s, self._beat)
-            self._look_at_disk()
-
-    def _look_at_disk(self) -> None:
-        """See how late the disk of this leader is, and once more soon if others wait for it, until the next beat."""
-        if not (self._turns.is_on and self.engine.is_leader):
-            return
-        is_waited_for = self.leadership.leave_if_late(self._turns.beat_s)
-        if is_waited_for and self._runtime.monotonic() + SOON_S < self._beat_due_s:
-            self._runtime.call_later(SOON_S, self._look_at_disk)
 
     def _turn(self) -> None:
         try:

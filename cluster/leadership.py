@@ -174,30 +174,23 @@ class Leadership:
             if fit:
                 self.leave(fit)
 
-    def leave_if_late(self, interval_s: float) -> bool:
-        """Hand over if the disk of this node keeps everybody waiting, to a node that waits for it.
+    def leave_if_late(self, interval_s: float) -> None:
+        """Hand over if the disk of this node keeps everybody waiting, to a node that has what this one has not written.
 
-        This is called every `interval_s` seconds at least, while this node leads, and sooner if True is returned: then
-        others wait for its disk now.
+        This is called every `interval_s` seconds at least, while this node leads.
         """
-        engine, others_index = self._engine, self._engine.reached_without_leader()
-        prompt = (peer for peer in engine.progress if engine.acknowledged_index(peer) >= others_index)
-        self._lateness.look(
-            self._runtime.monotonic(),
-            interval_s,
-            engine.journal.synced_index,
-            others_index,
-            engine.journal.last_index,
-            prompt,
-        )
+        engine, now_s = self._engine, self._runtime.monotonic()
+        reached_index = engine.reached_index()
+        self._lateness.look(now_s, interval_s, is_waited_for=engine.commit_index < reached_index)
         if self._lateness.is_too_much:
-            waiting, successors = self._lateness.waiting, self._statuses.successors()
             fit = [
-                name for name in successors if name in waiting and self._statuses.why_not_lead(name) is None
+                name
+                for name in self._statuses.successors()
+                if engine.acknowledged_index(name) >= reached_index
+                and self._statuses.why_not_lead(name) is None
             ]
             if fit and self.leave(fit):
                 log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(fit))
-        return self._lateness.is_waited_for
 
     def leave_if_apart(self) -> None:
         """Hand over to a member that reaches whomever this one reaches, and others, if that lasts.

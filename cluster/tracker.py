@@ -67,17 +67,10 @@ class ProgressTracker:
     # What is known
 
     def reached_index(self, own_index: int) -> int:
-        """The last entry that a majority has stored, this leader among them, whose disk holds `own_index` (H1)."""
-        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.peers.items()}
+        """The last entry that a majority has stored; of this leader, `own_index` is what counts."""
+        stored = {peer: known.acknowledged for peer, known in self.peers.items()}
         stored[self._name] = own_index
         return self._configurations.membership.reached(stored)
-
-    def reached_without_leader(self) -> int:
-        """The last entry that a majority of the voters has stored, whatever this leader has."""
-        membership = self._configurations.membership
-        stored = dict.fromkeys(membership.voters, 0)  # one of them may be too new to be known
-        stored.update((peer, known.acknowledged) for peer, known in self.peers.items())
-        return membership.reached(stored)
 
     def silent_s(self, awake_s: float) -> float:
         """For how long no majority was heard, this leader among it, by the time for which this node was awake."""

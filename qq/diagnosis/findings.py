@@ -99,7 +99,9 @@ KINDS: Mapping[str, KindOfFinding] = {
     "memory-alarm": _critical(
         "Have consumers acknowledge, or close connections; else give the node more memory (`memory_high_watermark`)."
     ),
-    "disk-slow": _warning("Each confirm waits for it: look who else uses the disk, and whether it fails."),
+    "disk-slow": _warning(
+        "Where too few others are quicker, confirms wait for it: look who else uses it, and whether it fails."
+    ),
     "loop-busy": _warning(
         "Look at rates, at messages to very many queues, and at other processes; spread clients over the nodes."
     ),

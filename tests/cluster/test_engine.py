@@ -337,17 +337,52 @@ def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
     assert acknowledgements[-1].sync_point <= node.journal.synced
 
 
-def test_h1_a_leader_commits_nothing_that_it_has_not_synced_itself() -> None:
+def test_h1_a_leader_does_not_count_itself_before_it_has_synced() -> None:
     node = OurNode(0)
     node.lead()
-    for peer in PEERS:
-        node.engine.receive(peer, appended(node.engine.term, 3))
+    node.engine.receive("b", appended(node.engine.term, 3))
     node.turn()
     assert node.engine.commit_index == 1
     node.journal.sync_now()
     node.engine.synced()
     node.turn()
     assert node.engine.commit_index == 2
+
+
+def test_nobody_waits_for_a_leaders_disk_if_the_others_are_a_majority() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    for peer in PEERS:
+        node.engine.receive(peer, appended(node.engine.term, index + 1))
+    assert node.engine.wants_turn
+    node.turn()
+    assert node.engine.commit_index == index
+    assert node.journal.synced_index < index
+
+
+def test_what_a_leader_has_not_synced_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.engine.UNSYNCED_BYTES_MAX", 1000)
+    node = leading()
+
+    def stored_by_others() -> int:
+        index = node.engine.propose(NO_OP.ljust(600))
+        node.turn()
+        for peer in PEERS:
+            node.engine.receive(peer, appended(node.engine.term, index + 1))
+        node.turn()
+        return index
+
+    first = stored_by_others()
+    assert node.engine.commit_index == first
+    second = stored_by_others()
+    assert node.engine.commit_index == first
+    assert not node.engine.wants_turn, "its own disk is too far behind"
+    node.journal.sync_now()
+    node.engine.synced()
+    assert node.engine.wants_turn
+    node.turn()
+    assert node.engine.commit_index == second
 
 
 def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:

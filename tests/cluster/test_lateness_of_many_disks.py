@@ -16,12 +16,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lateness import SOON_S, Lateness
+from cluster.lateness import Lateness
 from cluster.timing import Timing
 
 BEAT_S = Timing().heartbeat_s
 HOP_S = 0.0005
 IN_FLIGHT_MAX = 2
+BEHIND_MAX = 10
+"""So many entries a leader holds in memory that its disk has not; if there are more, everybody waits for that."""
 WriteTime = Callable[[float, Random], float]
 """How long a write takes that begins then."""
 
@@ -30,10 +32,12 @@ class Disks:
     """The disks of a cluster, of which the first one is the leader's at first; `reigns` has when who began to lead.
 
     So many clients wait for each confirm before they publish again, and others publish `rate` messages a second.
+    `waited_s` is for how long nothing was missing to commit an entry but the leader's disk.
     """
 
     def __init__(self, disks: list[WriteTime], seed: int, clients: int, rate: float) -> None:
         self.reigns = [(0.0, 0)]
+        self.waited_s = 0.0
         self._disks = disks
         self._random = Random(seed)
         self._rate = rate
@@ -47,7 +51,7 @@ class Disks:
         """How many clients wait for each entry."""
         self._waiting = clients
         self._lateness = Lateness()
-        self._looks_until_s = 0.0
+        self._looked_s = 0.0
         self._in(self._random.uniform(0, BEAT_S), self._beat)
         if rate:
             self._in(0.0, self._publish)
@@ -92,32 +96,34 @@ class Disks:
 
     def _hear(self, node: int, index: int) -> None:
         self._told[node] = index
-        reached = min(sorted(self._told)[len(self._told) // 2], self._stored[self._leader])
+        self._commit()
+
+    def _commit(self) -> None:
+        reached = self._reached
+        if self._end - self._stored[self._leader] > BEHIND_MAX:
+            reached = min(reached, self._stored[self._leader])
         while self._committed < reached:
             self._committed += 1
             self._waiting += self._entries.pop(self._committed)
         self._propose()
 
+    @property
+    def _reached(self) -> int:
+        return sorted(self._told)[len(self._told) // 2]
+
     def _beat(self) -> None:
         self._in(self._random.uniform(1.0, 1.05) * BEAT_S, self._beat)
-        self._looks_until_s = self._now_s + BEAT_S
-        self._look()
-
-    def _look(self) -> None:
-        others = [0 if node == self._leader else told for node, told in enumerate(self._told)]
-        reached = sorted(others)[len(others) // 2]
-        stored, prompt = (
-            self._stored[self._leader],
-            (str(node) for node, told in enumerate(others) if told >= reached),
-        )
-        self._lateness.look(self._now_s, BEAT_S, stored, reached, self._end, prompt)
-        if self._lateness.is_too_much:
+        is_waited_for = self._committed < self._reached
+        if is_waited_for:
+            self.waited_s += self._now_s - self._looked_s
+        self._looked_s = self._now_s
+        self._lateness.look(self._now_s, BEAT_S, is_waited_for=is_waited_for)
+        fit = [node for node, told in enumerate(self._told) if told >= self._reached and node != self._leader]
+        if self._lateness.is_too_much and fit:
             # Who has everything is asked at once, and of several the first one.
-            waiting = sorted(map(int, self._lateness.waiting), key=lambda node: self._told[node] < self._end)
-            self.reigns.append((self._now_s, waiting[0]))
+            self.reigns.append((self._now_s, min(fit, key=lambda node: self._told[node] < self._end)))
             self._lateness.reset()
-        elif self._lateness.is_waited_for and self._now_s + SOON_S < self._looks_until_s:
-            self._in(SOON_S, self._look)
+            self._commit()
 
 
 def about(mean_s: float, spread: float = 0.5) -> WriteTime:
@@ -138,7 +144,6 @@ SEEDS = st.integers(0, 1_000_000)
 SIZES = st.sampled_from([3, 5])
 LOADS = st.sampled_from([(1, 0.0), (3, 0.0), (0, 30.0), (0, 300.0), (2, 30.0)])
 SPREADS = st.sampled_from([0.02, 0.2, 0.5])
-"""With more, one of them has a leader hand over now and then: its first writes took several times as long."""
 
 
 @given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 1.0))
@@ -154,31 +159,32 @@ def test_where_all_disks_are_alike_nobody_hands_over(
     SEEDS,
     LOADS,
     SPREADS,
-    st.floats(0.06, 1.0),
-    st.floats(0.0005, 0.125),
+    st.floats(0.01, 3.0),
+    st.floats(0.0005, 1.0),
     st.sampled_from([(1, 3), (1, 5), (2, 5)]),
 )
-def test_a_leader_with_a_slow_disk_leaves_once_for_one_whose_disk_is_not(
+def test_for_the_slow_disk_of_a_leader_nobody_waits_for_long(
     seed: int, load: tuple[int, float], spread: float, slow_s: float, share: float, nodes: tuple[int, int]
 ) -> None:
     slow, size = nodes
     quick = about(max(0.0005, share * slow_s), spread)
     disks = Disks([about(slow_s, spread)] * slow + [quick] * (size - slow), seed, *load)
-    disks.run(30.0)
-    [_, (left_s, leader)] = disks.reigns
-    assert leader >= slow
-    assert left_s < 20.0
+    disks.run(60.0)
+    assert len(disks.reigns) <= 2
+    [*_, (_, leader)] = disks.reigns
+    assert len(disks.reigns) == 1 or leader >= slow
+    assert disks.waited_s < 10.0  # a tenth of the time is forgotten, and what is shorter than a beat
 
 
-@given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.01, 0.4))
-def test_a_leader_whose_disk_hangs_leaves_soon_also_where_all_have_been_slow(
+@given(SEEDS, SIZES, LOADS, SPREADS, st.floats(0.002, 0.4))
+def test_for_a_disk_that_hangs_nobody_waits_for_long(
     seed: int, size: int, load: tuple[int, float], spread: float, write_s: float
 ) -> None:
     slow = about(write_s, spread)
     disks = Disks([hanging(slow, 20.0)] + [slow] * (size - 1), seed, *load)
-    disks.run(30.0)
-    [_, (left_s, _leader)] = disks.reigns
-    assert 20.0 < left_s < 22.0 + 6 * write_s
+    disks.run(60.0)
+    assert len(disks.reigns) == 2
+    assert disks.waited_s < 2.0
 
 
 @given(SEEDS, SIZES, LOADS, st.floats(0.2, 1.0), st.sampled_from([3.0, 10.0, 30.0]))

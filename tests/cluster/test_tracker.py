@@ -55,7 +55,7 @@ def test_acknowledgements_to_an_earlier_leader_do_not_count() -> None:
     assert [known.heard_s for known in peers.values()] == [20.0, 20.0]
 
 
-def test_a_majority_has_stored_no_more_than_the_leader_and_learners_do_not_count() -> None:
+def test_a_majority_is_made_of_voters_and_the_leader_counts_as_one() -> None:
     tracker = tracker_of("abc", learners="de")
     for peer in "de":
         tracker.peers[peer].acknowledge(9)
@@ -64,7 +64,8 @@ def test_a_majority_has_stored_no_more_than_the_leader_and_learners_do_not_count
     assert tracker.reached_index(own_index=8) == 8
     assert tracker.reached_index(own_index=5) == 5
     tracker.peers["c"].acknowledge(7)
-    assert tracker.reached_index(own_index=5) == 5
+    assert tracker.reached_index(own_index=5) == 7
+    assert tracker.reached_index(own_index=8) == 8
 
 
 def test_a_majority_is_silent_as_long_as_the_best_one_that_can_be_found() -> None:
@@ -101,13 +102,3 @@ def test_learners_are_fed_at_a_pace_of_their_own_until_they_vote() -> None:
     configurations.begin(configurations_of("abc").newest)
     tracker.pace_learners(make)
     assert tracker.peers["c"].pace is None
-
-
-def test_what_others_have_is_told_without_the_leader_and_of_voters_only() -> None:
-    tracker = tracker_of("abc", "d")
-    for peer, index in (("b", 7), ("c", 5), ("d", 9)):
-        tracker.peers[peer].acknowledge(index)
-    assert tracker.reached_without_leader() == 5
-    tracker.forget("c")
-    assert tracker.reached_without_leader() == 0
-    assert tracker_of("a").reached_without_leader() == 0
