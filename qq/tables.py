@@ -59,7 +59,7 @@ def _table_size(table: dict[Any, Any], depth: int) -> int:
     for name, value in table.items():
         if type(name) is not str:
             raise InvalidTable("a field of a table has no name")
-        octets = _octets(name)
+        octets = len(name) if name.isascii() else _octets(name)
         if octets > NAME_BYTES_MAX:
             raise InvalidTable(
                 f"the name of a field has {octets} octets, which is more than {NAME_BYTES_MAX}"
@@ -72,7 +72,7 @@ def _size(value: Any, depth: int) -> int:
     """The size of a value with the octet that names its type. `depth` is how many levels may be in it."""
     kind = type(value)
     if kind is str:
-        return 5 + _octets(value)
+        return 5 + (len(value) if value.isascii() else _octets(value))
     if kind is bytes:
         return 5 + len(value)
     if kind is int:

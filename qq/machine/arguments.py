@@ -80,9 +80,12 @@ def check_equivalent_field(thing: str, field: str, current: bool | str, received
 
 
 def _check(queue: str, kind: str, arguments: Table, checks: dict[str, Check], known: frozenset[str]) -> None:
-    for key, check in checks.items():
-        if key in arguments and key in known:
-            wrong = check(arguments[key], arguments)
+    given = [key for key in arguments if key in checks]
+    if len(given) > 1:
+        given = [key for key in checks if key in arguments]
+    for key in given:
+        if key in known:
+            wrong = checks[key](arguments[key], arguments)
             if wrong is not None:
                 raise _invalid(key, queue, wrong)
     for key in arguments:

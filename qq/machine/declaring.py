@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from qq.machine.effects import Done, QueueDeclared, QueueDeleted, QueuePurged
 from qq.machine.errors import not_found, precondition_failed, the_queue
 from qq.machine.requesters import REPLY_TO
+from qq.machine.work import SERVING_RANGES
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
@@ -47,16 +48,20 @@ class Declaring:
         if name.startswith(REPLY_TO):
             return self._declare_requester(command.session, vhost, name)
         if command.passive:
-            queue = vhost.queue(name, owner)
+            queue, is_new = vhost.queue(name, owner), False
         else:
             core.make_way_for(vhost, name)
+            is_new = name not in vhost.queues
             queue = vhost.declare_queue(command, name, owner)
         if vhost.is_unreviewed:
             core.review(vhost)
         queue.use(core.time_ms)
         core.touch(queue)
         core.session(core.origin, command.session).queue = queue.name
-        core.serve(queue)
+        if is_new:
+            core.work.served += SERVING_RANGES  # it counts as served, and has nothing to give
+        else:
+            core.serve(queue)
         return QueueDeclared(queue.name, queue.ready, queue.consumers)
 
     def _declare_requester(self, session: int, vhost: VirtualHost, name: str) -> QueueDeclared:

@@ -125,14 +125,15 @@ def table_bytes(table: Table) -> int:
     return size
 
 
-def check_table_size(doing: str, table: Table) -> None:
-    """Raise Refused for arguments that are too large to be kept."""
+def check_table_size(doing: str, table: Table) -> int:
+    """Return the size of arguments; raise Refused for those that are too large to be kept."""
     size = table_bytes(table) if table else 0
     if size > ARGUMENTS_BYTES_MAX:
         raise precondition_failed(
             f"cannot {doing}: the arguments take {size} bytes ({VALUE_BYTES} for each value and its octets), "
             f"the limit is {ARGUMENTS_BYTES_MAX}"
         )
+    return size
 
 
 def _value_bytes(value: Any) -> int:

@@ -472,6 +472,8 @@ class Queue:
                     consumer.wait_for_room()
         if backlog.count or self.waiting_since_ms:
             self._note_waiting(now_ms)
+        if not served:
+            return []
         return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
 
     def _take(self, count: int, most: int) -> list[Range]:

@@ -286,7 +286,8 @@ class VirtualHost:
 
     def _forget_routes(self) -> None:
         """Forget all cached routes, which are others now."""
-        self._make_room()
+        if self._routes:
+            self._make_room()
         self._work.dear_ways.pop(self.name, None)
 
     def _make_room(self) -> None:
@@ -322,8 +323,10 @@ class VirtualHost:
         if command.server_named and kind == args.QUORUM:
             raise precondition_failed(f"Cannot declare a server-named queue for type {args.MODULES[kind]}")
         args.check_queue_arguments(thing, kind, arguments)
-        lim.check_table_size(f"declare {thing}", command.arguments)
-        self._check_room_for_queue(name, arguments)
+        size = lim.check_table_size(f"declare {thing}", command.arguments)
+        if len(arguments) > len(command.arguments):
+            size = lim.table_bytes(arguments)
+        self._check_room_for_queue(name, size)
         if kind == args.QUORUM:
             check_quorum_properties(thing, command)
         # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
@@ -339,14 +342,17 @@ class VirtualHost:
             number=self._new_number(),
             settings=settings_of(kind, arguments, None, None),
         )
-        self.restore_queue(queue)
+        self._enter_queue(queue, size)
         self._apply_policies_to_queue(queue)
         return queue
 
     def restore_queue(self, queue: Queue) -> None:
         """Enter a queue whose name is free."""
+        self._enter_queue(queue, lim.table_bytes(queue.arguments))
+
+    def _enter_queue(self, queue: Queue, argument_bytes: int) -> None:
         self.queues[queue.name] = queue
-        self.argument_bytes += lim.table_bytes(queue.arguments)
+        self.argument_bytes += argument_bytes
         owner = _owner(queue)
         if owner is not None:
             self._owned.setdefault(owner, {})[queue.name] = None
@@ -603,32 +609,31 @@ class VirtualHost:
         is_plain = command.durable and not command.auto_delete and not command.exclusive
         return args.QUORUM if self.default_queue_type == args.QUORUM and is_plain else args.CLASSIC
 
-    def _check_room_for_queue(self, name: str, arguments: Table) -> None:
+    def _check_room_for_queue(self, name: str, argument_bytes: int) -> None:
         limit = lim.limit_of(self.limits, lim.MAX_QUEUES)
         if limit is not None and len(self.queues) >= limit:
             raise precondition_failed(
                 f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached"
             )
-        self._check_room_for_arguments(f"declare queue '{name}'", arguments)
+        self._check_room_for_arguments(f"declare queue '{name}'", argument_bytes)
 
     def _check_room_for_binding(self, binding: Binding, arguments: Table) -> None:
         kind = "queue" if binding.destination.kind is DestinationKind.QUEUE else "exchange"
         destination = f"{kind} '{binding.destination.name}'"
         doing = f"bind {destination}"
-        lim.check_table_size(doing, arguments)
+        size = lim.check_table_size(doing, arguments)
         self.check_room(doing, lim.MAX_BINDINGS, len(self.bindings))
         to_it, from_there = self.binding_counts(binding.source, binding.destination)
         self.check_room(doing, lim.MAX_BINDINGS_PER_QUEUE, to_it, destination)
         self.check_room(
             doing, lim.MAX_BINDINGS_PER_EXCHANGE, from_there, the_exchange(binding.source, self.name)
         )
-        self._check_room_for_arguments(doing, arguments)
+        self._check_room_for_arguments(doing, size)
 
-    def _check_room_for_arguments(self, doing: str, arguments: Table) -> None:
-        if arguments:
+    def _check_room_for_arguments(self, doing: str, size: int) -> None:
+        if size:
             # With these arguments the limit may be reached, not exceeded.
-            more = lim.table_bytes(arguments) - 1
-            self.check_room(doing, lim.MAX_ARGUMENT_BYTES, self.argument_bytes + more)
+            self.check_room(doing, lim.MAX_ARGUMENT_BYTES, self.argument_bytes + size - 1)
 
     def check_room(self, doing: str, name: str, count: int, where: str = "") -> None:
         """Raise Refused if `count` has reached the limit `name`; `where` is told if it is not the virtual host's."""
@@ -656,9 +661,9 @@ class VirtualHost:
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         args.check_exchange_argument(the_exchange(name, self.name), "alternate-exchange", command.arguments)
         doing = f"declare exchange '{name}'"
-        lim.check_table_size(doing, command.arguments)
+        size = lim.check_table_size(doing, command.arguments)
         self.check_room(doing, lim.MAX_EXCHANGES, len(self.exchanges))
-        self._check_room_for_arguments(doing, command.arguments)
+        self._check_room_for_arguments(doing, size)
         _, _, kind, _, durable, auto_delete, internal, table = command
         self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
         self._apply_policies_to_exchange(name)
