@@ -32,6 +32,9 @@ _CHALLENGE: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset=
 _NOT_AUTHORISED = "not_authorised"
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
+_RENAMED = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_entity_too_large"}
+"""What a status is called here that CPython calls otherwise from 3.13 on."""
+
 _REQUESTED_WITH, _PAGE = "X-Requested-With", "qq-page"
 
 
@@ -159,6 +162,7 @@ def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str, Mapping[str, 
 def _error(status: int, reason: str, headers: Mapping[str, str], error: str = "") -> web.Response:
     if not error:
         is_bare = status == HTTPStatus.NOT_FOUND and reason == NOT_FOUND
-        error = _NO_OBJECT if is_bare else HTTPStatus(status).name.lower()
+        told = HTTPStatus(status)
+        error = _NO_OBJECT if is_bare else _RENAMED.get(told, told.name.lower())
     body = {"error": error, "reason": reason}
     return web.json_response(body, status=status, headers=headers)
