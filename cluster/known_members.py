@@ -86,6 +86,8 @@ class KnownMembers:
         """Where other nodes of this cluster say that members are."""
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the data directories that are, or were, members."""
+        self._configurations: Configurations | None = None
+        """Those that were told to `configure` last."""
 
     def place(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Where this node looks first for one that is at this address by the log, or will be."""
@@ -108,6 +110,7 @@ class KnownMembers:
         would have this node give up what it acknowledges now. One that has not joined any connects anew.
         """
         was_named = self.terms.is_named
+        self._configurations = configurations
         newest = configurations.newest
         # As long as nobody knows a cluster, what counts is the list in each node's file.
         names = configurations.committed.membership.members
@@ -133,6 +136,17 @@ class KnownMembers:
             for peer, terms in linked.items()
             if terms.is_foreign_to(self.terms) or (has_joined and may_be_of_another(peer, terms))
         ]
+
+    def hear_cluster(self, terms: Terms) -> None:
+        """Learn from what another node tells that this log is of the same cluster, if this node could not know.
+
+        Who tells of a cluster knows that its first configuration is committed. So it is also where it is in the log,
+        and the leader that has committed it has told others of it, and then was lost.
+        """
+        held = self._configurations
+        if held and not self.terms.is_named and terms.is_named and terms.cluster == held.newest.cluster:
+            held.note_cluster(terms.cluster)
+            self.terms = self.terms._replace(cluster=terms.cluster)
 
     @property
     def seeks_members(self) -> bool:
@@ -174,6 +188,11 @@ class KnownMembers:
         if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
             # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
             # A member that was removed before it knew of the id is let in, to be told.
+            if not any(self._directories):
+                return OtherClusterError(
+                    f"node {peer!r} does not know yet whether its log is of this cluster, and this node, which has "
+                    "nothing of the log, not who its members are"
+                )
             return OtherClusterError(
                 f"node {peer!r} has the log of a cluster without an id and never was a member of this one: its data "
                 "directory is of an earlier life of the cluster; start it with an empty one"

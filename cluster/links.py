@@ -649,6 +649,7 @@ class PeerLinks:
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
         """Why a node that knows the secret gets no connection under this name; None if it gets one."""
+        self._known.hear_cluster(terms)
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
         error = error or self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.configuration import Configuration, Member, PeerAddress, Versions
+from cluster.configuration import Configuration, Member, PeerAddress, Versions, make_configuration
 from cluster.configurations import Configurations
 from cluster.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
 from cluster.known_members import KnownMembers, Link
@@ -77,6 +77,35 @@ def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_mem
     members.configure(b"n1", Configurations(configuration), {})
     terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=gone)
     assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
+
+
+@pytest.mark.parametrize("told", [b"c" * 16, b"d" * 16, UNNAMED, NO_ID])
+def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of_it(told: bytes) -> None:
+    """The leader that had committed it told the other one, which has nothing of the log, and was lost (simulated)."""
+    held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    held.has_past = True
+    members.configure(b"1" * 16, held, {})
+    first = Configuration.of(
+        8, [Member(name, place, name.encode() * 8) for name, place in IN_LOG.items()], b"c" * 16
+    )
+    held.appended(2, make_configuration(0, first))
+    members.configure(b"1" * 16, held, {})
+    assert members.terms.cluster == UNNAMED, "it is not known to be committed"
+    members.hear_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=told, member=b"2" * 16))
+    members.configure(b"1" * 16, held, {})
+    assert members.terms.cluster == (b"c" * 16 if told == b"c" * 16 else UNNAMED)
+
+
+def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
+    held.note_cluster(b"c" * 16)
+    members.configure(b"1" * 16, held, {})
+    terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=b"2" * 16)
+    refused = members.judge("n2", terms, None, dialled_here=True)
+    assert "start it with an empty one" not in str(refused)
+    assert "does not know yet whether its log is of this cluster" in str(refused)
 
 
 def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None:

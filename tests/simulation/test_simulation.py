@@ -123,6 +123,11 @@ def test_an_emptied_node_makes_no_cluster_with_a_new_member_that_has_nothing_in_
     assert not run_seed(12423368).violation
 
 
+def test_who_was_told_of_its_cluster_and_nothing_else_goes_on_with_who_has_its_log() -> None:
+    """That one could not know that the configuration there was committed; the leader's log was damaged."""
+    assert not run_seed(12441341).violation
+
+
 @pytest.mark.long
 @pytest.mark.xdist_group("seeds")
 def test_what_is_rare_happens() -> None:
