@@ -245,13 +245,15 @@ class Client:
 
     async def close(self) -> None:
         """Say goodbye, so that all that was sent before is heard."""
-        with suppress(OSError, TimeoutError, Closed):
-            async with asyncio.timeout(GOODBYE_S):
-                self._send(0, commands.Connection.Close(200, "the shovel stops", 0, 0))
-                while not any(isinstance(event, commands.Connection.CloseOk) for event in self._ahead):
-                    self._ahead.clear()
-                    self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
-        self.abort()
+        try:
+            with suppress(OSError, TimeoutError, Closed):
+                async with asyncio.timeout(GOODBYE_S):
+                    self._send(0, commands.Connection.Close(200, "the shovel stops", 0, 0))
+                    while not any(isinstance(event, commands.Connection.CloseOk) for event in self._ahead):
+                        self._ahead.clear()
+                        self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
+        finally:  # it may be cancelled meanwhile, or from CPython 3.13 on just before
+            self.abort()
 
     def abort(self) -> None:
         """Drop the connection."""

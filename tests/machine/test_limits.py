@@ -383,7 +383,7 @@ SIZES: dict[str, tuple[Callable[[int], Command], int]] = {
     "exchange": (lambda i: exchange(f"some.exchange.{i}"), 1_000),
     "binding": (lambda i: bind(f"some.routing.key.{i}"), 1_500),
     "consumer": (lambda i: consume(i, "q", 1), 1_200),
-    "vhost": (lambda i: c.PutVhost(f"vhost{i}", "", [], ""), 7_000),
+    "vhost": (lambda i: c.PutVhost(f"vhost{i}", "", [], ""), 7_500),
     "user": (lambda i: c.PutUser(f"user{i}", b"salt", bytes(32), []), 800),
 }
 
