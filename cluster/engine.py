@@ -197,6 +197,10 @@ class Engine(Stock):
         """
         return self._tracker.reached_index(self._stored_index())
 
+    def is_waited_for(self) -> bool:
+        """Whether more could be committed if this leader's own disk were not so far behind."""
+        return self._may_commit() < self.reached_index()
+
     @property
     def matched_index(self) -> int:
         """The last entry up to which this log is known to be that of the current term's leader; 0 if none is."""

@@ -180,9 +180,9 @@ class Leadership:
         This is called every `interval_s` seconds at least, while this node leads.
         """
         engine, now_s = self._engine, self._runtime.monotonic()
-        reached_index = engine.reached_index()
-        self._lateness.look(now_s, interval_s, is_waited_for=engine.commit_index < reached_index)
+        self._lateness.look(now_s, interval_s, is_waited_for=engine.is_waited_for())
         if self._lateness.is_too_much:
+            reached_index = engine.reached_index()
             fit = [
                 name
                 for name in self._statuses.successors()

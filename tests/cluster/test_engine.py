@@ -356,6 +356,7 @@ def test_nobody_waits_for_a_leaders_disk_if_the_others_are_a_majority() -> None:
     for peer in PEERS:
         node.engine.receive(peer, appended(node.engine.term, index + 1))
     assert node.engine.wants_turn
+    assert not node.engine.is_waited_for(), "all that is missing is the turn"
     node.turn()
     assert node.engine.commit_index == index
     assert node.journal.synced_index < index
@@ -377,6 +378,7 @@ def test_what_a_leader_has_not_synced_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert node.engine.commit_index == first
     second = stored_by_others()
     assert node.engine.commit_index == first
+    assert node.engine.is_waited_for()
     assert not node.engine.wants_turn, "its own disk is too far behind"
     node.journal.sync_now()
     node.engine.synced()
