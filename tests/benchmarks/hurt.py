@@ -40,8 +40,8 @@ DEAF = 4
 """How many clients do not read."""
 FACTOR_MAX = 2.0
 """Aim: with what is slow, the light client waits at most so many times as long."""
-SETTLE_S = 5.0
-"""The nodes may take so long to do something about what is wrong."""
+SETTLE_S = 1.0
+"""The nodes may take so long to find out what is wrong: that a disk is slow, by its first slow write."""
 LIGHT = ["-q", "light", "-w", "1", "-s", "12"]
 FLOOD = ["-q", "flood", "-s", "1024", "-w", "200", "-P", "2", "-C", "2", "--rate", "2000", "both"]
 """What goes on beside the light client while somebody does not take what comes of it."""
