@@ -1,5 +1,7 @@
 """Many seeds: ``python -m chaos.sim --seeds 1000 --first 0 --jobs 2``; one seed in detail: ``--seed N -v``.
 
+With ``--births`` the runs are short, and faults begin with the cluster.
+
 With ``--seed N --out DIR`` it is the workloads of live runs that are simulated, and their history is written for
 ``python -m chaos check DIR``.
 
@@ -14,14 +16,14 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from chaos.sim.recorded import OPTIONS, record
-from chaos.sim.run import Outcome, run_seed
+from chaos.sim.run import Outcome, draw_birth, draw_options, run_seed
 
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
@@ -39,8 +41,9 @@ def main() -> int:
     if arguments.out is not None:
         return _record(arguments.seed or 0, arguments.nodes, arguments.out)
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.nodes)
-    return _run_many(arguments.first, arguments.seeds, arguments.jobs, arguments.nodes)
+        return _replay(arguments.seed, arguments.nodes, births=arguments.births)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    return _run_many(seeds, arguments.jobs, arguments.nodes, births=arguments.births)
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,14 +54,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--nodes", type=int, choices=(3, 5), default=0, help="in place of what the seed says")
+    parser.add_argument("--births", action="store_true", help="short runs, of clusters that have just begun")
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--out", type=Path, help="record the workloads of live runs, into this directory")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the nodes log")
     return parser.parse_args()
 
 
-def _replay(seed: int, nodes: int) -> int:
-    outcome = run_seed(seed, nodes=nodes)
+def _runs(nodes: int, *, births: bool) -> Callable[[int], Outcome]:
+    return partial(run_seed, nodes=nodes, draw=draw_birth if births else draw_options)
+
+
+def _replay(seed: int, nodes: int, *, births: bool) -> int:
+    outcome = _runs(nodes, births=births)(seed)
     for field, value in outcome._asdict().items():
         print(f"{field:12} {value}")
     return 1 if outcome.violation else 0
@@ -75,15 +83,16 @@ def _record(seed: int, nodes: int, directory: Path) -> int:
     return 1 if problems else 0
 
 
-def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
+def _run_many(seeds: range, jobs: int, nodes: int, *, births: bool) -> int:
     started_s = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()
     fates: Counter[str] = Counter()
-    for number, outcome in enumerate(_outcomes(range(first, first + seeds), jobs, nodes), start=1):
+    outcomes = _outcomes(seeds, jobs, _runs(nodes, births=births))
+    for number, outcome in enumerate(outcomes, start=1):
         if outcome.violation:
             failed += 1
-            _report_failure(outcome, nodes)
+            _report_failure(outcome, nodes, births=births)
         totals.update(
             virtual_s=int(outcome.virtual_s),
             entries=outcome.entries,
@@ -95,7 +104,7 @@ def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
             faults=sum(outcome.faults.values()),
         )
         fates.update(outcome.fates)
-        if number % REPORT_EVERY == 0 or number == seeds:
+        if number % REPORT_EVERY == 0 or number == len(seeds):
             rate = number / (time.monotonic() - started_s)
             sums = ", ".join(f"{total} {name}" for name, total in totals.items())
             print(f"{number} seeds, {failed} failed, {rate:.1f}/s: {sums}", flush=True)
@@ -103,8 +112,7 @@ def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
     return 1 if failed else 0
 
 
-def _outcomes(seeds: range, jobs: int, nodes: int) -> Iterator[Outcome]:
-    work = partial(run_seed, nodes=nodes)
+def _outcomes(seeds: range, jobs: int, work: Callable[[int], Outcome]) -> Iterator[Outcome]:
     if jobs == 1:
         yield from map(work, seeds)
         return
@@ -112,8 +120,9 @@ def _outcomes(seeds: range, jobs: int, nodes: int) -> Iterator[Outcome]:
         yield from pool.imap_unordered(work, seeds, chunksize=CHUNK_SEEDS)
 
 
-def _report_failure(outcome: Outcome, nodes: int) -> None:
+def _report_failure(outcome: Outcome, nodes: int, *, births: bool) -> None:
     replay = f"python -m chaos.sim --seed {outcome.seed}" + (f" --nodes {nodes}" if nodes else "")
+    replay += " --births" if births else ""
     print(f"FAILED seed {outcome.seed}: {outcome.violation}\n  replay: {replay} -v", flush=True)
 
 

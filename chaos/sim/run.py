@@ -156,6 +156,25 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
     return options
 
 
+def draw_birth(seed: int) -> SimulationOptions:
+    """A short run whose faults begin with the cluster: in its first moments, nodes know most differently of it."""
+    random = Random(f"{seed}/birth")
+    return replace(
+        draw_options(seed),
+        queues=False,
+        clients=False,
+        duration_s=random.uniform(0.8, 4.0),
+        submit_interval_s=0.5,
+        large_batches=0.0,
+        fault_interval_s=random.uniform(0.05, 0.5),
+        disk_slowness=random.choice((1.0, 1.0, 10.0)),
+        disk_free_limit_bytes=0,
+        checks_disk_use=False,
+        message_bytes_max=64 * 1024,
+        makes_backup=False,
+    )
+
+
 def with_largest_entries(options: SimulationOptions, bytes_per_s: int) -> SimulationOptions:
     """Have entries so large that, at a low bandwidth, one takes as long as an election, and two exceed a frame."""
     return replace(
@@ -198,9 +217,14 @@ def run(seed: int, options: SimulationOptions, parts: Parts = Parts()) -> Outcom
     return simulation.outcome(violation)
 
 
-def run_seed(seed: int, parts: Parts = Parts(), nodes: int = 0) -> Outcome:  # noqa: B008 - immutable
+def run_seed(
+    seed: int,
+    parts: Parts = Parts(),  # noqa: B008 - immutable
+    nodes: int = 0,
+    draw: Callable[[int], SimulationOptions] = draw_options,
+) -> Outcome:
     """Run the seed as it was drawn, or with another number of nodes."""
-    options = draw_options(seed)
+    options = draw(seed)
     return run(seed, replace(options, nodes=nodes) if nodes else options, parts)
 
 

@@ -20,7 +20,7 @@ from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
 from chaos.sim.operators import MORE_MAX
-from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run_seed
+from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.connection import LinkLimits
 from cluster.engine import Engine
@@ -121,6 +121,13 @@ def test_a_node_is_taken_in_whose_addition_was_lost_and_all_that_it_had_in_its_l
 def test_an_emptied_node_makes_no_cluster_with_a_new_member_that_has_nothing_in_its_log_yet() -> None:
     """Its file listed that one only, which voted for it."""
     assert not run_seed(12423368).violation
+
+
+@pytest.mark.parametrize("first", range(0, 24, 8))
+def test_a_cluster_is_born_under_faults(first: int) -> None:
+    outcomes = [run_seed(seed, draw=draw_birth) for seed in range(first, first + 8)]
+    assert [outcome.violation for outcome in outcomes] == [""] * 8
+    assert any(outcome.faults for outcome in outcomes)
 
 
 def test_who_was_told_of_its_cluster_and_nothing_else_goes_on_with_who_has_its_log() -> None:
