@@ -2,8 +2,8 @@
 
 A directory belongs to one node of one cluster, and its log is at one version of the state: a program that cannot run
 that one would not make the same of the entries. As long as the log has no configuration, the directory also belongs to
-one list of members. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the
-same name held is gone. Its id as a member is made once.
+one list of members, once it has promised those anything. Its incarnation grows with every start: the cluster tells by
+it that what an earlier process of the same name held is gone. Its id as a member is made once.
 
 Lives here: the files `identity` and `member` (log/twofold.py), `start-0`, `start-1` (log/register.py). Not here: what
 lost writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
@@ -133,8 +133,12 @@ def claim_directory(
     members: tuple[str, ...],
     wall_ms: int,
     leap: int,
+    *,
+    is_blank: bool = False,
 ) -> tuple[Identity, Claim]:
     """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
+
+    With `is_blank` it has promised nothing to anybody yet, so the list that it was started with does not bind it.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat, ForeignJournal or OSError. The incarnation is at
     least `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to
@@ -142,7 +146,12 @@ def claim_directory(
     """
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
-    identity = new if is_new else _checked(disk, directory, owner, versions, members)
+    identity = new if is_new else _checked(disk, directory, owner, versions)
+    is_listed_anew = is_blank and not is_new and identity.members != members
+    if is_listed_anew:
+        identity = identity._replace(members=members, before=())
+    elif not is_new and (names := names_of(disk, directory, identity)) not in ((), members):
+        raise OtherMembers(directory, names, members)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
     # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
@@ -150,7 +159,7 @@ def claim_directory(
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
-    if is_new:
+    if is_new or is_listed_anew:
         # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
         store_identity(disk, directory, identity)
     elif None in load_copies(disk, directory):
@@ -287,12 +296,10 @@ def _unpack(body: bytes) -> Identity:
     return Identity(Owner(cluster, node, group_id), machine_version, tuple(members), tuple(*before))
 
 
-def _checked(
-    disk: Disk, directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
-) -> Identity:
+def _checked(disk: Disk, directory: str, owner: Owner, versions: Versions) -> Identity:
     """Return what the directory says of itself, if it is this node's.
 
-    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
+    Raises ForeignDirectory, OtherVersion, UnknownFormat or ForeignJournal.
     """
     path = path_in(directory, FILE)
     try:
@@ -313,7 +320,4 @@ def _checked(
         )
     if not versions.include(found.machine_version):
         raise OtherVersion(directory, found.machine_version, versions)
-    names = names_of(disk, directory, found)
-    if names and names != members:
-        raise OtherMembers(directory, names, members)
     return found
