@@ -95,7 +95,7 @@ class GroupDirectory:
         self._identity, claim = claim_directory(
             self._disk, self.path, self._owner, versions, names, wall_ms, leap, is_blank=is_blank
         )
-        self._names = names if is_blank else names_of(self._disk, self.path, self._identity)
+        self._names = self._identity.members if is_blank else names_of(self._disk, self.path, self._identity)
         """Who the members are where the log has no configuration; nobody, once it must have one."""
         return claim
 

@@ -138,7 +138,8 @@ def claim_directory(
 ) -> tuple[Identity, Claim]:
     """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
 
-    With `is_blank` it has promised nothing to anybody yet, so the list that it was started with does not bind it.
+    With `is_blank` it has promised nothing to anybody yet, so the list that it was started with does not bind it; but
+    with a list of itself alone it would begin a cluster of its own, though it knows that there are others.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat, ForeignJournal or OSError. The incarnation is at
     least `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to
@@ -147,7 +148,7 @@ def claim_directory(
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
     identity = new if is_new else _checked(disk, directory, owner, versions)
-    is_listed_anew = is_blank and not is_new and identity.members != members
+    is_listed_anew = is_blank and not is_new and identity.members != members != (owner.node,)
     if is_listed_anew:
         identity = identity._replace(members=members, before=())
     elif not is_new and (names := names_of(disk, directory, identity)) not in ((), members):

@@ -126,6 +126,16 @@ def test_a_directory_that_has_promised_nothing_belongs_to_no_list(
             claim(disk, members=("a", "b", "x"))
 
 
+@pytest.mark.parametrize("before", [MEMBERS, ()])
+def test_a_directory_that_knows_of_others_begins_no_cluster_of_its_own(before: tuple[str, ...]) -> None:
+    disk = a_disk()
+    claim(disk, members=before)
+    with suppress(OtherMembers):
+        identity, _ = claim_directory(disk, "group", OWNER, Versions(7, 7), ("a",), 0, 0, is_blank=True)
+        assert names_of(disk, "group", identity) == ()
+    claim(disk, members=before)
+
+
 def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
     disk = a_disk()
     claim(disk)
