@@ -159,5 +159,7 @@ class Inbox:
             if peer in voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self._recovery.heard(peer, status)
+        elif peer in voters and self._presence.is_member_by_latest(peer):
+            self._recovery.heard(peer, status)
         elif peer in voters:
             self._recovery.heard_other(peer, status)

@@ -118,10 +118,14 @@ class Recovery:
         engine.may_vote = now is Standing.VOTER
         return now is not standing
 
+    def why_hopeless(self) -> str | None:
+        """Say that no majority has had its log for a while; None if that is not known to be so."""
+        return self._hopeless() if self._hopeless_for >= ROUNDS * len(self._peers) else None
+
     def describe(self) -> str | None:
         """Say why this node cannot vote, lead or serve clients; None if it can."""
-        hopeless = self._hopeless()
-        if hopeless is not None and self._hopeless_for >= ROUNDS * len(self._peers):
+        hopeless = self.why_hopeless()
+        if hopeless is not None:
             return hopeless
         match self.standing:
             case Standing.BLANK if not self._is_by_names:
@@ -138,7 +142,7 @@ class Recovery:
 
     def _why_no_member(self) -> str:
         """Why this directory, which is new, is no member of a cluster whose log tells who the members are."""
-        name, told = self._name, self._configurations.newest
+        name, told = self._name, self._configurations.latest
         member, what = told.member(name), f"this node's data directory is new, and {self._name} "
         if not told.cluster:
             return "this node's data directory is new, and it has not reached its cluster yet"
@@ -159,8 +163,8 @@ class Recovery:
     @property
     def _is_told_to_be_none(self) -> bool:
         """Whether the cluster is known by now, and this directory is no member of it."""
-        newest = self._configurations.newest
-        return bool(newest.cluster) and not newest.has(self._name, self._member_id)
+        latest = self._configurations.latest
+        return bool(latest.cluster) and not latest.has(self._name, self._member_id)
 
     def _missing(self) -> list[str]:
         return [peer for peer in self._peers if peer not in self._heard]
