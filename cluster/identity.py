@@ -147,12 +147,7 @@ def claim_directory(
     """
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
-    identity = new if is_new else _checked(disk, directory, owner, versions)
-    is_listed_anew = is_blank and not is_new and identity.members != members != (owner.node,)
-    if is_listed_anew:
-        identity = identity._replace(members=members, before=())
-    elif not is_new and (names := names_of(disk, directory, identity)) not in ((), members):
-        raise OtherMembers(directory, names, members)
+    identity = new if is_new else _checked(disk, directory, owner, versions, members, is_blank=is_blank)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
     # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
@@ -160,10 +155,11 @@ def claim_directory(
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
-    if is_new or is_listed_anew:
+    copies = [] if is_new else load_copies(disk, directory)
+    if identity not in copies:
         # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
         store_identity(disk, directory, identity)
-    elif None in load_copies(disk, directory):
+    elif None in copies:
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
             store_identity(disk, directory, identity)
     return identity, Claim(start.incarnation, writes_lost)
@@ -297,10 +293,18 @@ def _unpack(body: bytes) -> Identity:
     return Identity(Owner(cluster, node, group_id), machine_version, tuple(members), tuple(*before))
 
 
-def _checked(disk: Disk, directory: str, owner: Owner, versions: Versions) -> Identity:
-    """Return what the directory says of itself, if it is this node's.
+def _checked(
+    disk: Disk,
+    directory: str,
+    owner: Owner,
+    versions: Versions,
+    members: tuple[str, ...],
+    *,
+    is_blank: bool,
+) -> Identity:
+    """Return what the directory says of itself, if it is this node's, or is to say from now on.
 
-    Raises ForeignDirectory, OtherVersion, UnknownFormat or ForeignJournal.
+    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
     """
     path = path_in(directory, FILE)
     try:
@@ -321,4 +325,9 @@ def _checked(disk: Disk, directory: str, owner: Owner, versions: Versions) -> Id
         )
     if not versions.include(found.machine_version):
         raise OtherVersion(directory, found.machine_version, versions)
+    if is_blank and found.members != members != (owner.node,):
+        return found._replace(members=members, before=())
+    names = names_of(disk, directory, found)
+    if names and names != members:
+        raise OtherMembers(directory, names, members)
     return found
