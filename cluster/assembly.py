@@ -276,6 +276,7 @@ class Assembly:
             self.departures,
             self.introductions,
             self._enrolment,
+            own.recovery,
             self.own_status,
             self.leadership,
             self.inquiries,

@@ -105,6 +105,7 @@ class Configurations:
     def begin(self, configuration: Configuration) -> None:
         """Go by this one as long as the log has none: a member has told it, or the node's file lists it."""
         self._base = configuration
+        self._told = (0, configuration)
         self._held = [(0, configuration)]
         self._note()
 

@@ -84,13 +84,18 @@ class GroupDirectory:
         disk.make_directory(path)
         self.hard_state = HardStateFile(disk, path, self.identity)
 
-    def claim(self, wall_ms: int, versions: Versions, members: Sequence[str], leap: int) -> Claim:
-        """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`."""
+    def claim(
+        self, wall_ms: int, versions: Versions, members: Sequence[str], leap: int, *, is_blank: bool = False
+    ) -> Claim:
+        """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`.
+
+        With `is_blank` the directory has promised nothing to anybody yet.
+        """
         names = tuple(sorted(members))
         self._identity, claim = claim_directory(
-            self._disk, self.path, self._owner, versions, names, wall_ms, leap
+            self._disk, self.path, self._owner, versions, names, wall_ms, leap, is_blank=is_blank
         )
-        self._names = names_of(self._disk, self.path, self._identity)
+        self._names = self._identity.members if is_blank else names_of(self._disk, self.path, self._identity)
         """Who the members are where the log has no configuration; nobody, once it must have one."""
         return claim
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
     from cluster.ports import Runtime
+    from cluster.recovery import Recovery
     from cluster.submission import PendingSubmissions
     from cluster.turns import TurnTimer
 
@@ -41,6 +42,7 @@ class Epochs:
         departures: Departures,
         introductions: Introductions,
         enrolment: Enrolment,
+        recovery: Recovery,
         own_status: OwnStatus,
         leadership: Leadership,
         inquiries: Inquiries,
@@ -60,6 +62,7 @@ class Epochs:
         self._departures = departures
         self._introductions = introductions
         self._enrolment = enrolment
+        self._recovery = recovery
         self._own_status = own_status
         self._leadership = leadership
         self._inquiries = inquiries
@@ -91,6 +94,7 @@ class Epochs:
         self._departures.drop(peer)
         self._clock.forget(peer)
         self._enrolment.left(peer)
+        self._recovery.left(peer)
         self._inquiries.peer_lost(peer)
         if peer in self._engine.progress:
             self._engine.peer_lost(peer)

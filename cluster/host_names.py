@@ -6,7 +6,8 @@ A lookup cannot be ended, and takes half a minute where a name server does not a
 of them at a time, for all names and all who ask, and would wait for them when the process is to end. So each has a
 thread of its own, which keeps nothing from ending, and all who ask for a name meanwhile wait for the same one.
 
-Law: no name waits for another one's lookup, and there is one thread for each name at most. Peers, shovels and logins
+Law: no name waits for another one's lookup, and there is one thread for each name at most. A name server is asked once
+a second for a name that it does not know, however often somebody tries to reach that host. Peers, shovels and logins
 have `HostNames` of their own: the names that some bring use up nothing that the others need.
 """
 
@@ -25,6 +26,9 @@ _PATIENCE_S = 0.3
 """A lookup that takes longer is slow: what an earlier one has found is good enough."""
 _ANSWER_S = 4.0
 """How long to wait where nothing has been found yet. Who dials has a little longer in all, and is told why."""
+UNKNOWN_S = 1.0
+"""For so long a name that cannot be looked up is not looked up again. With the suffixes that are tried, as those of
+Kubernetes, each lookup is ten questions."""
 LOOKUPS_MAX = 64
 """How many lookups are under way at most; for one more name there is an error."""
 REMEMBERED_MAX = 1000
@@ -45,6 +49,8 @@ class HostNames:
     def __init__(self) -> None:
         self._remembered: dict[tuple[str, int], Found] = {}
         self._lookups: dict[tuple[str, int], asyncio.Future[Found]] = {}
+        self._unknown: dict[tuple[str, int], OSError] = {}
+        """Why names cannot be looked up that were looked up lately."""
 
     async def look_up(self, host: str, port: int) -> Addresses:
         """Return where a host is, or was if it cannot be looked up. Raises OSError if that is not known."""
@@ -68,8 +74,10 @@ class HostNames:
             raise
 
     def _lookup(self, host: str, port: int) -> asyncio.Future[Found]:
-        """The lookup of a name that is under way, or one that begins."""
+        """The lookup of a name that is under way, or one that begins. Raises OSError."""
         name = host, port
+        if name in self._unknown:
+            raise self._unknown[name]
         lookup = self._lookups.get(name)
         if lookup is not None:
             return lookup
@@ -87,6 +95,8 @@ class HostNames:
                     del self._remembered[next(iter(self._remembered))]
                 lookup.set_result(found)
             else:
+                self._unknown[name] = error
+                loop.call_later(UNKNOWN_S, self._unknown.pop, name)
                 lookup.set_exception(error)
                 lookup.exception()  # perhaps nobody waits for it any more
 

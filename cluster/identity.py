@@ -2,8 +2,8 @@
 
 A directory belongs to one node of one cluster, and its log is at one version of the state: a program that cannot run
 that one would not make the same of the entries. As long as the log has no configuration, the directory also belongs to
-one list of members. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the
-same name held is gone. Its id as a member is made once.
+one list of members, once it has promised those anything. Its incarnation grows with every start: the cluster tells by
+it that what an earlier process of the same name held is gone. Its id as a member is made once.
 
 Lives here: the files `identity` and `member` (log/twofold.py), `start-0`, `start-1` (log/register.py). Not here: what
 lost writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
@@ -133,8 +133,13 @@ def claim_directory(
     members: tuple[str, ...],
     wall_ms: int,
     leap: int,
+    *,
+    is_blank: bool = False,
 ) -> tuple[Identity, Claim]:
     """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
+
+    With `is_blank` it has promised nothing to anybody yet, so the list that it was started with does not bind it; but
+    with a list of itself alone it would begin a cluster of its own, though it knows that there are others.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat, ForeignJournal or OSError. The incarnation is at
     least `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to
@@ -142,7 +147,7 @@ def claim_directory(
     """
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
-    identity = new if is_new else _checked(disk, directory, owner, versions, members)
+    identity = new if is_new else _checked(disk, directory, owner, versions, members, is_blank=is_blank)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
     # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
@@ -150,10 +155,11 @@ def claim_directory(
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
-    if is_new:
+    copies = [] if is_new else load_copies(disk, directory)
+    if identity not in copies:
         # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
         store_identity(disk, directory, identity)
-    elif None in load_copies(disk, directory):
+    elif None in copies:
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
             store_identity(disk, directory, identity)
     return identity, Claim(start.incarnation, writes_lost)
@@ -288,9 +294,15 @@ def _unpack(body: bytes) -> Identity:
 
 
 def _checked(
-    disk: Disk, directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
+    disk: Disk,
+    directory: str,
+    owner: Owner,
+    versions: Versions,
+    members: tuple[str, ...],
+    *,
+    is_blank: bool,
 ) -> Identity:
-    """Return what the directory says of itself, if it is this node's.
+    """Return what the directory says of itself, if it is this node's, or is to say from now on.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
     """
@@ -313,6 +325,8 @@ def _checked(
         )
     if not versions.include(found.machine_version):
         raise OtherVersion(directory, found.machine_version, versions)
+    if is_blank and found.members != members != (owner.node,):
+        return found._replace(members=members, before=())
     names = names_of(disk, directory, found)
     if names and names != members:
         raise OtherMembers(directory, names, members)

@@ -39,7 +39,8 @@ class Incarnations:
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = 0 if known is None else known + self._leap()
         wall_ms = max(bounded(self._runtime.wall_ms()), least)
-        return self._directory.claim(wall_ms, self._versions, self._members, self._leap())
+        is_blank = known is None and not self._directory.hard_state.was_stored()
+        return self._directory.claim(wall_ms, self._versions, self._members, self._leap(), is_blank=is_blank)
 
     def _leap(self) -> int:
         return self._runtime.random.randint(1, INCARNATION_LEAP)

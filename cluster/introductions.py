@@ -122,12 +122,12 @@ class Introductions:
         if told.configuration.is_removed(self._members.id):
             self._removed()
             return
-        if held.told(told.index, told.configuration):
-            self._members.tell_links()
         if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index
             held.begin(told.configuration)
             self._members.follow()
+        if held.told(told.index, told.configuration):
+            self._members.tell_links()
         self._recovery.told(told.configuration, told.term, self._engine)
 
     def look(self, now_s: float) -> None:

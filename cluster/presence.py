@@ -58,6 +58,14 @@ class Presence:
         member_id = self._linked.get(name)
         return member_id is not None and self._configurations.newest.has(name, member_id)
 
+    def is_member_by_latest(self, name: str) -> bool:
+        """Whether there is a link with the member of this name, by the latest configuration that is known.
+
+        A log that is being given to this node has the configurations of long ago first.
+        """
+        member_id = self._linked.get(name)
+        return member_id is not None and self._configurations.latest.has(name, member_id)
+
     def link_began(self, name: str, member_id: bytes) -> None:
         """Note a new link, which takes the place of an earlier one of that name."""
         self._linked[name] = member_id

@@ -28,12 +28,15 @@ Law: with a majority of logs intact nothing is un-committed; without one nobody 
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from cluster.configuration import MEMBERS_MAX
 from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cluster.configuration import Configuration
     from cluster.configurations import Configurations
     from cluster.engine import Engine
@@ -43,8 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 2
-"""A lost majority is reported only when it was seen with this many statuses for each peer: one may be out of date."""
+HOPELESS_S = 2.0
+"""A lost majority is reported only if those that lack their logs say so for this long: what each has told may be out of
+date, as where a cluster begins."""
 
 
 class Recovery:
@@ -59,10 +63,16 @@ class Recovery:
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
         """The last status of each other member that was heard since this start, by name."""
+        self._away: set[str] = set()
+        """Those of them that there is no link with any more: what they lacked they may have been given since."""
         self._goal = (0, 0)
         """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
-        self._hopeless_for = 0
-        """How many statuses in a row have shown no majority that still has its log."""
+        self._heard_s: dict[str, float] = {}
+        """When that was, on the monotonic clock."""
+        self._hopeless_s = math.inf
+        """Since when no majority was seen that still has its log, on the monotonic clock."""
+        self._is_hopeless = False
+        """Whether that is said."""
 
     @property
     def _peers(self) -> tuple[str, ...]:
@@ -95,17 +105,28 @@ class Recovery:
             self._rise(state)
             engine.remember(state.term, state.voted_for)
 
-    def heard(self, peer: str, status: Status) -> None:
+    def heard(self, peer: str, status: Status, now_s: float) -> None:
         """Take in what a member said of itself."""
-        self._heard[peer] = status
-        hopeless = self._hopeless()
-        self._hopeless_for = self._hopeless_for + 1 if hopeless else 0
-        if self._hopeless_for == ROUNDS * len(self._peers):
-            log.error("%s", hopeless)
+        self._heard[peer], self._heard_s[peer] = status, now_s
+        self._away.discard(peer)
+        lost = self._lost()
+        self._hopeless_s = min(self._hopeless_s, now_s) if lost else math.inf
+        was_hopeless, self._is_hopeless = self._is_hopeless, bool(lost) and self._are_believed(lost, now_s)
+        if self._is_hopeless and not was_hopeless:
+            log.error("%s", self._hopeless(lost))
 
-    def heard_other(self, voter: str, status: Status) -> None:
+    def _are_believed(self, lost: Sequence[str], now_s: float) -> bool:
+        """Whether these have lacked their logs for long enough, by what they themselves have told."""
+        told_s = [self._heard_s[name] for name in lost if name != self._name]
+        return min(told_s, default=now_s) - self._hopeless_s >= HOPELESS_S
+
+    def left(self, peer: str) -> None:
+        """There is no link with a node any more."""
+        self._away.add(peer)
+
+    def heard_other(self, voter: str, status: Status, now_s: float) -> None:
         """Take in what a node said that has the name of a voter, and another directory: that one's may be lost."""
-        self.heard(voter, status._replace(standing=Standing.BLANK))
+        self.heard(voter, status._replace(standing=Standing.BLANK), now_s)
 
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the standing of this node if the rules allow it now. True if it has changed."""
@@ -118,10 +139,15 @@ class Recovery:
         engine.may_vote = now is Standing.VOTER
         return now is not standing
 
+    def why_hopeless(self) -> str | None:
+        """Say that no majority has its log any more; None if that is not known to be so."""
+        lost = self._lost()
+        return self._hopeless(lost) if lost and (self._is_hopeless or not self._peers) else None
+
     def describe(self) -> str | None:
         """Say why this node cannot vote, lead or serve clients; None if it can."""
-        hopeless = self._hopeless()
-        if hopeless is not None and self._hopeless_for >= ROUNDS * len(self._peers):
+        hopeless = self.why_hopeless()
+        if hopeless is not None:
             return hopeless
         match self.standing:
             case Standing.BLANK if not self._is_by_names:
@@ -138,7 +164,7 @@ class Recovery:
 
     def _why_no_member(self) -> str:
         """Why this directory, which is new, is no member of a cluster whose log tells who the members are."""
-        name, told = self._name, self._configurations.newest
+        name, told = self._name, self._configurations.latest
         member, what = told.member(name), f"this node's data directory is new, and {self._name} "
         if not told.cluster:
             return "this node's data directory is new, and it has not reached its cluster yet"
@@ -159,8 +185,8 @@ class Recovery:
     @property
     def _is_told_to_be_none(self) -> bool:
         """Whether the cluster is known by now, and this directory is no member of it."""
-        newest = self._configurations.newest
-        return bool(newest.cluster) and not newest.has(self._name, self._member_id)
+        latest = self._configurations.latest
+        return bool(latest.cluster) and not latest.has(self._name, self._member_id)
 
     def _missing(self) -> list[str]:
         return [peer for peer in self._peers if peer not in self._heard]
@@ -188,23 +214,24 @@ class Recovery:
         if self._peers:
             log.info("node %s is a %s of term %d now", self._name, state.standing.name.lower(), state.term)
 
-    def _hopeless(self) -> str | None:
-        """A text that no majority is left that has its log; None as long as that is not known to be so."""
+    def _lost(self) -> list[str]:
+        """The names of those that lack their logs, if no majority is left without them; else nobody."""
         membership = self._configurations.membership
         if self._name not in membership.voters:
-            return None
+            return []
         standings = {
             peer: Standing(status.standing)
             for peer, status in self._heard.items()
-            if peer in membership.voters
+            if peer in membership.voters and peer not in self._away
         }
         standings[self._name] = self.standing
         lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)
         has_past = Standing.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
-        if not has_past or membership.has_majority_without(lost):
-            return None
+        return lost if has_past and not membership.has_majority_without(lost) else []
+
+    def _hopeless(self, lost: Sequence[str]) -> str:
         last = max((status.last_index for status in self._heard.values()), default=0)
         return (
             f"the logs of {', '.join(lost)} are damaged or lost, so no majority knows what was confirmed "

@@ -27,9 +27,9 @@ def run() -> int:
     try:
         # Only now these are the ones beside this file.
         from qq import garbage  # noqa: PLC0415
-        from qq.cli import main  # noqa: PLC0415
+        from qq.cli import ending, main  # noqa: PLC0415
 
-        with garbage.none_expected():
+        with garbage.none_expected(), ending.at_once():
             import_module("qq.cli.running")
         return main()
     except KeyboardInterrupt:  # before there was a command that could handle it

@@ -386,6 +386,8 @@ class Checks:
         commit_index = engine.commit_index
         if leads and (commit_index > seen.commit_index or seen.steps % BELIEFS_EVERY == 0):
             self._check_beliefs(node)
+        if (hopeless := group.recovery.why_hopeless()) is not None:
+            self.fail(f"{node.name} says what is never so here: {hopeless}")
         if commit_index > seen.commit_index:
             if leads:
                 self._check_stored(node, commit_index)

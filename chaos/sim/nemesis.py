@@ -20,6 +20,7 @@ from chaos.sim.watched import Program
 from cluster.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.log.hardstate import Standing
 from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
 from cluster.log.sealed import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
@@ -225,7 +226,8 @@ class Nemesis:
         nodes = self._random.sample(self._cluster.nodes, self._random.randint(1, 2))
         if any(not node.up or node.misconfigured for node in nodes):
             return False
-        members = self._wrong_list([node.name for node in nodes])
+        are_blank = any(node.standing is Standing.BLANK for node in nodes)
+        members = self._wrong_list([node.name for node in nodes], others_min=int(are_blank))
         for node in nodes:
             node.members = members
         self._restart(nodes)
@@ -256,7 +258,8 @@ class Nemesis:
     def _wrong_list(self, names: Sequence[str], others_min: int = 0) -> list[str]:
         """A wrong list: `names`, some of the others and perhaps one that is nowhere; never the right members.
 
-        Without any other it would be a new cluster if the directories are empty, which no node can know to be wrong.
+        Without any other it would be a new cluster if the directories are empty, or have promised nothing yet, which no
+        node can know to be wrong.
         """
         others = [name for name in (*self._cluster.names, NOBODY) if name not in names]
         count = self._random.randint(others_min, len(others) - 1)

@@ -63,7 +63,13 @@ class HardStateFile:
     """The stored term, vote and standing; None if nothing is stored, or nothing that can be believed."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
+        self._disk = disk
+        self._directory = directory
         self._register = Register(disk, directory, NAMES, _MAGIC, FORMAT_VERSION, identity, "term and vote")
+
+    def was_stored(self) -> bool:
+        """Whether a state was ever stored here, be it damaged by now. Raises OSError."""
+        return not set(NAMES).isdisjoint(self._disk.list_directory(self._directory))
 
     def load(self) -> HardState | None:
         """Read the files; a state that is in only one of them is stored in the other one, too.

@@ -1,11 +1,12 @@
 """The end of a command that a signal would kill.
 
-Lives here: making an exception of such a signal, so that what was begun is removed on the way out. Not here: Ctrl-C,
-which is an exception anyhow, and what a node does about signals (serve.py).
+Lives here: making an exception of such a signal, so that what was begun is removed on the way out, and making none of
+Ctrl-C, which is one otherwise, while there is nothing to remove. Not here: what a node does about signals (serve.py).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,6 +29,26 @@ def in_order() -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def at_once() -> Generator[None]:
+    """End the process when somebody interrupts the block, which imports something.
+
+    An exception could come where Python can only tell of it and goes on, as in the middle of an import: then Ctrl-C is
+    lost, and a node comes up that was told to stop.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_at_once(number: int, _frame: object) -> None:
+    os._exit(128 + number)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -143,6 +143,29 @@ sys.exit(run())
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("module", ["click", "uvloop"])
+def test_ctrl_c_in_the_middle_of_an_import_is_not_lost(module: str) -> None:
+    """Python only tells of an exception that comes in a finalizer: of ten nodes that were interrupted, one went on."""
+    program = f"""
+import os, signal, sys
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            Interrupted()
+sys.meta_path.insert(0, Interrupts())
+sys.argv[1:] = ["serve", "--config", "no-such-file"]
+from qq.__main__ import run
+sys.exit(run())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_the_first_process_of_a_container_ends_at_a_signal_though_it_is_still_imported() -> None:
     """The system ends no such process by itself: `docker stop` waited in vain and killed a node that had just begun."""
     program = """

@@ -88,6 +88,32 @@ def crashed_alone(step: int, *, power_loss: bool) -> tuple[Trio, Member]:
     return alone, node
 
 
+# Before it
+
+
+@pytest.mark.parametrize("mistake", ["join", "another list"])
+def test_a_node_that_was_begun_with_another_list_begins_a_cluster_when_it_has_the_right_one(
+    mistake: str,
+) -> None:
+    """It has promised nothing yet, so whoever corrects its file need not empty its directory."""
+    trio = Trio()
+    *others, wrong = trio.members
+    for node in others:
+        node.start()
+    if mistake == "join":
+        wrong.start(joins=True)
+    else:
+        listed, trio.listed = trio.listed, ["a", "x"]
+        wrong.start()
+        trio.listed = listed
+    trio.pass_ms(3000)
+    assert {node.group.recovery.standing for node in trio.members} == {Standing.BLANK}
+    wrong.end()
+    wrong.start()
+    trio.until(lambda: all(node.is_settled for node in trio.members))
+    assert all(node.group.configurations.committed.membership.voters == set("abc") for node in trio.members)
+
+
 # The first configuration's way into the log
 
 

@@ -17,6 +17,7 @@ from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange, Verb
 from cluster.reconfiguration import NotNow
 from cluster.stopping import RemovedFromCluster
+from cluster.timing import Timing
 
 Step = Callable[[Configuration], Configuration]
 
@@ -581,6 +582,27 @@ def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
         trio.pass_ms(3000)
         statuses = trio.leader().group.statuses
         assert [statuses.why_not_lead(member.name) for member in trio.members] == [None] * 3
+
+
+def test_a_node_that_is_given_the_log_does_not_go_by_the_members_of_long_ago() -> None:
+    """In its log all still have the directories that they have lost since: it said that no majority has its log."""
+    growing = Growing()
+    settings: dict[str, Any] = {"timing": Timing(learner_bytes_per_s=200.0), "append_bytes_max": 100}
+    for node in growing.members:
+        node.start(**settings)
+    growing.until(lambda: growing.agrees("abc") and all(node.is_settled for node in growing.members))
+    for _ in range(100):
+        growing.leader().set_alarms(86_400_000)
+    said: set[str | None] = set()
+    for node in growing.members:
+        node.end()
+        node.disk.lose_everything()
+        node.start(**settings)
+        for _ in range(150):
+            growing.pass_ms(100)
+            said.add(node.group.recovery.describe())
+        assert growing.agrees("abc")
+    assert not any("damaged or lost" in why for why in said if why)
 
 
 def test_a_node_that_was_told_its_cluster_finds_another_one_when_that_is_gone(growing: Growing) -> None:

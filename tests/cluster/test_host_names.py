@@ -90,6 +90,25 @@ def test_addresses_are_looked_up_anew_each_time(resolver: Resolver) -> None:
     asyncio.run(story())
 
 
+def test_a_name_server_is_not_asked_again_and_again_for_what_it_does_not_know(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_names, "UNKNOWN_S", 0.05)
+
+    async def story() -> None:
+        names = HostNames()
+        for times in (1, 2):
+            for _ in range(20):
+                with pytest.raises(socket.gaierror):
+                    await names.look_up("nobody", PORT)
+            assert resolver.asked == times * ["nobody"]
+            await asyncio.sleep(0.1)
+        resolver.addresses["nobody"] = "10.0.0.1"
+        assert (await names.look_up("nobody", PORT)).is_current
+
+    asyncio.run(story())
+
+
 def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(resolver: Resolver) -> None:
     async def story() -> None:
         names = HostNames()

@@ -110,6 +110,32 @@ def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(memb
     claim(disk)
 
 
+@pytest.mark.parametrize("before", [MEMBERS, ("a", "b", "x"), ()])
+@pytest.mark.parametrize("members", [MEMBERS, ()])
+def test_a_directory_that_has_promised_nothing_belongs_to_no_list(
+    before: tuple[str, ...], members: tuple[str, ...]
+) -> None:
+    disk = a_disk()
+    claim(disk, members=before)
+    for is_blank in (True, False):
+        versions = Versions(7, 7)
+        identity, _ = claim_directory(disk, "group", OWNER, versions, members, 0, 0, is_blank=is_blank)
+        assert names_of(disk, "group", identity) == members
+    if members:
+        with pytest.raises(OtherMembers):
+            claim(disk, members=("a", "b", "x"))
+
+
+@pytest.mark.parametrize("before", [MEMBERS, ()])
+def test_a_directory_that_knows_of_others_begins_no_cluster_of_its_own(before: tuple[str, ...]) -> None:
+    disk = a_disk()
+    claim(disk, members=before)
+    with suppress(OtherMembers):
+        identity, _ = claim_directory(disk, "group", OWNER, Versions(7, 7), ("a",), 0, 0, is_blank=True)
+        assert names_of(disk, "group", identity) == ()
+    claim(disk, members=before)
+
+
 def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
     disk = a_disk()
     claim(disk)

@@ -15,7 +15,7 @@ from chaos.sim.disk import SimulatedDisk
 from cluster.configuration import ID_BYTES
 from cluster.envelope import Status
 from cluster.log.hardstate import HardState, HardStateFile, Standing
-from cluster.recovery import ROUNDS, Recovery
+from cluster.recovery import HOPELESS_S, Recovery
 
 IDENTITY = b"cluster/n1/0"
 
@@ -47,6 +47,7 @@ class Node:
         if state is not None:
             self.file.store(state)
         self.engine = engine
+        self.now_s = 0.0
         self.configurations = configurations_of(["n1", *peers])
         self.recovery = Recovery("n1", directory_of("n1"), self.configurations, self.file)
 
@@ -59,7 +60,8 @@ class Node:
         status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
         if leads:
             self.recovery.heard_leader(status)
-        self.recovery.heard(peer, status)
+        self.now_s += 1.0
+        self.recovery.heard(peer, status, self.now_s)
         return self.turn()
 
 
@@ -172,15 +174,41 @@ def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
 def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        for _ in range(2 * ROUNDS + 1):
+        for _ in range(1 + int(HOPELESS_S)):
             node.hears("n2", standing=Standing.VOTER, last_index=70)
         assert not caplog.records
-        for _ in range(2 * ROUNDS + 1):
+        for _ in range(1 + int(HOPELESS_S)):
             node.hears("n3", standing=Standing.LEARNER)
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
     assert "entries up to 70" in record.getMessage()
     assert node.recovery.describe() == record.getMessage()
+
+
+def test_it_is_not_said_because_of_what_a_node_lacked_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """The other one may have given it everything since."""
+    node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
+    with caplog.at_level(logging.ERROR):
+        node.hears("n2", standing=Standing.LEARNER, last_index=70)
+        node.recovery.left("n2")
+        for _ in range(1 + int(HOPELESS_S)):
+            node.hears("n3", standing=Standing.LEARNER, last_index=70)
+        assert not caplog.records
+        for peer in ("n2", "n3", "n2"):
+            node.hears(peer, standing=Standing.LEARNER, last_index=70)
+        assert not caplog.records
+        node.hears("n3", standing=Standing.LEARNER, last_index=70)
+    assert len(caplog.records) == 1
+
+
+def test_it_is_not_said_because_of_what_one_told_long_ago(caplog: pytest.LogCaptureFixture) -> None:
+    """A cluster begins: one after the other becomes a voter, and is heard of late."""
+    node = Node(HardState(5, None, Standing.VOTER), StandIn(term=5))
+    with caplog.at_level(logging.ERROR):
+        node.hears("n2", standing=Standing.BLANK)
+        for _ in range(10):
+            node.hears("n3", standing=Standing.LEARNER, last_index=9)
+    assert not caplog.records
 
 
 def test_it_is_not_said_because_of_what_was_heard_before_a_new_cluster_began(

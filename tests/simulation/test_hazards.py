@@ -554,17 +554,17 @@ def write_anew(register: Register, path: str, data: bytes) -> None:
 
 
 def let_everybody_in(
-    _disk: Disk, _directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
+    _disk: Disk, _directory: str, owner: Owner, versions: Versions, members: tuple[str, ...], **_: bool
 ) -> Identity:
     """In place of `identity._checked`: whatever the node's file says now is right."""
     return Identity(owner, versions.low, members)
 
 
 def believe_in_any_version(
-    disk: Disk, directory: str, owner: Owner, _versions: Versions, members: tuple[str, ...]
+    disk: Disk, directory: str, owner: Owner, _versions: Versions, members: tuple[str, ...], *, is_blank: bool
 ) -> Identity:
     """In place of `identity._checked`: a program starts on what it cannot run."""
-    return check_identity(disk, directory, owner, ANY_VERSIONS, members)
+    return check_identity(disk, directory, owner, ANY_VERSIONS, members, is_blank=is_blank)
 
 
 check_identity = identity._checked

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qq import garbage
+from qq.cli import ending
 from qq.cli.values import FILE, PEER
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 def command(*, config: Path, join: tuple[Seed, ...]) -> int:
     """Run one node in the foreground until SIGTERM or SIGINT."""
-    with garbage.none_expected():
+    with garbage.none_expected(), ending.at_once():
         from qq.cli.serve import serve  # noqa: PLC0415
 
     return serve(config, join=join)
