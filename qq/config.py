@@ -558,6 +558,13 @@ def _check(config: NodeConfig, path: Path) -> None:
         raise ConfigError(f"{path}: [node] log_level: must be one of {', '.join(LOG_LEVELS)}")
     if (config.tls is None) != (config.address.amqps_port is None):
         raise ConfigError(f"{path}: [tls] and an amqps_port of node {config.name!r} belong together")
+    listened: dict[tuple[str, int | None], str] = {}
+    for key in _PORTS:
+        place = getattr(config, key.replace("port", "host")), getattr(config.address, key)
+        if listened.setdefault(place, key) != key and place[1] is not None:
+            raise ConfigError(
+                f"{path}: [[nodes]] {key} of node {config.name!r}: is its {listened[place]}, too, at {place[0]}"
+            )
     if config.election_timeout_min_s >= config.election_timeout_max_s:
         # Nodes that time out at the same moment split the vote again and again.
         raise ConfigError(f"{path}: [cluster] election_timeout_max_s: must be above election_timeout_min_s")

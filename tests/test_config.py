@@ -657,6 +657,10 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             for seed in ("h", "h:", ":1", "h:0", "h:65536", "h:x")
         ),
         (GOOD + "amqps_port = 0\n", "[[nodes]] number 1: amqps_port: must be a port number, 1 to 65535"),
+        (
+            GOOD.replace("http_port = 15672", "http_port = 5672"),
+            "[[nodes]] http_port of node 'n1': is its amqp_port, too, at 127.0.0.1",
+        ),
         (GOOD + "amqps_port = 5671\n", "[tls] and an amqps_port of node 'n1' belong together"),
         (GOOD + TLS, "[tls] and an amqps_port of node 'n1' belong together"),
         (GOOD_TLS.replace("key = ", "# "), "[tls] key: is missing"),
