@@ -151,15 +151,16 @@ class Inbox:
         if status.state == Role.LEADER:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._recovery.heard_leader(status)
-        voters, now_s = self._members.configurations.membership.voters, self._runtime.monotonic()
+        voters = self._members.configurations.membership.voters
+        awake_s = self._syncing.look()  # what comes after a stall may have been said long before
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
             if status.standing != Standing.VOTER:
                 self._engine.peer_has_lost(peer, status.last_index)
             if peer in voters:
-                self._clock.hear(peer, status.steady_ms, now_s)
-            self._recovery.heard(peer, status, now_s)
+                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+            self._recovery.heard(peer, status, awake_s)
         elif peer in voters and self._presence.is_member_by_latest(peer):
-            self._recovery.heard(peer, status, now_s)
+            self._recovery.heard(peer, status, awake_s)
         elif peer in voters:
-            self._recovery.heard_other(peer, status, now_s)
+            self._recovery.heard_other(peer, status, awake_s)

@@ -68,9 +68,9 @@ class Recovery:
         self._goal = (0, 0)
         """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
         self._heard_s: dict[str, float] = {}
-        """When that was, on the monotonic clock."""
+        """When that was, by the time for which this node was awake."""
         self._hopeless_s = math.inf
-        """Since when no majority was seen that still has its log, on the monotonic clock."""
+        """Since when no majority was seen that still has its log, by the same time."""
         self._is_hopeless = False
         """Whether that is said."""
 
@@ -105,28 +105,28 @@ class Recovery:
             self._rise(state)
             engine.remember(state.term, state.voted_for)
 
-    def heard(self, peer: str, status: Status, now_s: float) -> None:
-        """Take in what a member said of itself."""
-        self._heard[peer], self._heard_s[peer] = status, now_s
+    def heard(self, peer: str, status: Status, awake_s: float) -> None:
+        """Take in what a member said of itself, at `awake_s` of the time for which this node was awake."""
+        self._heard[peer], self._heard_s[peer] = status, awake_s
         self._away.discard(peer)
         lost = self._lost()
-        self._hopeless_s = min(self._hopeless_s, now_s) if lost else math.inf
-        was_hopeless, self._is_hopeless = self._is_hopeless, bool(lost) and self._are_believed(lost, now_s)
+        self._hopeless_s = min(self._hopeless_s, awake_s) if lost else math.inf
+        was_hopeless, self._is_hopeless = self._is_hopeless, bool(lost) and self._are_believed(lost, awake_s)
         if self._is_hopeless and not was_hopeless:
             log.error("%s", self._hopeless(lost))
 
-    def _are_believed(self, lost: Sequence[str], now_s: float) -> bool:
+    def _are_believed(self, lost: Sequence[str], awake_s: float) -> bool:
         """Whether these have lacked their logs for long enough, by what they themselves have told."""
         told_s = [self._heard_s[name] for name in lost if name != self._name]
-        return min(told_s, default=now_s) - self._hopeless_s >= HOPELESS_S
+        return min(told_s, default=awake_s) - self._hopeless_s >= HOPELESS_S
 
     def left(self, peer: str) -> None:
         """There is no link with a node any more."""
         self._away.add(peer)
 
-    def heard_other(self, voter: str, status: Status, now_s: float) -> None:
+    def heard_other(self, voter: str, status: Status, awake_s: float) -> None:
         """Take in what a node said that has the name of a voter, and another directory: that one's may be lost."""
-        self.heard(voter, status._replace(standing=Standing.BLANK), now_s)
+        self.heard(voter, status._replace(standing=Standing.BLANK), awake_s)
 
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the standing of this node if the rules allow it now. True if it has changed."""

@@ -130,6 +130,11 @@ def test_a_cluster_is_born_under_faults(first: int) -> None:
     assert any(outcome.faults for outcome in outcomes)
 
 
+def test_what_was_said_before_a_stall_of_this_node_is_not_taken_for_news() -> None:
+    """It said that no majority has its log any more, by what another one had told as it began."""
+    assert not run_seed(65611, draw=draw_birth).violation
+
+
 def test_who_was_told_of_its_cluster_and_nothing_else_goes_on_with_who_has_its_log() -> None:
     """That one could not know that the configuration there was committed; the leader's log was damaged."""
     assert not run_seed(12441341).violation
