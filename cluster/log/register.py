@@ -94,7 +94,11 @@ class Register:
         for path, stored in zip(self._paths, found, strict=True):
             if stored != latest:
                 log.warning("%s is older than the other one or damaged; written anew", path)
-                self._write(path, self._pack(latest))
+            elif path != self._paths[-1]:
+                continue
+            # A process may have been killed after it had written the last one, and before that was durable; then the
+            # next store would damage the only one that is.
+            self._write(path, self._pack(latest))
         self._sequence = latest.sequence
         self._has_files = True
         return latest.body

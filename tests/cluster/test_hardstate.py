@@ -105,6 +105,27 @@ def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(first: bool, po
             assert hard_state(disk).load() == found
 
 
+def test_a_kill_in_a_store_and_a_power_loss_in_the_next_one_leave_a_state() -> None:
+    """What a killed process had written can be read, and is not on the disk yet (simulated: both files damaged)."""
+    for seed in range(20):
+        for first in range(8):
+            for second in range(8):
+                disk = a_disk(seed)
+                file = hard_state(disk)
+                file.store(OLD)
+                disk.end_process_after(first)
+                with suppress(ProcessEnds):
+                    file.store(NEW)
+                disk.crash(power_loss=False)
+                file = hard_state(disk)
+                assert file.load() in (OLD, NEW)
+                disk.end_process_after(second)
+                with suppress(ProcessEnds):
+                    file.store(NEW._replace(term=5))
+                disk.crash(power_loss=True)
+                assert hard_state(disk).load() is not None
+
+
 def test_one_damaged_file_costs_nothing_and_is_written_anew() -> None:
     for name in NAMES:
         for bit in range(0, 512 * 8, 5):
