@@ -4,7 +4,7 @@ pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). E
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
 H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.sync_point`); the leader's
-    own tail counts only as far as it is synced (`_tell_majority`).
+    own tail counts only as far as it is synced (`reached_index`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.

@@ -63,12 +63,12 @@ class Recovery:
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
         """The last status of each other member that was heard since this start, by name."""
+        self._heard_s: dict[str, float] = {}
+        """When that was, by the time for which this node was awake."""
         self._away: set[str] = set()
         """Those of them that there is no link with any more: what they lacked they may have been given since."""
         self._goal = (0, 0)
         """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
-        self._heard_s: dict[str, float] = {}
-        """When that was, by the time for which this node was awake."""
         self._hopeless_s = math.inf
         """Since when no majority was seen that still has its log, by the same time."""
         self._is_hopeless = False

@@ -561,7 +561,7 @@ def _check(config: NodeConfig, path: Path) -> None:
     listened: dict[tuple[str, int | None], str] = {}
     for key in _PORTS:
         place = getattr(config, key.replace("port", "host")), getattr(config.address, key)
-        if listened.setdefault(place, key) != key and place[1] is not None:
+        if listened.setdefault(place, key) != key:
             raise ConfigError(
                 f"{path}: [[nodes]] {key} of node {config.name!r}: is its {listened[place]}, too, at {place[0]}"
             )
