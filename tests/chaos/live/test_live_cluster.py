@@ -197,6 +197,7 @@ def test_a_node_that_does_not_end_tells_what_it_does_and_is_killed(
     monkeypatch.setattr("chaos.live.cluster._STOP_TIMEOUT_S", 0.0)
 
     async def check() -> None:
+        await cluster.wait_caught_up()  # one that has just been started ends at once
         size = cluster.log("n3").stat().st_size
         with pytest.raises(LiveClusterError, match="n3 did not stop in 0 s"):
             await cluster.stop("n3")
