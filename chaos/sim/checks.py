@@ -297,7 +297,7 @@ class Checks:
             configuration.membership.is_majority(
                 [name for name in whole if configuration.has(name, self._ids.get(name, b""))]
             )
-            for configuration in self._about_to_count()
+            for configuration in self._about_to_count(node)
         )
 
     def counts(self, node: SimulatedNode) -> bool:
@@ -320,12 +320,18 @@ class Checks:
             newest[id(self.configuration)] = self.configuration
         return list(newest.values())
 
-    def _about_to_count(self) -> list[Configuration]:
-        """Those, and what becomes of them by the removals that were asked for: at any moment, they may be made."""
+    def _about_to_count(self, damaged: SimulatedNode) -> list[Configuration]:
+        """Those, and what may be made of them at any moment, if this node is damaged, too.
+
+        The removals that were asked for may be carried out, and a learner that was damaged may be promoted by a leader
+        that does not know (birth 104005); one that was not has the log when it is.
+        """
         found = self._counting()
         for node in self._cluster.nodes:
             if node.may_be_removed:
                 found += [_without(each, node.name) for each in found]
+            if node is damaged or self._is_damaged(node):
+                found += [each.promoted(node.name) for each in found if _may_be_promoted(each, node.name)]
         return found
 
     def may_find_damage(self, node: SimulatedNode) -> bool:
@@ -737,3 +743,8 @@ class Checks:
 
 def _without(configuration: Configuration, name: str) -> Configuration:
     return replace(configuration, members=tuple(each for each in configuration.members if each.name != name))
+
+
+def _may_be_promoted(configuration: Configuration, name: str) -> bool:
+    member = configuration.member(name)
+    return member is not None and member.id is not None and not member.is_voter

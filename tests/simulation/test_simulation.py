@@ -227,6 +227,20 @@ def test_nobody_counts_on_a_directory_that_no_start_has_made() -> None:
     assert node.has_id
 
 
+def test_no_voter_is_damaged_beside_a_damaged_learner_that_may_be_promoted_by_who_does_not_know() -> None:
+    """Two of four voters were lost, and nodes told the truth: no majority had its log (birth 104005)."""
+    simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
+    cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
+    leader, _ = leader_and_follower(simulation, 5.0)
+    learner = cluster.add_node()
+    checks.clocks_changed()
+    learner.start()
+    world.run_until(10.0, stop=lambda: learner.name in leader.group.configurations.newest.membership.learners)
+    assert checks.may_be_damaged(leader)
+    checks.damaged(learner)
+    assert not checks.may_be_damaged(leader)
+
+
 def test_an_operator_takes_in_again_who_was_removed_while_its_directory_was_lost() -> None:
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
     cluster, world = simulation.cluster, simulation.world
