@@ -26,6 +26,7 @@ class Resolver:
         self.answers = threading.Event()
         self.answers.set()
         self._real = socket.getaddrinfo
+        self._monkeypatch = monkeypatch
         monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
 
     def _look_up(self, host: str, port: int, *, type: int, flags: int = 0) -> Any:  # noqa: A002
@@ -40,18 +41,25 @@ class Resolver:
 
     @contextmanager
     def silent(self) -> Generator[None]:
-        """Names that begin with `slow` are not answered for."""
+        """Names that begin with `slow` are not answered for, which is not waited for long."""
         self.answers.clear()
-        yield
+        with self.waited_for(0.02):
+            yield
         self.answers.set()
+
+    @contextmanager
+    def waited_for(self, answer_s: float) -> Generator[None]:
+        with self._monkeypatch.context() as patch:
+            patch.setattr(host_names, "_PATIENCE_S", answer_s)
+            patch.setattr(host_names, "_ANSWER_S", answer_s)
+            yield
 
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Generator[Resolver]:
     resolver = Resolver(monkeypatch)
-    monkeypatch.setattr(host_names, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(host_names, "_ANSWER_S", 0.02)
-    yield resolver
+    with resolver.waited_for(10.0):
+        yield resolver
     resolver.answers.set()
 
 
@@ -118,7 +126,8 @@ def test_no_name_waits_for_another_one_and_each_is_looked_up_once_at_a_time(reso
                 for _ in range(2):
                     with pytest.raises(TimeoutError, match=f"the name slow{number} is still being looked up"):
                         await names.look_up(f"slow{number}", PORT)
-            assert (await names.look_up("n1", PORT)).is_current
+            with resolver.waited_for(10.0):
+                assert (await names.look_up("n1", PORT)).is_current
         assert len(resolver.asked) == 17
         assert (await names.look_up("slow1", PORT)).found == [(socket.AF_INET, ("10.0.0.9", PORT))]
 

@@ -494,11 +494,11 @@ def test_a_node_tells_its_own_ports_and_figures(real_node: ClusterNode, channel:
     [shown] = ask(real_node, "nodes").json
     assert shown["os_pid"] == str(real_node.pid)
     assert (shown["running"], shown["sockets_used"] >= 1, shown["io_sync_count"] >= 1) == (True, True, True)
+    eventually(lambda: ask(real_node, "overview").json["object_totals"]["channels"] >= 1)
     overview = ask(real_node, "overview").json
     ports = {each["protocol"]: each["port"] for each in overview["listeners"]}
     assert ports.keys() == {"amqp", "clustering", "http"}
     assert (ports["amqp"], ports["http"]) == (real_node.amqp_port, real_node.http_port)
-    assert overview["object_totals"]["channels"] >= 1
     for check in (
         f"port-listener/{real_node.amqp_port}",
         "protocol-listener/amqp091",
