@@ -116,5 +116,6 @@ PEER = Value("HOST:PORT", _seed)
 SECONDS = Value("SECONDS", _seconds)
 JSON = Value("JSON", _json)
 OBJECT = Value("JSON", _object)
-FILE = click.Path(path_type=Path)
-DIRECTORY = click.Path(path_type=Path)
+# Whether it can be read says who reads it, with the exit status that this has there.
+FILE = click.Path(readable=False, path_type=Path)
+DIRECTORY = click.Path(readable=False, path_type=Path)

@@ -92,6 +92,19 @@ def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: P
         assert qq.errors == f"qq serve: {config}: [node] name: 'n9' is not the name of one of the [[nodes]]\n"
 
 
+def test_a_configuration_that_may_not_be_read_is_a_mistake_in_the_settings(
+    tmp_path: Path, called: Called
+) -> None:
+    """Nobody starts the node again and again then. Of a file of somebody else's the system says so when it is asked."""
+    config = tmp_path / "node.toml"
+    config.write_text("[node]\n")
+    config.chmod(0)
+    with patch.object(os, "access", return_value=False):
+        status, _, errors = called("serve", "--config", str(config))
+    assert status == os.EX_CONFIG
+    assert errors.startswith(f"qq serve: {config}: ")
+
+
 def test_serve_refuses_a_variable_that_is_no_setting_but_those_of_commands(
     tmp_path: Path, config: Path
 ) -> None:
