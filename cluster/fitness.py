@@ -93,10 +93,15 @@ def _has_full_disk(status: Status) -> bool:
     return bool(status.alarm & Alarm.DISK) and (not status.may_lead or status.disk_free_bytes < FULL_BYTES)
 
 
-def why_no_leader(membership: Membership, known: Known) -> str:
-    """Why there is no leader, where none is known: who does not answer, and who hears one all the same."""
+def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = None) -> str:
+    """Why there is no leader, where none is known: who does not answer, and who hears one all the same.
+
+    A leader is silent to a node that takes no part yet: `own_flaw` is why this one does not.
+    """
     silent = sorted(name for name in membership.voters if known.get(name) is None)
     hearing = sorted(name for name, status in known.items() if status is not None and status.hears_leader)
+    if hearing and own_flaw is not None:
+        return f"no leader: {own_flaw}"
     if hearing:
         hear = "hears" if len(hearing) == 1 else "hear"
         those = f"; {', '.join(silent)} cannot be heard" if silent else ""

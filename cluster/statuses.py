@@ -139,7 +139,7 @@ class Statuses:
         """Why nothing is committed now, as far as is known here; None if a leader is known."""
         if self._leader() is not None:
             return None
-        return why_no_leader(self._configurations.membership, self.known())
+        return why_no_leader(self._configurations.membership, self.known(), self._own.flaw())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
         """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""

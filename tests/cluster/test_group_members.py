@@ -290,6 +290,7 @@ def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebo
     flaw = gone.group.own_status.flaw()
     assert flaw is not None
     assert f"{removed} was removed: `qq member add {removed} HOST:PORT`, or `join` in its file" in flaw
+    assert gone.group.why_undecided() == f"no leader: {flaw}"
     add = MemberChange(Verb.ADD, removed, id_of(gone), *gone.address)
     assert growing.asked(growing.leader(), add) == ""
     growing.members.append(gone)
