@@ -75,6 +75,7 @@ def serve(
         uvloop.run(_serve_until_stopped(run(settings)))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what the process starts later would inherit it
+    log.info("node %s was told to stop, and has stopped", settings.name)  # a killed one says nothing
     return 0
 
 
