@@ -77,7 +77,9 @@ def test_an_image_has_the_packages_and_not_what_they_were_built_with() -> None:
     assert packages == "--from=build /usr/local/qq /usr/local/qq"
     packages, *sources = [step.text for step in instructions("chaos", "COPY")]
     assert packages == "--from=chaos-build /usr/local/qq /usr/local/qq"
-    assert sources == [f"{name} {SOURCES}/{name}" for name in ("chaos", "cluster")]
+    assert sources == [f"--chmod=0755 {name} {SOURCES}/{name}" for name in ("chaos", "cluster")], (
+        "read by the image's user, whoever may read the checkout"
+    )
     assert f"PYTHONPATH={SOURCES}" in only("chaos", "ENV").text.split()
     assert {"build", "chaos-build"} < set(STAGES)
 
