@@ -183,7 +183,9 @@ class Since:
         noted: list[Finding] = []
         for finding in findings:
             key = finding.code, finding.subject
-            since_ms, _ = self._known.get(key, (now_ms, now_ms))
+            since_ms, last_ms = self._known.get(key, (now_ms, now_ms))
+            if now_ms - last_ms > KEPT_MS:  # time goes on in one step when the nodes were all down
+                since_ms = now_ms
             self._known[key] = since_ms, now_ms
             noted.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
         self._known = {key: times for key, times in self._known.items() if now_ms - times[1] <= KEPT_MS}

@@ -136,6 +136,15 @@ def test_since_when_something_is_found_again_and_again() -> None:
     assert since.note([known], NOW_MS + 300_000) == [known]
 
 
+def test_what_is_found_before_and_after_all_nodes_were_down_has_not_lasted_since_they_went_down() -> None:
+    """Until a node that starts has heard the others' clocks, its time is that of the last entry of its log."""
+    since, found = Since(), Finding("node-down", "node n3", "it does not answer")
+    since.note([found], NOW_MS)
+    assert since.note([found], NOW_MS + KEPT_MS) == [found._replace(since_ms=NOW_MS)]
+    up_ms = NOW_MS + 2 * 86_400_000
+    assert since.note([found], up_ms) == [found._replace(since_ms=up_ms)]
+
+
 def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when() -> None:
     since, found = Since(), Finding("certificate-ends", "c.pem of node n1", "a")
     assert since.note([found], 7) == [found]
