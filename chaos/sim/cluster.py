@@ -463,6 +463,11 @@ class SimulatedCluster:
         self.nodes.append(node)
         return node
 
+    def take_down(self, node: SimulatedNode) -> None:
+        """End a node for good, also one that is about to be started again."""
+        node.end(power_loss=False)
+        self.nodes.remove(node)
+
     def give_up(self, node: SimulatedNode) -> None:
         """Forget a node that has been removed and has ended: it never starts again."""
         self.names.remove(node.name)
