@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 USER, PASSWORD = "guest", "guest"
 SALT = b"salt"
+LARGE_BYTES = (64, 512, 2**21)
+"""From how many octets on messages are stored in fragments, in one run or another."""
 FIRST_USER_S = 0.1
 """Time between attempts of a leader to make the first user."""
 
@@ -67,6 +69,7 @@ class Brokers(NodeEvents):
         self.nodes: dict[str, SimulatedNode] = {}
         """All nodes that have ever started, and may start again."""
         self.random = world.random("sockets")
+        self._large_bytes = world.random("fragments").choice(LARGE_BYTES)
         self._world = world
         self._submit = submit
         self._limits = limits
@@ -118,6 +121,7 @@ class Brokers(NodeEvents):
         machine = cast("QueueMachine", node.machine.inner)
         log = TaggedLog(node, partial(self._submit, node))
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
+        broker.submissions.large_bytes = self._large_bytes
         server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:

@@ -8,16 +8,19 @@ Law: nothing that a client is told is believed before it was compared with the l
 
 from __future__ import annotations
 
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.brokers import Brokers
-from chaos.sim.queue_checks import QueueOracle, messages_of
+from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from qq.config import NodeLimits
+from qq.machine.codec import decode_batch
+from qq.machine.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class LoggedMessages(QueueOracle):
     def __init__(self, fail: Callable[[str], None]) -> None:
         super().__init__(fail)
         self._idents: set[str] = set()
+        self._stored: dict[tuple[str, int], bytes] = {}
+        """What the sessions of each node have stored in fragments and not published yet."""
 
     def check(self, ident: str) -> None:
         """Check that a message which a client is told is safe is in the log."""
@@ -57,9 +62,24 @@ class LoggedMessages(QueueOracle):
         effects: Sequence[Any],
     ) -> None:
         super().batch(machine, origin, index, ordinal, time_ms, payload, effects)
-        for message in messages_of(bytes(payload)).values():
-            body_at = frame_stop(message, 0) + 7
-            self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
+        commands, offsets = decode_batch(bytes(payload))
+        messages = (bytes(payload[start:end]) for start, end in pairwise(offsets))
+        rest = b""
+        for command in commands:
+            if isinstance(command, StoreFragment):
+                key = origin, command.session
+                self._stored[key] = self._stored.get(key, b"") + next(messages)
+            elif isinstance(command, JoinFragments):
+                rest = self._stored.pop((origin, command.session), b"")
+            elif isinstance(command, Enqueue | Publish):
+                for beginning in islice(messages, command.count):
+                    message, rest = beginning + rest, b""
+                    body_at = frame_stop(message, 0) + 7
+                    self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
+
+    def origin_down(self, machine: QueueMachine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
+        super().origin_down(machine, origin, time_ms, effects)
+        self._stored = {key: stored for key, stored in self._stored.items() if key[0] != origin}
 
 
 class ClientWorkload(Submitters):

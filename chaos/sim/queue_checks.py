@@ -59,6 +59,7 @@ from qq.machine.commands import (
     SessionDown,
     SetPrefetch,
     Settle,
+    StoreFragment,
 )
 from qq.machine.effects import (
     Committed,
@@ -247,6 +248,8 @@ class QueueOracle:
                 self._dead_letter(machine, command)
             elif isinstance(command, MoveMessages):
                 self._move_messages(machine, command)
+            elif isinstance(command, StoreFragment):
+                next(slots)
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[told:])

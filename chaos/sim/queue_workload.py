@@ -52,6 +52,7 @@ from qq.machine.commands import (
     Enqueue,
     Get,
     GetMessages,
+    JoinFragments,
     Limit,
     Method,
     Publish,
@@ -64,6 +65,7 @@ from qq.machine.commands import (
     SetPermissions,
     SetPrefetch,
     Settle,
+    StoreFragment,
 )
 from qq.machine.effects import (
     ConnectionForced,
@@ -89,6 +91,8 @@ if TYPE_CHECKING:
 CONNECTION = 1
 MOVING_RUNS = 0.4
 """Share of the runs in which messages are moved, and each goes to one queue only: so none is ever twice in a queue."""
+FRAGMENTED = 0.1
+"""How often what is published goes on with fragments."""
 MOVES = 0.12
 """How often somebody begins a move, or stops one."""
 MOVER = "mover"
@@ -175,6 +179,8 @@ class QueueClient(ActingClient):
         self._publishing = self._fresh_id()
         """The session that publishes; it is never answered."""
         self._published = 0
+        self._has_stored = False
+        """Whether fragments are stored that the next message is to go on with."""
         self._attempts: dict[int, Attempt] = {}
         """Attempts that may still be heard of, by sequence of the batch."""
         self._next_ids: dict[int, int] = {}
@@ -418,7 +424,21 @@ class QueueClient(ActingClient):
         else:
             exchange = TO_ALL if choice > 0.95 and not self.workload.moves_messages else ""
             messages = self._messages(queue, random.randint(1, 12))
-            self._batch(self._publishes(exchange, queue, messages), messages)
+            self._store_fragments()
+            commands: list[Command] = [*self._publishes(exchange, queue, messages)]
+            if self._has_stored:
+                # What has become of them is not asked here: they go with the message, wherever that goes.
+                self._has_stored = False
+                commands.insert(0, JoinFragments(self._publishing))
+            self._batch(commands, messages)
+
+    def _store_fragments(self) -> None:
+        """Now and then, store what the next message is to go on with."""
+        random = self.workload.fragments_random
+        if random.random() < FRAGMENTED and self.machine.version >= SINCE[StoreFragment]:
+            fragments = [bytes(random.randint(0, 9)) for _ in range(random.randint(1, 3))]
+            self._batch([StoreFragment(self._publishing)] * len(fragments), fragments)
+            self._has_stored = True
 
     def _publish_again(self, publisher: RepeatingPublisher) -> None:
         """Publish again, or for the first time; an attempt may repeat any part of an earlier one.
@@ -683,6 +703,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
             one_of_each(self.arguments)
         self.tenants_random = world.random("tenants")
         self.gets_random = world.random("gets")
+        self.fragments_random = world.random("fragments of batches")
         self._publishers = [RepeatingPublisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
 
     def new_client(self, node: SimulatedNode, number: int) -> QueueClient:

@@ -59,8 +59,8 @@ from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
 from qq.diagnosis.words import number
 from qq.errors import CommandError
-from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
-from qq.machine.commands import Command, Enqueue, Publish, PutHashedUser, PutUser
+from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept, messages_of
+from qq.machine.commands import Command, PutHashedUser, PutUser
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
@@ -414,8 +414,9 @@ def _part_lines(payload: memoryview) -> Iterator[str]:
         if is_kept(payload):
             for piece in decode_kept(payload):
                 messages = _messages(piece.offsets[0], piece.offsets[-1], piece.count)
-                hidden = () if piece.publication.more_keys else ("more_keys",)
-                yield f"    kept from message {piece.first} on: {messages}; {_fields(piece.publication, hidden)}"
+                publication = piece.publication
+                hidden = [name for name in ("more_keys", "goes_on") if not getattr(publication, name)]
+                yield f"    kept from message {piece.first} on: {messages}; {_fields(publication, hidden)}"
             return
         batch = decode_batch(payload)
     except MalformedBatch as error:
@@ -424,9 +425,9 @@ def _part_lines(payload: memoryview) -> Iterator[str]:
     message = 0
     for command in batch.commands:
         line = f"    {type(command).__name__} {_fields(command, _HIDDEN.get(type(command), ()))}"
-        if isinstance(command, Enqueue | Publish):
-            end = message + command.count
-            line += f": {_messages(batch.offsets[message], batch.offsets[end], command.count)}"
+        if count := messages_of(command):
+            end = message + count
+            line += f": {_messages(batch.offsets[message], batch.offsets[end], count)}"
             message = end
         yield line
 

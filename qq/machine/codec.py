@@ -41,10 +41,12 @@ from qq.machine.commands import (
     Commit,
     Discard,
     Enqueue,
+    JoinFragments,
     Publish,
     Reject,
     Return,
     Settle,
+    StoreFragment,
 )
 from qq.ranges import MESSAGES_MAX
 from qq.tables import InvalidTable, check_table
@@ -77,7 +79,6 @@ class DecodedBatch(NamedTuple):
     """A decoded batch for those who want its messages."""
 
     commands: list[Command]
-    publishes: list[Enqueue | Publish]
     offsets: list[int]
     """Where in the payload each message begins, and at the end the payload's length."""
 
@@ -90,6 +91,8 @@ class Publication(NamedTuple):
     frames_channel: int
     more_keys: tuple[str, ...] = ()
     """Routing keys from the headers CC and BCC."""
+    goes_on: bool = False
+    """Whether what is stored of each is its beginning only, which goes on with fragments."""
 
 
 class StoredPiece(NamedTuple):
@@ -153,6 +156,13 @@ def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> lis
             if command.count < 1:
                 raise MalformedBatch("an enqueue of no messages")
             published += command.count
+        elif type(command) is StoreFragment:
+            published += 1
+        elif type(command) is JoinFragments:
+            if not isinstance(
+                commands[position + 1] if position + 1 < len(commands) else None, Enqueue | Publish
+            ):
+                raise MalformedBatch("fragments are joined to nothing")
         elif type(command) is Commit:
             content = commands[position + 1 : position + 1 + command.count]
             if len(content) < command.count or not all(type(part) in _TRANSACTIONAL for part in content):
@@ -164,9 +174,14 @@ def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> lis
 
 def decode_batch(payload: Buffer) -> DecodedBatch:
     """A whole batch, with the place of each message. Raises MalformedBatch."""
-    commands = decode_commands(payload)
-    publishes = [command for command in commands if isinstance(command, Enqueue | Publish)]
-    return DecodedBatch(commands, publishes, _offsets(payload))
+    return DecodedBatch(decode_commands(payload), _offsets(payload))
+
+
+def messages_of(command: Command) -> int:
+    """How many of the next messages of its batch a command publishes, or stores."""
+    if isinstance(command, Enqueue | Publish):
+        return command.count
+    return 1 if isinstance(command, StoreFragment) else 0
 
 
 def message_sizes(payload: Buffer) -> tuple[array[int], int]:
@@ -203,7 +218,8 @@ def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
         rows.append((piece.first, piece.count, place))
         sizes.extend(end - start for start, end in pairwise(piece.offsets))
         bodies.append(view[piece.offsets[0] : piece.offsets[-1]])
-    head = pack([list(places), rows])
+    # Only few go on with fragments, and what was kept by earlier versions tells it of none.
+    head = pack([[each if each.goes_on else each[:-1] for each in places], rows])
     size_column = struct.pack(f"<{len(sizes)}I", *sizes)
     return b"".join([_KEPT_HEAD.pack(_KEPT_MAGIC, len(head)), head, size_column, *bodies])
 
@@ -228,8 +244,8 @@ def decode_kept(payload: Buffer) -> list[StoredPiece]:
         pieces: list[StoredPiece] = []
         done = 0
         for first, count, place in rows:
-            exchange, routing_key, frames_channel, more_keys = publications[place]
-            publication = Publication(exchange, routing_key, frames_channel, tuple(more_keys))
+            exchange, routing_key, frames_channel, more_keys, *goes_on = publications[place]
+            publication = Publication(exchange, routing_key, frames_channel, tuple(more_keys), *goes_on)
             pieces.append(StoredPiece(first, publication, offsets[done : done + count + 1]))
             done += count
     except (struct.error, ValueError, TypeError, IndexError) as error:
@@ -337,9 +353,9 @@ def _pieces(payload: Buffer) -> list[StoredPiece]:
     pieces: list[StoredPiece] = []
     start = end = 0
     try:
-        rows = [row for row in unpack(memoryview(payload)[first:stop]) if row[0] in _PUBLISHING]
-        for publication, alike in groupby(rows, _publication):
-            end += sum(map(_count, alike))
+        rows = unpack(memoryview(payload)[first:stop])
+        for publication, alike in groupby(_publications(rows), _first_of):
+            end += sum(map(_second_of, alike))
             pieces.append(StoredPiece(start, publication, offsets[start : end + 1]))
             start = end
     except (ValueError, TypeError, IndexError) as error:
@@ -457,6 +473,23 @@ class _Shapes(dict[int, _Shape]):
 _shapes = cache(_Shapes)
 
 
+def _publications(rows: list[Any]) -> Iterator[tuple[Publication, int]]:
+    """What the commands of a batch publish or store, in order: how many messages, and what these have in common."""
+    goes_on = False
+    for row in rows:
+        opcode = row[0]
+        if opcode in _PUBLISHING:
+            publication, count = _publication(row), row[_COUNT]
+            if goes_on:
+                yield publication._replace(goes_on=True), 1
+                count -= 1
+            if count:
+                yield publication, count
+        elif opcode == _STORE_FRAGMENT:
+            yield _FRAGMENT, 1
+        goes_on = opcode == _JOIN_FRAGMENTS
+
+
 def _publication(row: list[Any]) -> Publication:
     _, _, _, _, exchange, routing_key, _, frames_channel, *more = row
     return Publication(exchange, routing_key, frames_channel, tuple(more[0]) if more else ())
@@ -464,7 +497,10 @@ def _publication(row: list[Any]) -> Publication:
 
 _TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard))
 _PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
-_count = itemgetter(1 + Enqueue._fields.index("count"))  # the opcode comes first
+_STORE_FRAGMENT, _JOIN_FRAGMENTS = OPCODES[StoreFragment], OPCODES[JoinFragments]
+_FRAGMENT = Publication("", "", 0)
+_COUNT = 1 + Enqueue._fields.index("count")  # the opcode comes first
+_first_of, _second_of = itemgetter(0), itemgetter(1)
 
 
 def _pack_extension(value: object) -> msgpack.ExtType:

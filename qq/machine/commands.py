@@ -60,6 +60,18 @@ class Publish(NamedTuple):
     """The first message's number, from its header x-publish-seq; the numbers of the others follow it."""
 
 
+class StoreFragment(NamedTuple):
+    """Store the next message of the batch as the next fragment of one that the session is going to publish."""
+
+    session: int
+
+
+class JoinFragments(NamedTuple):
+    """Have the first message that the next command publishes go on with the fragments that the session has stored."""
+
+    session: int
+
+
 class DeadLetter(NamedTuple):
     """Move messages that have died to where their queue's dead-letter exchange routes them.
 
@@ -626,6 +638,8 @@ Settlement = Settle | Return | Reject | Discard
 Command = (
     Method
     | Settlement
+    | StoreFragment
+    | JoinFragments
     | DeadLetter
     | MoveMessages
     | SetPrefetch
@@ -698,6 +712,8 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         MoveMessages: 60,
         EndMove: 61,
         GetMessages: 62,
+        StoreFragment: 63,
+        JoinFragments: 64,
     },
 }
 """The number of each command in the log, by the version of the state from which on it may be proposed.

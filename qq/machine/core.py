@@ -36,6 +36,7 @@ from qq.machine.errors import (
     not_found,
     precondition_failed,
 )
+from qq.machine.fragments import Fragment, Fragments
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.versions import VERSIONS
@@ -56,7 +57,7 @@ from qq.routing.content import Content
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from qq.machine.catalog import ConnectionState
     from qq.machine.commands import Method
@@ -99,6 +100,8 @@ class SessionState:
     answer: Answer | None = None
     """The last answer, for a node that missed it. `ConsumerCancelled` does not count: it tells nothing, and several
     can be missed at once."""
+    fragments: list[Fragment] = field(default_factory=list)
+    """What was stored of the large message that the session is going to publish."""
 
     @property
     def failed(self) -> bool:
@@ -110,7 +113,15 @@ class SessionState:
         requester = self.requester and self.requester[2:]
         limit = self.budget.limit
         return FrozenSession(
-            key, self.vhost.ref, self.user, self.queue, limit, requester, self.answers, self.answer
+            key,
+            self.vhost.ref,
+            self.user,
+            self.queue,
+            limit,
+            requester,
+            self.answers,
+            self.answer,
+            tuple(self.fragments),
         )
 
 
@@ -125,6 +136,7 @@ class FrozenSession(NamedTuple):
     requester: tuple[int, str] | None
     answers: int
     answer: Answer | None
+    fragments: Sequence[Fragment]
 
 
 class Core:
@@ -142,6 +154,7 @@ class Core:
         """Queues that have something new in this entry, and those whose consumers were left for the next entries."""
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
+        self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
         """Queues that have put off work, because too much was settled or returned at once; the next one first."""
         self.abandoned: dict[Queue, None] = {}
@@ -193,14 +206,28 @@ class Core:
 
     def contents(self, slot: int, count: int) -> Iterator[Content]:
         """What routing may look at of each of `count` messages of the batch, from `slot` on."""
-        if self._offsets_of is not self.sizes:
-            start = len(self.payload) - self.size
-            self._offsets = list(accumulate(self.sizes, initial=start))
-            self._offsets_of = self.sizes
+        self._find_offsets()
         first = slot & MESSAGE_MASK
         for start, end in pairwise(self._offsets[first : first + count + 1]):
             yield self.content_of(self.payload[start:end], message_number(self.index, slot))
             slot += 1
+
+    def _find_offsets(self) -> None:
+        if self._offsets_of is not self.sizes:
+            start = len(self.payload) - self.size
+            self._offsets = list(accumulate(self.sizes, initial=start))
+            self._offsets_of = self.sizes
+
+    def join_fragments(self, session: SessionState) -> None:
+        """Let the next message of the batch go on with what the session has stored; it is so much larger then."""
+        if not session.fragments:
+            return
+        self._find_offsets()
+        self.fragments.join(self.index, self.next_slot, tuple(session.fragments))
+        size = sum(fragment.size for fragment in session.fragments)
+        session.fragments.clear()
+        self.sizes[self.next_slot & MESSAGE_MASK] += size
+        self.size += size
 
     # Answers
 
@@ -225,6 +252,7 @@ class Core:
         session = self.session(node, number)
         session.answers += 1
         session.answer = Failed(node, number, code, text, opcode, session.answers)
+        session.fragments.clear()
         self.effects.append(session.answer)
         for consumer in session.consumers.values():
             self.consumer_timers.set(consumer, None)  # its channel is about to go

@@ -36,6 +36,8 @@ TRANSACTION_STEPS_MAX = 50_000
 COMMIT_STEPS = 5
 """The steps for each part of a transaction, to check it before it is carried out."""
 CREDIT_STEPS = 8
+FRAGMENT_STEPS = 15
+"""The steps for each fragment of a large message, without its octets."""
 SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Reject: 15, c.Discard: 15}
 """The steps for each piece of what was delivered, though several may become one command."""
 
@@ -112,6 +114,11 @@ class Costs:
         """Let routes be looked for again, in a new pass of the event loop."""
         self.looked = 0
         self._counted.clear()
+
+    @property
+    def may_store_fragments(self) -> bool:
+        """Whether large messages may be stored in fragments: whether all nodes can read them."""
+        return self._core.version >= c.SINCE[c.StoreFragment]
 
     @property
     def looked_enough(self) -> bool:

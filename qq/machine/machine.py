@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog import Catalog
     from qq.machine.effects import Deliver, Effect, Result
+    from qq.machine.fragments import Fragment
     from qq.machine.moves import Moves
     from qq.machine.vhost import VirtualHost
 
@@ -66,6 +67,9 @@ class QueueMachine:
         core = Core(content_of)
         core.catalog.begin()
         self._begin(core)
+        self.needed_from: Callable[[], int | None] = _nothing
+        """Tells the first entry with a message that a session of this node waits for though nothing in the state refers
+        to it, such as one that is returned. What is remembered for it is no part of the state."""
 
     def _begin(self, core: Core) -> None:
         self._core = core
@@ -76,6 +80,8 @@ class QueueMachine:
         """What commands will cost, for those who gather them. `adopt` makes a new one."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
+            c.StoreFragment: publishing.store_fragment,
+            c.JoinFragments: publishing.join_fragments,
             c.DeadLetter: publishing.dead_letter,
             c.Settle: taking.settle,
             c.Discard: taking.settle,
@@ -173,6 +179,14 @@ class QueueMachine:
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()
+
+    def fragments_of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
+        """What the large messages of an entry go on with, by slot; messages that were stored whole are not in it."""
+        return self._core.fragments.of(index)
+
+    def first_fragment_from(self, index: int) -> int:
+        """The first entry that is needed by the messages of this entry and those behind it."""
+        return self._core.fragments.first_needed_from(index)
 
     def raise_to(self, version: int) -> None:
         """Go by this version of the state from the next entry on."""
@@ -325,6 +339,7 @@ class QueueMachine:
 
     def freeze(self) -> FrozenMachine:
         """The state as it is now, to be read on any thread."""
+        self._core.fragments.forget_unneeded(self.needed_from())
         return freeze(self._core)
 
     def dump(self) -> bytes:
@@ -354,6 +369,10 @@ class QueueMachine:
     def digest(self) -> str:
         """A hash of the state: equal states have equal digests."""
         return hashlib.sha256(self.dump()).hexdigest()
+
+
+def _nothing() -> None:
+    """Nobody waits for anything."""
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:

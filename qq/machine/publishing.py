@@ -17,6 +17,7 @@ from qq.machine.commands import Enqueue, Publish
 from qq.machine.core import message_number
 from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.errors import Refused, precondition_failed
+from qq.machine.fragments import Fragment
 from qq.machine.history import SPREAD_MAX, died, is_cycle
 from qq.machine.publishers import names_of
 from qq.machine.requesters import is_reply_name
@@ -29,7 +30,7 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from qq.machine.commands import Command, Commit, DeadLetter
+    from qq.machine.commands import Command, Commit, DeadLetter, JoinFragments, StoreFragment
     from qq.machine.consumers import Budget
     from qq.machine.core import Core, SessionState
     from qq.machine.publishers import Names
@@ -141,6 +142,21 @@ class Publishing:
             self._publish_parts(command, vhost, slot, self._parts(vhost, command, slot))
         except Refused as refused:
             core.fail(command, refused)
+
+    def store_fragment(self, command: StoreFragment) -> None:
+        """Store a fragment of a large message, for the session that is going to publish it; it is in no queue."""
+        core = self._core
+        slot = core.next_slot
+        core.next_slot = slot + 1
+        session = core.session(core.origin, command.session)
+        if not session.failed:
+            session.fragments.append(Fragment(core.index, slot, core.sizes[slot & MESSAGE_MASK]))
+
+    def join_fragments(self, command: JoinFragments) -> None:
+        """Let the next message go on with what its session has stored."""
+        session = self._core.sessions.get((self._core.origin, command.session))
+        if session is not None:
+            self._core.join_fragments(session)
 
     def commit(self, command: Commit, content: Sequence[Command], settle: Callable[[Command], None]) -> None:
         """Carry out what a transaction consists of, or nothing of it; `settle` carries out a settlement."""

@@ -42,6 +42,7 @@ from qq.machine.effects import (
     Recovered,
     Reply,
 )
+from qq.machine.fragments import Fragment
 from qq.machine.history import History
 from qq.machine.leaving import Leaving
 from qq.machine.moves import MoveState
@@ -531,10 +532,12 @@ class SessionRow(NamedTuple):
     answers: int
     answer: Sequence[Any] | None
     """The last answer, as `answer_row` makes it."""
+    fragments: Sequence[Sequence[int]]
+    """What was stored of the large message that the session is going to publish, each a `Fragment`."""
 
     @classmethod
     def of(cls, frozen: FrozenSession) -> SessionRow:
-        return _make(cls, (*frozen[:-1], answer_row(frozen.answer)))
+        return _make(cls, (*frozen[:-2], answer_row(frozen.answer), frozen.fragments))
 
     def build(self, vhost: VirtualHost) -> SessionState:
         """Make the session; its consumers come later."""
@@ -547,7 +550,11 @@ class SessionRow(NamedTuple):
             budget=Budget(self.limit),
             answers=self.answers,
             answer=build_answer(node, number, self.answer),
+            fragments=[Fragment(*fragment) for fragment in self.fragments],
         )
+
+
+CHANGES[SessionRow] = {8: more_fields(())}
 
 
 class FailedRow(NamedTuple):

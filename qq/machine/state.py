@@ -18,6 +18,7 @@ from qq.machine import versions
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.codec import make_packer, unpack_list
 from qq.machine.effects import GetOk, Got, Reply
+from qq.machine.fragments import Fragments, FragmentsRow
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
 from qq.machine.rows import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Table
     from qq.machine.core import Core, FrozenSession
+    from qq.machine.fragments import FrozenFragments
     from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 
@@ -75,6 +77,7 @@ class FrozenMachine(NamedTuple):
     lost: list[str]
     global_parameters: list[tuple[str, str]]
     moves: list[MoveRow]
+    fragments: FrozenFragments
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump` of each program that can run the version which is agreed on."""
@@ -114,20 +117,34 @@ class FrozenMachine(NamedTuple):
             lost=Rows(self.lost),
             global_parameters=Rows(self.global_parameters),
             moves=rows_as_of(MoveRow, version, self.moves),
+            fragments=Rows(self._fragments_in_use()),
         )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
-        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i."""
+        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i.
+
+        A fragment of a large message counts as a message.
+        """
+        counts = self._counts_without_fragments(bounds)
+        for row in self._fragments_in_use():
+            for fragment in row.fragments:
+                _count(fragment.index, 1, bounds, counts)
+        return counts
+
+    def _counts_without_fragments(self, bounds: Sequence[int]) -> list[int]:
+        """The same without the fragments of messages that were published."""
         counts = [0] * max(len(bounds) - 1, 0)
         if not counts:
             return counts
         for row in self.queues:
             row.backlog.add_counts(bounds, counts)
         for index, _, count in self._single_ranges():
-            cell = bisect_right(bounds, index) - 1
-            if 0 <= cell < len(counts):
-                counts[cell] += count
+            _count(index, count, bounds, counts)
         return counts
+
+    def _fragments_in_use(self) -> Sequence[FragmentsRow]:
+        """The fragments of messages that anything refers to."""
+        return self.fragments.needed(self._counts_without_fragments)
 
     def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
         """The live messages of the entries from `first` to before `end`.
@@ -142,6 +159,10 @@ class FrozenMachine(NamedTuple):
         for row in self.queues:
             for index, slot, count in row.backlog.ranges(first, end):
                 found.setdefault(index, []).append((slot, count))
+        for message in self._fragments_in_use():
+            for fragment in message.fragments:
+                if first <= fragment.index < end:
+                    found.setdefault(fragment.index, []).append((fragment.slot, 1))
         return {index: _merged(found[index]) for index in sorted(found)}
 
     def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
@@ -155,6 +176,8 @@ class FrozenMachine(NamedTuple):
                 index, slot, *_ = piece.value
                 yield index, slot + piece.offset, piece.count
         for session in self.sessions:
+            for fragment in session.fragments:
+                yield fragment.index, fragment.slot, 1
             # The client may not have the message yet, whatever became of it since.
             result = session.answer.result if isinstance(session.answer, Reply) else None
             if isinstance(result, GetOk):
@@ -196,9 +219,11 @@ class Dump(NamedTuple):
     """Names and values, as JSON."""
     moves: Iterable[MoveRow]
     """The moves of all virtual hosts, in the order in which they have begun."""
+    fragments: Iterable[FragmentsRow]
+    """The messages that were stored in fragments and that something refers to."""
 
 
-CHANGES[Dump] = {8: more_fields((), ())}
+CHANGES[Dump] = {8: more_fields((), (), ())}
 
 
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
@@ -275,6 +300,7 @@ def read_dump(data: bytes) -> Dump:
         ),
         behind=list(map(BehindRow.read, upgraded(BehindRow, version, read.behind))),
         moves=[MoveRow(*row) for row in upgraded(MoveRow, version, read.moves)],
+        fragments=list(map(FragmentsRow.read, read.fragments)),
     )
 
 
@@ -300,6 +326,7 @@ def freeze(core: Core) -> FrozenMachine:
         lost=list(core.lost),
         global_parameters=list(catalog.global_parameters.items()),
         moves=list(map(MoveRow.of, catalog.moves.all.values())),
+        fragments=core.fragments.freeze(),
     )
 
 
@@ -313,6 +340,7 @@ def _given_away(rows: Any) -> Iterator[Any]:
 def restore(core: Core, dump: Dump) -> None:
     """Put a state together again, in a new core; the rows are given away."""
     core.version = dump.version
+    core.fragments = Fragments(dump.fragments)
     catalog = core.catalog
     _restore_access(core, dump)
     catalog.limit_publishers(*dump.publishers_bounds)
@@ -382,6 +410,13 @@ def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None
 
 def _number(queue: Queue) -> int:
     return queue.number
+
+
+def _count(index: int, count: int, bounds: Sequence[int], counts: list[int]) -> None:
+    """Add `count` to the one of `counts` that an index belongs to, if it does to any."""
+    cell = bisect_right(bounds, index) - 1
+    if 0 <= cell < len(counts):
+        counts[cell] += count
 
 
 def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:

@@ -17,7 +17,8 @@ VERSIONS = (7, 8)
 8: the log tells who the members are (cluster/configuration.py). Virtual hosts may be protected from deletion; there are
 parameters, of virtual hosts and of the cluster. A node may vouch for users whom it knows by a token. Messages may be
 moved from queue to queue. A user's publishers are its own, and a message that was returned may be published again with
-its number. Policies may have negative priorities. Several messages may be got at once.
+its number. Policies may have negative priorities. Several messages may be got at once. Large messages may be stored in
+fragments.
 """
 
 

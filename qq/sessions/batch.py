@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.ports import Buffer
-    from qq.machine.commands import Command, Enqueue, Publish
+    from qq.machine.commands import Command, Enqueue, Publish, StoreFragment
 
 BATCH_BYTES_MAX = 256 * 1024
 """A batch of so many octets is full. Larger ones carry hardly more, and whoever comes next waits longer."""
+LARGE_BYTES = 2 * 1024 * 1024
+"""A message whose frames behind the content header have more octets is stored in fragments: nobody has to wait for all
+of it."""
+FRAGMENT_BYTES = 127 * 1024
+"""The most octets of a fragment: a batch has room for two."""
 STEP_BYTES = 200
 """Octets that count as a step, a microsecond, where shares and waiting are concerned: so long takes what a cluster does
 for them, at some 200 MB/s."""
@@ -55,15 +60,20 @@ class PartOutcome(Enum):
     """The batch has no room for all of it; some of it may have been taken."""
     PUT_OFF = 2
     """Its price is not known yet, and no more routes are looked for in this pass of the event loop."""
+    GOES_ON = 4
+    """Some of it was taken, and there may be room for more."""
     REFUSED = 3
 
 
 class Batch:
     """The commands and messages that are about to go to the log together."""
 
-    def __init__(self) -> None:
+    def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
+        """Messages of more than `large_bytes` are stored in fragments of at most half of that, or FRAGMENT_BYTES."""
+        self.large_bytes = large_bytes
+        self.fragment_bytes = min(FRAGMENT_BYTES, large_bytes // 2)
         self._commands: list[Command] = []
-        self._messages: list[bytes] = []
+        self._messages: list[Buffer] = []
         self.steps = 0
         """What the batch is expected to cost every node, in steps, without its octets."""
         self.bytes = 0
@@ -102,7 +112,12 @@ class Batch:
         self._count(payer, steps, size)
 
     def publish(
-        self, payer: Payer, command: Enqueue | Publish, messages: list[bytes], steps: int, size: int
+        self,
+        payer: Payer,
+        command: Enqueue | Publish | StoreFragment,
+        messages: Sequence[Buffer],
+        steps: int,
+        size: int,
     ) -> None:
         """Add a command and its messages."""
         self._commands.append(command)

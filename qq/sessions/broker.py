@@ -66,12 +66,13 @@ class Broker:
         self.live = False
         """Whether this incarnation's first batch is applied: then the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
-        self.entries = Entries([group], disk)
+        self.entries = Entries([group], disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
+        machine.needed_from = self._dispatcher.needed_from
         self.throttle = Throttle(name, machine, runtime, limits)
         self.leaderless = Leaderless(
             self.connections, group.why_undecided, runtime, limits.majority_timeout_ms / 1000
@@ -223,7 +224,8 @@ class Broker:
             self._confirmed(sequence, unseen=True)
 
     def needed_from(self) -> int | None:
-        return self._dispatcher.needed_from()
+        index = self._dispatcher.needed_from()
+        return None if index is None else self.machine.first_fragment_from(index)
 
     def _confirmed(self, sequence: int, *, unseen: bool = False) -> None:
         if not self.live:

@@ -4,13 +4,16 @@ Bodies live in the log only. A delivery names ranges (index, slot, count); here 
 entries are in memory; older ones are read on the disk's reader thread, and the caller is told when they are there. Of
 entries below the log only live messages are left: what waited for too long may find its messages gone.
 
+A large message is stored in fragments, each as if it were a message of its own: when all of them have been read, they
+are joined to what is stored under the message's own reference.
+
 Law: never reads a file on the event loop.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from enum import Enum, auto
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,13 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.entry import batches_of, compacted_parts, is_compacted, is_regular
 from cluster.log.segment import EntryGone, EntryMoved
 from qq.machine.codec import stored_pieces
-from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK
+from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.ports import Disk
-    from qq.ranges import Range
+    from qq.machine.fragments import Fragment
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
@@ -77,6 +80,8 @@ class Messages(NamedTuple):
     messages: list[bytes]
     more_keys: tuple[str, ...] = ()
     """Further routing keys, from the headers CC and BCC."""
+    goes_on: bool = False
+    """Whether these are only the beginnings of large messages, which go on with fragments."""
 
 
 class MessagesGone(LookupError):
@@ -102,8 +107,10 @@ class _BatchView:
                 raise MessagesGone(f"message {message} of a batch was not kept")
             stop = min(end, piece.first + piece.count)
             offsets = piece.offsets[message - piece.first : stop - piece.first + 1]
-            exchange, routing_key, frames_channel, more_keys = piece.publication
-            found.append(Messages(exchange, routing_key, frames_channel, self._cut(offsets), more_keys))
+            exchange, routing_key, frames_channel, more_keys, goes_on = piece.publication
+            found.append(
+                Messages(exchange, routing_key, frames_channel, self._cut(offsets), more_keys, goes_on)
+            )
             message = stop
             position += 1
         return found
@@ -155,26 +162,102 @@ def _view(entry: bytes) -> _View:
     return _EntryView(entry) if is_regular(entry) else _CompactedView({})
 
 
+class _Lacking(NamedTuple):
+    """An entry with large messages that cannot be joined yet."""
+
+    view: _View
+    slots: dict[int, None]
+
+
+class _Gathering(NamedTuple):
+    """The large messages of an entry whose fragments are being read, and who waits for that."""
+
+    slots: dict[int, None]
+    waiting: list[Callable[[], None]]
+
+
 class Entries:
     """The node's window on the messages in its logs; `indexes` are places (qq/ranges.py)."""
 
-    def __init__(self, logs: Sequence[Log], disk: Disk) -> None:
-        """`logs` holds the log of each group, at the group's number."""
+    def __init__(
+        self,
+        logs: Sequence[Log],
+        disk: Disk,
+        fragments_of: Callable[[int], Mapping[int, Sequence[Fragment]]],
+    ) -> None:
+        """`logs` holds the log of each group, at the group's number; `fragments_of` is the machine's."""
         self._logs = logs
         self._disk = disk
+        self._fragments_of = fragments_of
         self._views: OrderedDict[int, _View] = OrderedDict()
         self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
+        self._lacking: dict[int, _Lacking] = {}
+        """The entries with large messages that were asked for and whose fragments must be read first, by place."""
+        self._gathering: dict[int, _Gathering] = {}
+        """What is read of large messages, by their place."""
+        self._gathered: dict[tuple[int, int], list[bytes] | None] = {}
+        """The fragments that were read, by place and slot, while those are told who wait; None if some are gone."""
 
     def messages(self, part: Range) -> list[Messages] | None:
-        """The messages of a range, in order, or None if its entry must be read first (`load`). Raises MessagesGone."""
+        """The messages of a range, in order, or None if they must be read first (`load`). Raises MessagesGone."""
         view = self._views.get(part.index)
         if view is None:
             payload = self._logs[part.index >> INDEX_BITS].payload(part.index & INDEX_MASK)
             if payload is None:
                 return None
             view = self._keep(part.index, _view(payload))
-        return view.messages(part.slot, part.count)
+        found = view.messages(part.slot, part.count)
+        for each in found:
+            if each.goes_on:
+                return self._joined(part, found, view)
+        return found
+
+    def _joined(self, part: Range, found: Sequence[Messages], view: _View) -> list[Messages] | None:
+        """The same messages whole, or None if fragments must be read first. Raises MessagesGone."""
+        joined: list[Messages] = []
+        lacking: dict[int, None] = {}
+        slot = part.slot
+        for each in found:
+            whole = each.messages
+            if each.goes_on:
+                whole = []
+                for number, beginning in enumerate(each.messages):
+                    fragments = self._fragments(part.index, slot + number)
+                    if fragments is None:
+                        lacking[slot + number] = None
+                    else:
+                        whole.append(b"".join([beginning, *fragments]))
+            joined.append(each._replace(messages=whole, goes_on=False))
+            slot += len(each.messages)
+        if lacking:
+            if part.index not in self._gathering or lacking.keys() - self._gathering[part.index].slots.keys():
+                self._lacking.setdefault(part.index, _Lacking(view, {})).slots.update(lacking)
+            return None
+        return joined
+
+    def _fragments(self, index: int, slot: int) -> Sequence[bytes] | None:
+        """What a large message goes on with, or None if some of it must be read first. Raises MessagesGone."""
+        if (index, slot) in self._gathered:
+            gathered = self._gathered[index, slot]
+            if gathered is None:
+                raise MessagesGone(f"not all of message {slot} of entry {index} was kept")
+            return gathered
+        fragments = self._fragments_of(index).get(slot)
+        if fragments is None:
+            raise MessagesGone(f"nothing refers to message {slot} of entry {index} any more")
+        if not all(self._is_in_memory(fragment.index) for fragment in fragments):
+            return None
+        return list(map(self._fragment, fragments))
+
+    def _is_in_memory(self, index: int) -> bool:
+        return index in self._views or self._logs[index >> INDEX_BITS].payload(index & INDEX_MASK) is not None
+
+    def _fragment(self, fragment: Fragment) -> bytes:
+        """The octets of a fragment that is in memory. Raises MessagesGone."""
+        found = self.messages(Range(fragment.index, fragment.slot, 1))
+        assert found is not None
+        return found[0].messages[0]
 
     def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
         """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
@@ -182,6 +265,52 @@ class Entries:
         With `ahead`, which says how far to read ahead, entries behind those are read, too: somebody who works through a
         backlog will need them. An entry that is gone counts as read.
         """
+        if indexes[0] in self._lacking or indexes[0] in self._gathering:
+            self._gather(indexes[0], done)
+        else:
+            self._load(indexes, done, ahead)
+
+    def _gather(self, index: int, done: Callable[[], None]) -> None:
+        """Read what the large messages of an entry go on with that were asked for, then call `done`."""
+        if index in self._gathering:
+            # Who waits for another message of the entry asks again.
+            self._gathering[index].waiting.append(done)
+            return
+        view, slots = self._lacking.pop(index)
+        self._gathering[index] = _Gathering(slots, [done])
+        found: dict[tuple[int, int], list[bytes] | None] = {}
+        wanted: deque[tuple[tuple[int, int], Fragment]] = deque()
+        for slot in slots:
+            fragments = self._fragments_of(index).get(slot)
+            found[index, slot] = None if fragments is None else []
+            wanted.extend(((index, slot), fragment) for fragment in fragments or ())
+        ahead = ReadAhead()
+
+        def go_on() -> None:
+            while wanted:
+                key, fragment = wanted[0]
+                octets = found[key]
+                if octets is not None:
+                    if not self._is_in_memory(fragment.index):
+                        self._load([fragment.index], go_on, ahead)
+                        return
+                    try:
+                        octets.append(self._fragment(fragment))
+                    except MessagesGone:
+                        found[key] = None
+                wanted.popleft()
+            self._gathered |= found
+            self._keep(index, view)  # there may have been no room for it beside the fragments
+            for waiting in self._gathering.pop(index).waiting:
+                waiting()
+            for key in found:
+                del self._gathered[key]
+            if index not in self._gathering:
+                self._lacking.pop(index, None)  # nobody waits for the others of its messages any more
+
+        go_on()
+
+    def _load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None) -> None:
         if indexes[0] in self._loading:
             self._loading[indexes[0]].append(done)
             return

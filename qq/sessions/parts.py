@@ -13,10 +13,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.commands import Enqueue, Publish
-from qq.machine.costs import COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
+from qq.machine.commands import Enqueue, JoinFragments, Publish, StoreFragment
+from qq.machine.costs import COMMIT_STEPS, FRAGMENT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
 from qq.machine.limits import table_bytes
 from qq.sessions.batch import PartOutcome
+from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,6 +113,7 @@ class OpenEnqueue:
         "_bytes",
         "_price",
         "_priced",
+        "_stored",
         "asked_s",
         "attributes",
         "exchange",
@@ -151,6 +153,8 @@ class OpenEnqueue:
         """Where each message is looked into: the prices in steps of its first messages, as far as they are known."""
         self._price: Price | None = None
         """The price of all messages, where routing does not look into them; None if it is not known."""
+        self._stored = 0
+        """How many octets of the first message are stored in fragments, or are about to be."""
 
     @property
     def keys(self) -> int:
@@ -177,6 +181,8 @@ class OpenEnqueue:
         return size
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
+        if _is_large(self.messages[0], batch.large_bytes) and costs.may_store_fragments:
+            return self._store_fragment(batch, lane)
         if self._is_looked_into(costs):
             return self._take_one_by_one(batch, lane, costs)
         price = self._price_together(costs)
@@ -198,6 +204,22 @@ class OpenEnqueue:
         self._go(batch, lane, count, price.of(count), size)
         return PartOutcome.NO_ROOM if self.messages else PartOutcome.TAKEN
 
+    def _store_fragment(self, batch: Batch, lane: Lane) -> PartOutcome:
+        """Have the batch take some of a large message, of which at last the content header is left here."""
+        message = self.messages[0]
+        start = self._stored or frame_stop(message, 0)
+        end = min(start + batch.fragment_bytes, len(message))
+        size = COMMAND_BYTES + end - start
+        if not batch.has_room(FRAGMENT_STEPS, size):
+            return PartOutcome.NO_ROOM
+        fragment = memoryview(message)[start:end]
+        batch.publish(lane, StoreFragment(self.publisher.session), [fragment], FRAGMENT_STEPS, len(fragment))
+        self._bytes -= len(fragment)
+        self._stored = end
+        if end == len(message):
+            self.messages[0] = message[: frame_stop(message, 0)]
+        return PartOutcome.GOES_ON
+
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         """Have the batch take messages by one price each: published alike, they may still go different ways."""
         outcome, count, steps = PartOutcome.TAKEN, 0, 0
@@ -218,6 +240,9 @@ class OpenEnqueue:
     def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
         """Have the batch take the first `count` messages; the others stay here, to go on behind them."""
         going = self.messages[:count]
+        if self._stored:
+            batch.add(lane, JoinFragments(self.publisher.session), 0, 0)
+            self._stored = 0
         batch.publish(lane, _sealed(self, count), going, steps, size)
         batch.asked_s.append(self.asked_s)
         del self.messages[:count]  # a run may be long, and go in very many pieces
@@ -316,6 +341,10 @@ class OpenCommit:
             part.add_to(batch, lane)
         batch.steps += COMMIT_STEPS * (len(self._parts) - 1)
         return PartOutcome.TAKEN
+
+
+def _is_large(message: bytes, large_bytes: int) -> bool:
+    return len(message) > large_bytes and len(message) - frame_stop(message, 0) > large_bytes
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:

@@ -23,7 +23,7 @@ from cluster.histogram import Histogram
 from qq.machine.codec import check_command
 from qq.machine.commands import Commit, Credit
 from qq.machine.costs import BATCH_STEPS_MAX
-from qq.sessions.batch import BATCH_BYTES_MAX, Batch, PartOutcome
+from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome
 from qq.sessions.lanes import QUANTUM, Lane, Lanes
 from qq.sessions.parts import (
     COMMAND_BYTES,
@@ -99,6 +99,8 @@ class Submissions:
         self._machine = machine
         self._runtime = runtime
         self._publish_timeout_s = publish_timeout_s
+        self.large_bytes = LARGE_BYTES
+        """Messages of more octets than that are stored in fragments, see `Batch`."""
         self._watched: deque[_Watched] = deque()
         self._flush_asked = False
         self._is_behind = False
@@ -315,7 +317,7 @@ class Submissions:
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
         """Make a batch of what is next; returns with it the lanes that were put off to the next pass."""
-        batch, lanes, costs = Batch(), self._lanes, self._machine.costs
+        batch, lanes, costs = Batch(self.large_bytes), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = PartOutcome.TAKEN
         while lanes and not batch.is_full and outcome is not PartOutcome.NO_ROOM:
@@ -337,7 +339,8 @@ class Submissions:
             outcome = parts[0].take(batch, lane, costs)
             if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF):
                 return outcome
-            parts.popleft()
+            if outcome is not PartOutcome.GOES_ON:
+                parts.popleft()
         return PartOutcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from cluster.entry import make_batch, make_compacted, make_entry
+from cluster.entry import batches_of, make_batch, make_compacted, make_entry
 from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.machine.codec import encode_batch, keep
-from qq.machine.commands import Enqueue
+from qq.machine.commands import Enqueue, JoinFragments, StoreFragment
+from qq.machine.fragments import Fragment
 from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range
 from qq.sessions import entries as entries_module
 from qq.sessions.entries import (
@@ -99,7 +101,9 @@ class Setup:
         self.failures: list[BaseException] = []
         log: Any = self.journal
         log.disk_failed = self.failures.append
-        self.entries = Entries([log], cast("Any", self.disk))
+        self.fragments: dict[int, dict[int, list[Fragment]]] = {}
+        """The fragments of large messages, by index and slot."""
+        self.entries = Entries([log], cast("Any", self.disk), lambda index: self.fragments.get(index, {}))
         self.loaded: list[str] = []
 
     def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:
@@ -301,6 +305,118 @@ def test_an_entry_of_which_nothing_was_kept_is_asked_for_once(setup: Setup) -> N
     assert setup.bodies(6, 0, 1) == [b"0"]
 
 
+def large(*fragments: bytes, at: int = 50) -> tuple[bytes, dict[int, bytes], list[Fragment]]:
+    """The entry that joins fragments, those of the fragments, and where these are."""
+    asked = [Enqueue(1, 1, 1, "x", "k", False, 1), JoinFragments(1), Enqueue(1, 1, 2, "x", "k", False, 1)]
+    joined = make_entry(1, [make_batch("n1", 1, 1, encode_batch(asked, [b"a", b"begins-", b"c"]))])
+    stored = {
+        at + number: make_entry(1, [make_batch("n1", 1, 1, encode_batch([StoreFragment(1)], [fragment]))])
+        for number, fragment in enumerate(fragments)
+    }
+    return joined, stored, [Fragment(index, 0, 1) for index in stored]
+
+
+def test_a_large_message_in_memory_is_there_at_once(setup: Setup) -> None:
+    joined, stored, fragments = large(b"goes-on-", b"ends")
+    setup.journal.cached = {90: joined, **stored}
+    setup.fragments = {90: {1: fragments}}
+    assert setup.entries.messages(Range(90, 0, 3)) == [
+        Messages("x", "k", 1, [b"a"]),
+        Messages("x", "k", 1, [b"begins-goes-on-ends"]),
+        Messages("x", "k", 1, [b"c"]),
+    ]
+    assert setup.entries.messages(Range(90, 2, 1)) == [Messages("x", "k", 1, [b"c"])]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_large_message_on_disk_is_read_first(
+    setup: Setup, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room for all of it among the entries that are kept decoded."""
+    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", 1000)
+    content = [bytes([number]) * 300 for number in range(30)]
+    joined, stored, fragments = large(*content)
+    if kept:
+        [view] = batches_of(joined)
+        joined = make_compacted({0: keep(joined[view.start : view.end], [(1, 1)])})
+    setup.journal.stored = {90: joined, **stored}
+    setup.fragments = {90: {1: fragments}}
+    found: list[list[bytes] | None] = []
+
+    def look() -> None:
+        found.append(setup.bodies(90, 1, 1))
+        if found[-1] is None:
+            setup.entries.load([90], look)
+
+    look()
+    setup.entries.load([90], look)  # another consumer, who is told at the same time
+    setup.disk.read()
+    assert [each for each in found if each is not None] == [[b"begins-" + b"".join(content)]] * 2
+    assert not setup.entries._gathered
+    assert not setup.entries._lacking
+    assert setup.disk.reads < len(content)
+
+
+def test_two_large_messages_of_an_entry(setup: Setup) -> None:
+    """One waits for its fragments while somebody begins to wait for those of the other."""
+    asked = [JoinFragments(1), Enqueue(1, 1, 1, "", "q", False, 1)] * 2
+    setup.journal.stored[90] = make_entry(
+        1, [make_batch("n1", 1, 1, encode_batch(asked, [b"one-", b"other-"]))]
+    )
+    setup.fragments[90] = {}
+    for slot, at in enumerate((50, 60)):
+        _, stored, setup.fragments[90][slot] = large(b"%d" % at, b"-ends", at=at)
+        setup.journal.stored |= stored
+    found: dict[int, list[bytes] | None] = {}
+
+    def look(slot: int) -> None:
+        found[slot] = setup.bodies(90, slot, 1)
+        if found[slot] is None:
+            setup.entries.load([90], partial(look, slot))
+
+    setup.load(90)
+    setup.disk.read()
+    look(0)
+    look(1)
+    setup.disk.read()
+    assert found == {0: [b"one-50-ends"], 1: [b"other-60-ends"]}
+
+
+@pytest.mark.parametrize("how", ["no reference", "compacted"])
+def test_a_large_message_of_which_not_all_was_kept_is_gone(setup: Setup, how: str) -> None:
+    joined, stored, fragments = large(b"goes-on-", b"ends")
+    setup.journal.stored = {90: joined, **stored}
+    if how == "compacted":
+        setup.journal.sparse = {51}
+        setup.fragments = {90: {1: fragments}}
+    gone: list[str] = []
+
+    def look() -> None:
+        try:
+            if setup.bodies(90, 1, 1) is None:
+                setup.entries.load([90], look)
+        except MessagesGone as error:
+            gone.append(str(error))
+
+    look()
+    setup.disk.read()
+    assert len(gone) == 1
+    assert setup.failures == []
+
+
+def test_a_large_message_whose_queue_is_deleted_while_it_is_read_is_gone(setup: Setup) -> None:
+    joined, stored, fragments = large(b"goes-on-", b"ends")
+    setup.journal.stored = {90: joined, **stored}
+    setup.fragments = {90: {1: fragments}}
+    setup.load(90)
+    setup.disk.read()
+    assert setup.bodies(90, 1, 1) is None
+    setup.fragments.clear()
+    setup.load(90)
+    with pytest.raises(MessagesGone):
+        setup.bodies(90, 1, 1)
+
+
 def test_messages_of_a_compacted_entry(setup: Setup) -> None:
     setup.journal.stored = {7: KEPT}
     setup.load(7)
@@ -394,7 +510,7 @@ def test_a_reference_names_the_log_that_has_the_entry() -> None:
     journals[0].stored, journals[1].stored = {7: first}, {7: second}
     disk: Any = FakeDisk()
     logs: Any = journals
-    entries = Entries(logs, disk)
+    entries = Entries(logs, disk, lambda _: {})
     loaded: list[str] = []
     elsewhere = 1 << INDEX_BITS | 7
     entries.load([7, elsewhere], lambda: loaded.append("first"))

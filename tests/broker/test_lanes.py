@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import settings
+from pamqp.commands import Basic
 
 from qq.machine import core as core_module
 from qq.machine.codec import decode_batch, encode_batch
@@ -24,8 +25,10 @@ from qq.machine.commands import (
     DeleteQueue,
     Discard,
     Enqueue,
+    JoinFragments,
     Publish,
     Settle,
+    StoreFragment,
 )
 from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
 from qq.machine.effects import Failed
@@ -44,6 +47,7 @@ from qq.sessions.submissions import (
     Submissions,
 )
 from qq.stored.content import content_of
+from qq.stored.editing import make
 from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
 
 if TYPE_CHECKING:
@@ -86,6 +90,8 @@ class Client:
     confirmed: int = 0
     asked: list[bytes] = field(default_factory=list)
     came: list[bytes] = field(default_factory=list)
+    stored: bytes = b""
+    """The fragments of the next message."""
     connection: Connection = field(default_factory=Connection)
     run: OpenEnqueue | None = None
 
@@ -123,7 +129,7 @@ class World:
 
     def submit(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
-        commands, _, offsets = decode_batch(data)
+        commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]
         assert len(commands) == 1 or sum(map(len, messages)) <= BATCH_BYTES_MAX
         self.batches.append((list(commands), messages))
@@ -164,11 +170,21 @@ class World:
         commands, messages = self.batches[self.applied]
         self.applied += 1
         by_session = {client.session: client for client in self.clients}
-        start = 0
+        start, rest = 0, b""
         for command in commands:
-            if isinstance(command, Enqueue | Publish):
-                client = by_session[command.session]
-                client.came += messages[start : start + command.count]
+            client = by_session.get(getattr(command, "session", 0))
+            if isinstance(command, StoreFragment):
+                assert client is not None
+                client.stored += messages[start]
+                start += 1
+            elif isinstance(command, JoinFragments):
+                assert client is not None
+                rest, client.stored = client.stored, b""
+            elif isinstance(command, Enqueue | Publish):
+                assert client is not None
+                beginning, *others = messages[start : start + command.count]
+                client.came += [beginning + rest, *others]
+                rest = b""
                 start += command.count
         self.submissions.applied(self.applied)
         return True
@@ -221,6 +237,71 @@ def test_who_asks_for_little_does_not_wait_for_all_that_others_have_asked_for() 
     assert len(greedy.came) < 150
     world.settle()
     assert greedy.came == greedy.asked
+
+
+def large(size: int, content: bytes = b"") -> bytes:
+    """A message of so many octets of body."""
+    return make(Basic.Properties(), content.ljust(size, b".")[:size], 1000)
+
+
+def test_others_do_not_wait_for_all_of_a_large_message() -> None:
+    world = World(2)
+    world.machine.raise_to(8)
+    heavy, light = world.clients
+    world.publish(heavy, "", "q", large(16 * 2**20))
+    world.publish(heavy, "", "q", large(3))
+    for number in range(10):
+        world.publish(light, "", "q", b"%d" % number)
+        before = world.applied
+        while len(light.came) <= number:
+            world.turn()
+            assert world.apply()
+        # Those under way, and its own. When the first ones come, it does not know yet that somebody asks for little.
+        assert number < 2 or world.applied - before <= 3
+    assert not heavy.came
+    world.settle()
+    assert heavy.came == heavy.asked
+    assert all(sum(map(len, messages)) <= BATCH_BYTES_MAX for _, messages in world.batches)
+    check_counts(world)
+
+
+def test_a_large_message_is_whole_as_long_as_some_node_cannot_join_it() -> None:
+    world = World(1)
+    [client] = world.clients
+    world.publish(client, "", "q", large(8 * 2**20))
+    world.settle()
+    assert [[type(command) for command in commands] for commands, _ in world.batches] == [[Enqueue]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_messages_come_once_in_order_and_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng.choice([1, 3]))
+    world.machine.raise_to(8)
+    world.submissions.large_bytes = rng.choice([2, 100, 100_000])
+    sizes = [0, 1, 3, 100, 5_000, 300_000]
+    for number in range(100):
+        client = rng.choice(world.clients)
+        attributes = None
+        if rng.random() < 0.3:
+            attributes = Attributes((), NO_PRIORITY, NO_TTL, 0, "me", client.published)
+        exchange = rng.choice(["", "", "amq.topic"])
+        size = rng.choice(sizes)
+        if size < 5_000 or rng.random() < 0.1:
+            world.publish(client, exchange, rng.choice("qr"), large(size, b"%d" % number), attributes)
+        if rng.random() < 0.3:
+            rng.choice([world.turn, world.apply])()
+        if rng.random() < 0.1:
+            run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
+            client.asked.append(large(rng.choice(sizes[:4]), b"tx"))
+            run.add([client.asked[-1]])
+            client.run = None
+            world.submissions.commit(client.session, [run], client.connection.lane, lambda _: None)
+    world.settle()
+    for client in world.clients:
+        assert client.came == client.asked
+        assert client.confirmed in (client.published, 0)
+    check_counts(world)
 
 
 @pytest.mark.parametrize("others", [3, 30])

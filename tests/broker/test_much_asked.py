@@ -204,7 +204,7 @@ def batches(broker: LoneBroker) -> list[tuple[int, int, int]]:
 
     def noted(payload: Any, weight: int) -> int:
         batch = b"".join(payload)
-        commands_, _, offsets = decode_batch(batch)
+        commands_, offsets = decode_batch(batch)
         found.append((len(batch), len(commands_), len(offsets) - 1))
         return submit(payload, weight)
 

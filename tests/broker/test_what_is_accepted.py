@@ -23,7 +23,7 @@ from cluster.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.submission import Proposals
 from qq.errors import ReplyCode
-from qq.machine.codec import decode_batch, decode_kept
+from qq.machine.codec import decode_commands, decode_kept, messages_of
 from qq.machine.commands import PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.sessions.login import hash_password
@@ -83,7 +83,7 @@ class Chain(LoneGroup):
         self.other = QueueMachine(content_of)
         self.other.adopt(self.other.read(dump))
         assert self.other.dump() == dump
-        published = sum(publish.count for publish in decode_batch(payload).publishes)
+        published = sum(map(messages_of, decode_commands(payload)))
         if published:
             decode_kept(self.machine.compact(payload, [(0, published)]))
 

@@ -22,6 +22,7 @@ from qq.machine.catalog import Catalog
 from qq.machine.consumers import Rotation
 from qq.machine.core import Core
 from qq.machine.costs import Costs
+from qq.machine.fragments import Fragments
 from qq.machine.history import Histories
 from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
@@ -82,6 +83,10 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
     Queue: dict.fromkeys(("tally", "revision", "waiting_since_ms"), _SHOWN)
     | {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
+    Fragments: {
+        "_joined": "A message to which nothing refers any more is in it for a while, and in no dump.",
+        "_frozen": "The last frozen form, which tells what may be forgotten.",
+    },
     Histories: {
         "_owned": "Which blocks no frozen state refers to: the others are copied before they change."
     },

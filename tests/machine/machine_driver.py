@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import Backlog
 from qq.machine.codec import encode_batch
-from qq.machine.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
+from qq.machine.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish, StoreFragment
 from qq.machine.effects import (
     ConnectionForced,
     ConsumerCancelled,
@@ -20,7 +20,7 @@ from qq.machine.effects import (
 )
 from qq.machine.leaving import ranges_of
 from qq.machine.machine import QueueMachine
-from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
+from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Command, Table
     from qq.machine.effects import Effect
+    from qq.machine.fragments import Fragment
     from qq.machine.queue import Consumer, Queue
-    from qq.ranges import Range
 
 Message = tuple[int, int, int]
 """Index, slot, deliveries."""
@@ -162,7 +162,15 @@ def live_messages(machine: QueueMachine) -> list[Place]:
             ranges.append(answer.result.range)
         elif isinstance(answer, Reply) and isinstance(answer.result, Got):
             ranges += answer.result.ranges
+        ranges += map(_range_of, session.fragments)
+    for index in {messages.index for messages in ranges}:
+        for fragments in machine.fragments_of(index).values():
+            ranges += map(_range_of, fragments)
     return [(index, slot >> MESSAGE_BITS, slot & MESSAGE_MASK) for index, slot, _ in messages_of(ranges)]
+
+
+def _range_of(fragment: Fragment) -> Range:
+    return Range(fragment.index, fragment.slot, 1)
 
 
 class Published(NamedTuple):
@@ -201,6 +209,8 @@ class Log:
                 for _ in range(command.count):
                     places.append((index, ordinal << MESSAGE_BITS | len(places)))
                     self.published[places[-1]] = published
+            elif isinstance(command, StoreFragment):
+                places.append((index, ordinal << MESSAGE_BITS | len(places)))
         return places
 
     def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:

@@ -104,7 +104,7 @@ def test_the_golden_state_is_dumped_as_it_was_loaded(
 
 def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, version: int) -> None:
     dump = read_dump(golden)
-    later = [] if version >= 8 else ["global_parameters", "moves"]
+    later = [] if version >= 8 else ["global_parameters", "moves", "fragments"]
     assert [name for name, section in zip(Dump._fields, dump, strict=True) if not section] == later
     machine = QueueMachine()
     machine.adopt(machine.read(golden))
@@ -138,6 +138,7 @@ def test_the_golden_state_has_everything_that_there_can_be(golden: bytes, versio
     assert any(isinstance(session.answer, Failed) for session in sessions)
     assert any(session.answer is None for session in sessions)
     assert any(session.requester for session in sessions)
+    assert any(session.fragments for session in sessions) == (version >= 8)
     assert {session.vhost.is_deleted for session in sessions} == {False, True}
     assert {bool(connection.closing) for connection in machine.catalog.connections.values()} == {False, True}
     consumers = machine.consumers.values()
@@ -215,6 +216,8 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         for commands in MOVED_SINCE_8:
             driver.time_ms += 1
             driver.apply(*commands)
+        driver.apply(*STORED_SINCE_8, messages=[b"f" * size for size in (3, 4, 5, 6)])
+        driver.apply(*PUBLISHED_SINCE_8, messages=[b"large", b"g" * 7, b"larger"])
     driver.apply(*CONSUMED)
     driver.apply(*CONSUMED_TOO, node="n2")
     driver.time_ms += 20_000
@@ -290,6 +293,14 @@ MOVED_SINCE_8: Sequence[Sequence[Command]] = [
         c.PutParameter("/", "shovel", "again and again", "{}"),
         c.BeginMove("/", "again", "", "single", "automatic", 1, 2, "", "", {}, "again and again", True),
     ],
+]
+STORED_SINCE_8: Sequence[Command] = [c.StoreFragment(session) for session in (1, 1, 2, 5)]
+PUBLISHED_SINCE_8: Sequence[Command] = [
+    c.JoinFragments(1),
+    publish(1, "held"),
+    c.StoreFragment(5),
+    c.JoinFragments(5),
+    publish(1, "held", session=5, priority=3),
 ]
 CONNECTED: Sequence[Command] = [
     c.Connect(7, "/", "ann"),

@@ -24,6 +24,7 @@ from qq.machine.codec import (
     encode_batch,
     is_kept,
     keep,
+    messages_of,
     pack,
     unpack,
     unpack_list,
@@ -35,6 +36,7 @@ from qq.machine.commands import (
     Commit,
     DeclareQueue,
     Enqueue,
+    JoinFragments,
     Method,
     OpenChannel,
     Publish,
@@ -43,6 +45,7 @@ from qq.machine.commands import (
     PutUser,
     Recover,
     Settle,
+    StoreFragment,
 )
 from qq.machine.machine import QueueMachine
 from qq.machine.versions import VERSIONS
@@ -86,7 +89,7 @@ def test_a_batch_comes_back_as_it_was_sent() -> None:
     assert decoded.commands == decode_commands(payload) == commands
     bodies = [payload[start:end] for start, end in zip(decoded.offsets, decoded.offsets[1:], strict=False)]
     assert bodies == [b"one", b"", b"three"]
-    assert [enqueue.session for enqueue in decoded.publishes] == [1, 2]
+    assert list(map(messages_of, commands)) == [2, 0, 0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -197,27 +200,29 @@ def test_what_is_kept_of_a_batch_is_what_was_in_it(
     data: st.DataObject, counts: list[int], wanted: set[int], then_wanted: set[int]
 ) -> None:
     asked: list[Command] = []
+    publish_of: list[Publication] = []
     for count in counts:
-        exchange, key, channel, more_keys = data.draw(publications)
+        exchange, key, channel, more_keys, _ = data.draw(publications)
+        fragments, goes_on = data.draw(st.tuples(st.integers(0, 2), st.booleans()))
+        asked += [StoreFragment(1)] * fragments + [JoinFragments(1)] * goes_on
+        publication = Publication(exchange, key, channel, tuple(more_keys))
+        publish_of += [Publication("", "", 0)] * fragments
+        publish_of += [publication._replace(goes_on=goes_on)] + [publication] * (count - 1)
         enqueue = Enqueue(1, 1, count, exchange, key, False, channel)
         if more_keys or data.draw(st.booleans()):
             asked.append(Publish(*enqueue, list(more_keys), NO_PRIORITY, NO_TTL, 0, "", 0))
         else:
             asked.append(enqueue)
         asked.append(Settle(1, 0, 0))
-    bodies = [bytes([number]) * (number % 3) for number in range(sum(counts))]
+    bodies = [bytes([number]) * (number % 3) for number in range(len(publish_of))]
     payload = batch(asked, bodies)
-    publish_of = [published for published in decode_batch(payload).publishes for _ in range(published.count)]
 
     kept = keep(memoryview(payload), ranges_of(wanted))
 
     found: dict[int, bytes] = {}
     for piece in decode_kept(kept):
         for ordinal, (start, end) in enumerate(pairwise(piece.offsets), piece.first):
-            published = publish_of[ordinal]
-            more_keys = tuple(published.more_keys) if isinstance(published, Publish) else ()
-            place = (published.exchange, published.routing_key, published.frames_channel)
-            assert piece.publication == (*place, more_keys)
+            assert piece.publication == publish_of[ordinal]
             found[ordinal] = kept[start:end]
     assert list(found) == sorted(found)
     assert found == {ordinal: body for ordinal, body in enumerate(bodies) if ordinal in wanted}
@@ -237,6 +242,8 @@ def test_what_is_kept_of_a_batch_is_what_was_in_it(
         [Commit(1, 1), Recover(1)],
         [Commit(1, 1), Commit(1, 0)],
         [Commit(1, 2**64 - 1), Settle(1, 0, 0)],
+        [Commit(1, 1), StoreFragment(1)],
+        [Commit(1, 2), JoinFragments(1), Enqueue(1, 0, 1, "", "q", False, 1)],
     ],
 )
 def test_a_transaction_consists_of_publishes_and_settlements_that_are_there(asked: list[Command]) -> None:

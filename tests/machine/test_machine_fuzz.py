@@ -19,7 +19,7 @@ from machine_driver import Log, assert_kept_is_current, batch, live_messages, re
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
 from qq.machine.backlog import PLACES, RETURNED, place_of
-from qq.machine.codec import MalformedBatch, decode_commands, unpack
+from qq.machine.codec import MalformedBatch, decode_commands, messages_of, unpack
 from qq.machine.commands import (
     OPCODES,
     SINCE,
@@ -45,6 +45,7 @@ from qq.machine.commands import (
     Enqueue,
     Get,
     GetMessages,
+    JoinFragments,
     Limit,
     MoveMessages,
     OpenChannel,
@@ -60,6 +61,7 @@ from qq.machine.commands import (
     SessionDown,
     SetPermissions,
     Settle,
+    StoreFragment,
     UnbindExchange,
     UnbindQueue,
 )
@@ -244,7 +246,13 @@ def transaction(session: int, parts: list[Command]) -> list[Command]:
     return [Commit(session, len(parts)), *parts]
 
 
-single = st.sampled_from([kind for kind in OPCODES if kind is not Commit]).flatmap(fields)
+def large(session: int, fragments: int, publish: Command) -> list[Command]:
+    """A message in fragments, or without any, as if they had been lost."""
+    return [StoreFragment(session)] * fragments + [JoinFragments(session), publish]
+
+
+single = st.sampled_from([kind for kind in OPCODES if kind not in (Commit, JoinFragments)]).flatmap(fields)
+published = st.sampled_from([Enqueue, Publish]).flatmap(fields)
 busy = st.sampled_from([Enqueue, Publish, Checkout, DeclareQueue, Settle, Return, Reject, Discard]).flatmap(
     fields
 )
@@ -253,6 +261,8 @@ groups = st.one_of(
     *[busy.map(lambda command: [command])] * 3,
     single.map(lambda command: [command]),
     st.builds(transaction, numbers, st.lists(transactional, max_size=3)),
+    st.builds(large, small, small, published),
+    st.builds(lambda publish, count: large(publish.session, count, publish), published, small),
 )
 commands = st.lists(groups, max_size=6).map(lambda parts: [command for part in parts for command in part])
 origins = st.sampled_from(["n1", "n2"])
@@ -263,7 +273,7 @@ entries = st.lists(
 
 
 def published_by(asked: Sequence[Command]) -> int:
-    return sum(command.count for command in asked if isinstance(command, Enqueue | Publish))
+    return sum(map(messages_of, asked))
 
 
 SMALL = {
@@ -774,6 +784,10 @@ class Chance(Random):
             if kind is Commit:
                 parts = [self.command(self.choice(content)) for _ in range(self.randrange(4))]
                 found += [Commit(self.number(), len(parts)), *parts]
+            elif kind is JoinFragments or (kind in (Enqueue, Publish) and self.random() < 0.1):
+                found += large(
+                    self.number(), self.randrange(3), self.command(self.choice([Enqueue, Publish]))
+                )
             else:
                 found.append(self.command(kind))
         return found

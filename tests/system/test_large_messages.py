@@ -7,6 +7,7 @@ from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
 
+import pika.exceptions
 import pytest
 from system_clients import pika_connection
 
@@ -98,4 +99,45 @@ def test_a_message_larger_than_any_buffer_passes_a_node_that_would_not_take_it_f
         cluster.wait_caught_up()
         check_fetched(other, [body])
         check_fetched(generous, [body])
+        check_logs(cluster)
+
+
+def test_large_messages_are_whole_wherever_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is larger than what a node keeps in memory. Small ones are published between their fragments."""
+    monkeypatch.setenv("QQ_LIMITS_MESSAGE_BYTES", str(64 * MIB))
+    bodies = [body_of(number, size * MIB) for number, size in enumerate((3, 5, 1, 16, 40))]
+    with LocalCluster(3, tmp_path) as cluster:
+        leader, (follower, _) = cluster.leader(), cluster.followers()
+        with pika_connection(leader) as connection, pika_connection(follower) as other_connection:
+            channel, other = connection.channel(), other_connection.channel()
+            for name, arguments in (
+                (QUEUE, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}),
+                ("dead", {}),
+                ("small", {}),
+            ):
+                channel.queue_declare(name, durable=True, arguments=arguments)
+            channel.confirm_delivery()
+            other.confirm_delivery()
+            for number, body in enumerate(bodies):
+                channel.basic_publish("", QUEUE, body)
+                other.basic_publish("", "small", b"%d" % number)
+            with pytest.raises(pika.exceptions.UnroutableError) as returned:
+                channel.basic_publish("", "none", bodies[3], mandatory=True)
+            assert returned.value.messages[0].body == bodies[3]
+            for expected in bodies:
+                method, _, body = other.basic_get(QUEUE)
+                assert method is not None
+                assert body == expected
+                other.basic_reject(method.delivery_tag, requeue=expected == bodies[-1])
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.start()
+        cluster.wait_caught_up()
+        check_fetched(follower, bodies[-1:])
+        with pika_connection(leader) as connection:
+            channel = connection.channel()
+            dead = [channel.basic_get("dead", auto_ack=True)[2] for _ in bodies[:-1]]
+            assert dead == bodies[:-1]
+            assert channel.queue_declare("small", passive=True).method.message_count == len(bodies)
         check_logs(cluster)
