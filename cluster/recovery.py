@@ -159,6 +159,9 @@ class Recovery:
                 return self._why_no_member()
             case Standing.LEARNER:
                 return "this node's log was damaged or lost; it is being repaired from the others"
+            case Standing.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
+                # It was told that it is a learner, and the cluster has lost that before it was in its log.
+                return self._why_no_member()
             case Standing.VOTER:
                 return None
 

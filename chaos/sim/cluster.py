@@ -527,7 +527,7 @@ class SimulatedCluster:
         waiting = [
             node
             for node in self.nodes
-            if node.up and node.has_started and node.standing is not Standing.VOTER
+            if node.up and node.has_started and node.group.recovery.describe() is not None
         ]
         for node in waiting:
             if node.misconfigured or node.known.intersection(self.names):

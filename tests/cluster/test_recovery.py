@@ -12,7 +12,7 @@ import pytest
 from memberships import configuration_of, configurations_of, directory_of
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.configuration import ID_BYTES
+from cluster.configuration import ID_BYTES, PeerAddress
 from cluster.envelope import Status
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.recovery import HOPELESS_S, Recovery
@@ -124,6 +124,23 @@ def test_an_emptied_node_that_has_risen_by_names_and_is_no_member_is_not_said_to
     assert "is being repaired" in flaw
     named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
     node.configurations.begin(named.without("n1", directory_of("n1")))
+    flaw = node.recovery.describe()
+    assert flaw is not None
+    assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
+
+
+def test_a_node_whose_addition_was_lost_after_it_was_told_of_it_says_that_it_is_no_member() -> None:
+    """It was a voter that had nothing to say of itself, and nobody knew what to do (seed 12472535)."""
+    node = Node(None, StandIn())
+    named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
+    without = named.without("n1", directory_of("n1"))
+    again = without.added("n1", PeerAddress("n1", 1), b"\2" * ID_BYTES)
+    node.recovery = Recovery("n1", b"\2" * ID_BYTES, node.configurations, node.file)
+    node.configurations.begin(again)
+    node.recovery.told(again, 3, cast("Any", node.engine))
+    assert node.turn() is Standing.VOTER
+    assert node.recovery.describe() is None
+    node.configurations.begin(without)
     flaw = node.recovery.describe()
     assert flaw is not None
     assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
