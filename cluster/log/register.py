@@ -91,14 +91,15 @@ class Register:
         if found != [latest, latest]:
             # The first store may have ended before the name of the first file was durable.
             self._disk.sync_directory(self._directory)
+        # A process may have been killed after it had written a file, and before that was durable. While another one is
+        # written, here or by the next store, this one has to be what is left.
+        for path, stored in zip(self._paths, found, strict=True):
+            if stored == latest:
+                self._sync(path)
         for path, stored in zip(self._paths, found, strict=True):
             if stored != latest:
                 log.warning("%s is older than the other one or damaged; written anew", path)
-            elif path != self._paths[-1]:
-                continue
-            # A process may have been killed after it had written the last one, and before that was durable; then the
-            # next store would damage the only one that is.
-            self._write(path, self._pack(latest))
+                self._write(path, self._pack(latest))
         self._sequence = latest.sequence
         self._has_files = True
         return latest.body
@@ -144,6 +145,13 @@ class Register:
             self._disk.overwrite_file(path, data)
         except (FileNotFoundError, ValueError):
             self._disk.replace_file(path, data)
+
+    def _sync(self, path: str) -> None:
+        file = self._disk.open(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
 
     def _unpack(self, data: bytes | None, path: str) -> StoredBody | None:
         if data is None or len(data) != FILE_BYTES:

@@ -126,6 +126,27 @@ def test_a_kill_in_a_store_and_a_power_loss_in_the_next_one_leave_a_state() -> N
                 assert hard_state(disk).load() is not None
 
 
+def test_a_kill_in_a_store_and_a_power_loss_in_the_next_load_leave_a_state() -> None:
+    """What a killed process had written of the first file is durable before the next start writes the last one."""
+    for seed in range(20):
+        for first in range(8):
+            for second in range(8):
+                for third in range(8):
+                    disk = a_disk(seed)
+                    file = hard_state(disk)
+                    file.store(OLD)
+                    disk.end_process_after(first)
+                    with suppress(ProcessEnds):
+                        file.store(NEW)
+                    for steps in (second, third):
+                        disk.crash(power_loss=False)
+                        disk.end_process_after(steps)
+                        with suppress(ProcessEnds):
+                            hard_state(disk).load()
+                    disk.crash(power_loss=True)
+                    assert hard_state(disk).load() in (OLD, NEW)
+
+
 def test_one_damaged_file_costs_nothing_and_is_written_anew() -> None:
     for name in NAMES:
         for bit in range(0, 512 * 8, 5):
