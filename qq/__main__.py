@@ -24,13 +24,18 @@ def run() -> int:
     """Run the command of this process and return its exit status: 130 after Ctrl-C, as a shell says it."""
     if os.getpid() == _FIRST_PROCESS:
         signal.signal(signal.SIGTERM, _end_at_once)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
+        if is_default:  # as ending.at_once does, which has yet to be imported
+            signal.signal(signal.SIGINT, _end_at_once)
         # Only now these are the ones beside this file.
         from qq import garbage  # noqa: PLC0415
-        from qq.cli import ending, main  # noqa: PLC0415
+        from qq.cli import main  # noqa: PLC0415
 
-        with garbage.none_expected(), ending.at_once():
+        with garbage.none_expected():
             import_module("qq.cli.running")
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return main()
     except KeyboardInterrupt:  # before there was a command that could handle it
         return 130

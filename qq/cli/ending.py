@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,11 @@ def at_once() -> Generator[None]:
     lost, and a node comes up that was told to stop.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
+    is_default = before is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():  # others hear no signals
+        yield
+        return
+    signal.signal(signal.SIGINT, _end_at_once)
     try:
         yield
     finally:

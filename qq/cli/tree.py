@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.exceptions import NoSuchCommand
 
+from qq.cli.ending import at_once
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -52,7 +54,8 @@ class Root(CommandGroup):
         name = cmd_name.replace("_", "-")
         if name not in self.list_commands(ctx):
             return None
-        return import_module(f"{self._package}.{name.replace('-', '_')}").command
+        with at_once():
+            return import_module(f"{self._package}.{name.replace('-', '_')}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in self._sections.items():
