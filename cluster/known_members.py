@@ -88,6 +88,8 @@ class KnownMembers:
         """The ids of the data directories that are, or were, members."""
         self._configurations: Configurations | None = None
         """Those that were told to `configure` last."""
+        self._has_joined = False
+        """Whether this node knew its cluster then: it may have heard of it since."""
 
     def place(self, peer: str, address: PeerAddress) -> PeerAddress:
         """Where this node looks first for one that is at this address by the log, or will be."""
@@ -109,7 +111,6 @@ class KnownMembers:
         to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, whose leader
         would have this node give up what it acknowledges now. One that has not joined any connects anew.
         """
-        was_named = self.terms.is_named
         self._configurations = configurations
         newest = configurations.newest
         # As long as nobody knows a cluster, what counts is the list in each node's file.
@@ -125,7 +126,8 @@ class KnownMembers:
             if name != self._name
         }
         self._told = {member.name: member.address for member in configurations.latest.members}
-        has_joined = self.terms.is_named and not was_named
+        has_joined = self.terms.is_named and not self._has_joined
+        self._has_joined = self.terms.is_named
 
         def may_be_of_another(peer: str, terms: Terms) -> bool:
             member = configurations.known.get(peer)

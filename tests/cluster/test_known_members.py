@@ -97,6 +97,27 @@ def test_who_has_the_configuration_of_a_cluster_that_another_node_tells_of_is_of
     assert members.terms.cluster == (b"c" * 16 if told == b"c" * 16 else UNNAMED)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_links_from_before_end_also_where_another_node_has_told_of_the_cluster(is_told: bool) -> None:
+    """Another directory that was as new as this one may have joined another cluster meanwhile."""
+    held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    held.has_past = True
+    first = Configuration.of(
+        8, [Member(name, place, name.encode() * 8) for name, place in IN_LOG.items()], b"c" * 16
+    )
+    held.appended(2, make_configuration(0, first))
+    members.configure(b"1" * 16, held, {})
+    if is_told:
+        members.hear_cluster(Terms.of(IN_LOG, 8, bytes(16), cluster=b"c" * 16, member=b"n2" * 8))
+    held.applied(2)
+    before = {
+        name: Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=member)
+        for name, member in {"n2": b"n2" * 8, "n3": b"z" * 16}.items()
+    }
+    assert members.configure(b"1" * 16, held, before) == ["n3"]
+
+
 def test_who_knows_no_member_says_of_nobody_that_it_never_was_one() -> None:
     members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
     held = Configurations(Configuration.of(8, [Member(*place) for place in IN_LOG.items()]))
