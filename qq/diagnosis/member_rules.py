@@ -125,7 +125,7 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
         yield Finding("clock-off", node, text)
     if member.disk_hangs:
         yield Finding(
-            "disk-slow", node, "its disk does not come to the end of a write, so it acknowledges nothing"
+            "disk-slow", node, "its disk does not come to the end of a write: it has stored nothing since"
         )
     if member.is_drained:
         yield Finding(

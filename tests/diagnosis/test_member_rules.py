@@ -37,7 +37,7 @@ def test_three_members_that_are_there_are_well() -> None:
         (
             {"disk_hangs": True},
             "disk-slow",
-            "its disk does not come to the end of a write, so it acknowledges nothing",
+            "its disk does not come to the end of a write: it has stored nothing since",
         ),
         ({"lag": 2001}, "node-behind", "it lacks 2,001 entries of the log"),
         ({"clock_offset_ms": 5001}, "clock-off", "its clock is 5.0 s ahead of the cluster's time"),
