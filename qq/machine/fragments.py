@@ -7,16 +7,23 @@ the message with its content header alone, which goes on with what was stored (`
 Lives here: which fragments belong to which message. Not here: the commands (publishing.py), what a session has stored
 and not published yet (core.py), how the octets come together again (qq/sessions/entries.py).
 
-Law: fragments are kept as long as anything refers to a message of the entry that joins them, and a dump has no others:
-so it does not matter when a node forgets those that nobody needs any more.
+Law: fragments are kept as long as anything refers to their message, and a dump has no others: so it does not matter
+when a node forgets those that nobody needs any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Sequence
+
+
+Place = tuple[int, int]
+"""Index and slot of a message."""
+Slots = Mapping[int, Iterable[int]]
+"""Slots of messages, by index."""
 
 
 class Fragment(NamedTuple):
@@ -71,10 +78,16 @@ class Fragments:
 
     def forget_unneeded(self, kept_from: int | None) -> None:
         """Forget those of which the last copy has found that nothing refers to them, before the entry `kept_from`."""
-        if self._frozen is not None:
-            for index in self._frozen.unneeded:
-                if kept_from is None or index < kept_from:
-                    self._joined.pop(index, None)
+        if self._frozen is None:
+            return
+        for index, slot in self._frozen.unneeded:
+            if (kept_from is None or index < kept_from) and index in self._joined:
+                # What was frozen may be read meanwhile.
+                left = {other: each for other, each in self._joined[index].items() if other != slot}
+                if left:
+                    self._joined[index] = left
+                else:
+                    del self._joined[index]
 
     def freeze(self) -> FrozenFragments:
         """All of them as they are now."""
@@ -88,21 +101,20 @@ class FrozenFragments:
     def __init__(self, joined: Mapping[int, Mapping[int, Sequence[Fragment]]]) -> None:
         self._joined = joined
         self._needed: Sequence[FragmentsRow] | None = None if joined else ()
-        self.unneeded: Sequence[int] = ()
-        """The entries to whose messages nothing refers; empty until `needed` was asked."""
+        self.unneeded: Sequence[Place] = ()
+        """The messages that nothing refers to; empty until `needed` was asked."""
 
-    def needed(self, counts: Callable[[Sequence[int]], Sequence[int]]) -> Sequence[FragmentsRow]:
-        """Those messages to whose entries anything refers; `counts` is as `FrozenMachine.counts`, without fragments."""
+    def needed(self, referred: Callable[[Slots], Container[Place]]) -> Sequence[FragmentsRow]:
+        """The messages that anything refers to; `referred` tells of which of some messages that is so."""
         if self._needed is None:
-            bounds = sorted({bound for index in self._joined for bound in (index, index + 1)})
-            references = dict(zip(bounds, counts(bounds), strict=False))
-            self.unneeded = [index for index in self._joined if not references[index]]
-            self._needed = [
+            found = referred(self._joined)
+            rows = [
                 FragmentsRow(index, slot, fragments)
                 for index, messages in self._joined.items()
-                if references[index]
                 for slot, fragments in messages.items()
             ]
+            self._needed = [row for row in rows if row[:2] in found]
+            self.unneeded = [row[:2] for row in rows if row[:2] not in found]
         return self._needed
 
 

@@ -11,7 +11,7 @@ a time, so that the interpreter can go back to the loop between any two rows.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import versions
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Table
     from qq.machine.core import Core, FrozenSession
-    from qq.machine.fragments import FrozenFragments
+    from qq.machine.fragments import FrozenFragments, Place, Slots
     from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 
@@ -125,14 +125,6 @@ class FrozenMachine(NamedTuple):
 
         A fragment of a large message counts as a message.
         """
-        counts = self._counts_without_fragments(bounds)
-        for row in self._fragments_in_use():
-            for fragment in row.fragments:
-                _count(fragment.index, 1, bounds, counts)
-        return counts
-
-    def _counts_without_fragments(self, bounds: Sequence[int]) -> list[int]:
-        """The same without the fragments of messages that were published."""
         counts = [0] * max(len(bounds) - 1, 0)
         if not counts:
             return counts
@@ -140,11 +132,35 @@ class FrozenMachine(NamedTuple):
             row.backlog.add_counts(bounds, counts)
         for index, _, count in self._single_ranges():
             _count(index, count, bounds, counts)
+        for message in self._fragments_in_use():
+            for fragment in message.fragments:
+                _count(fragment.index, 1, bounds, counts)
         return counts
 
     def _fragments_in_use(self) -> Sequence[FragmentsRow]:
         """The fragments of messages that anything refers to."""
-        return self.fragments.needed(self._counts_without_fragments)
+        return self.fragments.needed(self._referred)
+
+    def _referred(self, slots: Slots) -> set[Place]:
+        """The messages among these that anything refers to."""
+        found: set[Place] = set()
+
+        def look(index: int, slot: int, count: int) -> None:
+            found.update((index, each) for each in slots[index] if slot <= each < slot + count)
+
+        bounds = sorted({bound for index in slots for bound in (index, index + 1)})
+        cells = [(bisect_left(bounds, index), index) for index in slots]
+        for row in self.queues:
+            counts = [0] * max(len(bounds) - 1, 0)
+            row.backlog.add_counts(bounds, counts)
+            if any(counts):
+                for cell, index in cells:
+                    for messages in row.backlog.ranges(index, index + 1) if counts[cell] else ():
+                        look(*messages)
+        for messages in self._single_ranges():
+            if messages[0] in slots:
+                look(*messages)
+        return found
 
     def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
         """The live messages of the entries from `first` to before `end`.

@@ -163,9 +163,8 @@ def live_messages(machine: QueueMachine) -> list[Place]:
         elif isinstance(answer, Reply) and isinstance(answer.result, Got):
             ranges += answer.result.ranges
         ranges += map(_range_of, session.fragments)
-    for index in {messages.index for messages in ranges}:
-        for fragments in machine.fragments_of(index).values():
-            ranges += map(_range_of, fragments)
+    for index, slot in {place[:2] for place in messages_of(ranges)}:
+        ranges += map(_range_of, machine.fragments_of(index).get(slot, ()))
     return [(index, slot >> MESSAGE_BITS, slot & MESSAGE_MASK) for index, slot, _ in messages_of(ranges)]
 
 

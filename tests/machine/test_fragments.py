@@ -86,6 +86,23 @@ def test_fragments_are_kept_as_long_as_their_message() -> None:
     assert places(driver) == []
 
 
+def test_fragments_are_not_kept_for_another_message_of_the_entry() -> None:
+    """One small message that nobody consumes would keep all large ones that were published beside it."""
+    driver = Large()
+    driver.apply(declare("other"))
+    driver.store(FIRST)
+    driver.store(SECOND, session=3)
+    commands = [publish(1, "other"), JoinFragments(2), publish(1, session=2), JoinFragments(3)]
+    driver.apply(*commands, publish(1, "other", session=3))
+    assert places(driver) == [3, 4, 5]
+    driver.apply(PurgeQueue(1, 1, "q"))
+    assert places(driver) == [4, 5]
+    driver.machine.freeze()
+    assert list(driver.machine.fragments_of(5)) == [2]
+    driver.apply(PurgeQueue(1, 1, "other"))
+    assert places(driver) == []
+
+
 def test_fragments_go_with_their_session_and_with_what_is_deleted() -> None:
     driver = Large()
     driver.store(FIRST)
