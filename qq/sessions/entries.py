@@ -248,16 +248,21 @@ class Entries:
             raise MessagesGone(f"nothing refers to message {slot} of entry {index} any more")
         if not all(self._is_in_memory(fragment.index) for fragment in fragments):
             return None
-        return list(map(self._fragment, fragments))
+        found: list[bytes] = []
+        for fragment in fragments:
+            octets = self._fragment(fragment)
+            if octets is None:
+                return None
+            found.append(octets)
+        return found
 
     def _is_in_memory(self, index: int) -> bool:
         return index in self._views or self._logs[index >> INDEX_BITS].payload(index & INDEX_MASK) is not None
 
-    def _fragment(self, fragment: Fragment) -> bytes:
-        """The octets of a fragment that is in memory. Raises MessagesGone."""
+    def _fragment(self, fragment: Fragment) -> bytes | None:
+        """The octets of a fragment, or None if its entry must be read first. Raises MessagesGone."""
         found = self.messages(Range(fragment.index, fragment.slot, 1))
-        assert found is not None
-        return found[0].messages[0]
+        return None if found is None else found[0].messages[0]
 
     def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
         """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
@@ -291,13 +296,15 @@ class Entries:
                 key, fragment = wanted[0]
                 octets = found[key]
                 if octets is not None:
-                    if not self._is_in_memory(fragment.index):
-                        self._load([fragment.index], go_on, ahead)
-                        return
                     try:
-                        octets.append(self._fragment(fragment))
+                        read = self._fragment(fragment)
                     except MessagesGone:
                         found[key] = None
+                    else:
+                        if read is None:
+                            self._load([fragment.index], go_on, ahead)
+                            return
+                        octets.append(read)
                 wanted.popleft()
             self._gathered |= found
             self._keep(index, view)  # there may have been no room for it beside the fragments
