@@ -196,6 +196,7 @@ class SimulatedNode:
         """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
         self.is_given_up = False
         """Whether it does not come back once it is removed."""
+        self._is_taken_down = False
         self.program = Program.CURRENT
         """The program that is installed on the node."""
         self.life = 0
@@ -221,7 +222,7 @@ class SimulatedNode:
 
     def start(self) -> None:
         """Begin a new life, or try again later if the disk does not allow it."""
-        if self.up or self not in self._cluster.nodes:
+        if self.up or self._is_taken_down or self not in self._cluster.nodes:
             return
         self._standing = self.standing
         self.has_started = False
@@ -323,6 +324,11 @@ class SimulatedNode:
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
         self._cluster.watcher.topology_changed()
+
+    def take_down(self) -> None:
+        """End for good, also if it is about to be started again."""
+        self._is_taken_down = True
+        self.end(power_loss=False)
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
         """Let the process end in the middle of what it does to its disk, after some steps more."""
@@ -462,11 +468,6 @@ class SimulatedCluster:
         self.names.append(node.name)
         self.nodes.append(node)
         return node
-
-    def take_down(self, node: SimulatedNode) -> None:
-        """End a node for good, also one that is about to be started again."""
-        node.end(power_loss=False)
-        self.nodes.remove(node)
 
     def give_up(self, node: SimulatedNode) -> None:
         """Forget a node that has been removed and has ended: it never starts again."""

@@ -138,13 +138,13 @@ class Backups:
         checks.watch(cluster)
         first, *others = cluster.nodes
         old, *old_others = self._cluster.nodes
-        self._cluster.take_down(old)
+        old.take_down()
         self._restore(self.contents, first, checks)
         first.start()
         self._world.run_until(self._world.now_s + DIALLED_S)
         self._until(lambda: self._serves_alone(first), checks, "the restored node does not lead")
         for node in old_others:
-            self._cluster.take_down(node)
+            node.take_down()
         for node in others:
             node.joins = True
             node.start()
