@@ -148,14 +148,25 @@ class FrozenMachine(NamedTuple):
         def look(index: int, slot: int, count: int) -> None:
             found.update((index, each) for each in slots[index] if slot <= each < slot + count)
 
-        bounds = sorted({bound for index in slots for bound in (index, index + 1)})
-        cells = [(bisect_left(bounds, index), index) for index in slots]
+        indexes = sorted(slots)
+        bounds = sorted({bound for index in indexes for bound in (index, index + 1)})
+        cells = [bisect_left(bounds, index) for index in indexes]
+        all_of_them = [bounds[0], bounds[-1]]
         for row in self.queues:
-            counts = [0] * max(len(bounds) - 1, 0)
+            some = [0]
+            row.backlog.add_counts(all_of_them, some)
+            if not some[0]:
+                continue  # there may be very many queues, and most have nothing to do with it
+            counts = [0] * (len(bounds) - 1)
             row.backlog.add_counts(bounds, counts)
-            if any(counts):
-                for cell, index in cells:
-                    for messages in row.backlog.ranges(index, index + 1) if counts[cell] else ():
+            wanted = [index for cell, index in zip(cells, indexes, strict=True) if counts[cell]]
+            if len(wanted) * _RANGES_OF_A_LOOK > row.backlog.totals.count:
+                parts = [(wanted[0], wanted[-1] + 1)] if wanted else []
+            else:
+                parts = [(index, index + 1) for index in wanted]
+            for part in parts:
+                for messages in row.backlog.ranges(*part):
+                    if messages[0] in slots:
                         look(*messages)
         for messages in self._single_ranges():
             if messages[0] in slots:
@@ -242,6 +253,8 @@ class Dump(NamedTuple):
 CHANGES[Dump] = {8: more_fields((), (), ())}
 
 
+_RANGES_OF_A_LOOK = 1000
+"""How many ranges of a backlog, about, can be gone through in the time that it takes to find those of one entry."""
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
 """Types that are packed with a call for each of their parts: nothing else happens in the node during a call."""
 _NOT_AT_ONCE = _IN_PARTS | {QueueRow}

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 from machine_driver import Driver, consume, declare, live_messages, publish, ready_messages, reloaded
 
+from qq.machine.backlog import FrozenBacklog
 from qq.machine.commands import DeleteQueue, JoinFragments, PurgeQueue, SessionDown, Settle, StoreFragment
 from qq.machine.effects import Returned
 from qq.machine.fragments import Fragment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pytest
+
     from qq.machine.queue import Queue
 
 FIRST, SECOND = b"f" * 100, b"s" * 50
@@ -101,6 +106,33 @@ def test_fragments_are_not_kept_for_another_message_of_the_entry() -> None:
     assert list(driver.machine.fragments_of(5)) == [2]
     driver.apply(PurgeQueue(1, 1, "other"))
     assert places(driver) == []
+
+
+def test_many_queues_and_many_large_messages_are_not_looked_for_in_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 20,000 queues and 3,000 large messages in one, each checkpoint took 2 s of every node for it, now 50 ms."""
+    driver = Large()
+    driver.apply(*[declare(f"empty {number}") for number in range(50)])
+    for _ in range(50):
+        driver.store(FIRST)
+        driver.join()
+    looks: list[int] = []
+    ranges, add_counts = FrozenBacklog.ranges, FrozenBacklog.add_counts
+
+    def note_ranges(backlog: FrozenBacklog, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        looks.append(1)
+        return ranges(backlog, first, end)
+
+    def note_counts(backlog: FrozenBacklog, bounds: Sequence[int], counts: list[int]) -> None:
+        looks.append(len(counts))
+        add_counts(backlog, bounds, counts)
+
+    frozen = driver.machine.freeze()
+    monkeypatch.setattr(FrozenBacklog, "ranges", note_ranges)
+    monkeypatch.setattr(FrozenBacklog, "add_counts", note_counts)
+    assert len(frozen._fragments_in_use()) == 50
+    assert sum(looks) < 300
 
 
 def test_fragments_go_with_their_session_and_with_what_is_deleted() -> None:
