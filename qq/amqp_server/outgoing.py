@@ -320,7 +320,7 @@ class Outgoing:
     def _write_delivery(self, delivery: _Delivery) -> bool:
         consumer, ranges = delivery.consumer, delivery.ranges
         while ranges:
-            part = ranges[0]
+            part = self._next_portion(ranges)
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -379,7 +379,7 @@ class Outgoing:
     def _write_got(self, item: _Got) -> bool:
         ranges = item.ranges
         while ranges:
-            part = ranges[0]
+            part = self._next_portion(ranges)
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -474,6 +474,15 @@ class Outgoing:
         self._connection.write(out)
         counters.replies_delivered += part.count
         return True
+
+    def _next_portion(self, ranges: deque[Range]) -> Range:
+        """The first range, without what is too much to be taken at once with its first messages."""
+        part = ranges[0]
+        count = self._broker.entries.portion(part)
+        if count < part.count:
+            ranges[0] = part.part(count, part.count - count)
+            ranges.appendleft(part.part(0, count))
+        return ranges[0]
 
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
         """The messages of `part`; None while they are being read, with those of `ahead` behind them.

@@ -77,7 +77,7 @@ async def _messages(
     for number, messages in enumerate(ranges):
         ahead = ranges[number : number + READ_AHEAD_RANGES]
         history = histories.get(messages.history) if messages.history else None
-        for part in _steps(messages):
+        for part in _steps(entries, messages):
             for place, stored in await _read(entries, part, ahead):
                 for browsed in _browsed(stored, part, history, counts_failures, offset + place):
                     yield browsed
@@ -85,10 +85,14 @@ async def _messages(
             await asyncio.sleep(0)
 
 
-def _steps(messages: Range) -> Iterator[Range]:
+def _steps(entries: Entries, messages: Range) -> Iterator[Range]:
     step = max(min(STEP_MESSAGES, STEP_BYTES * messages.count // max(messages.size, 1)), 1)
-    for at in range(0, messages.count, step):
-        yield messages.part(at, min(step, messages.count - at))
+    at = 0
+    while at < messages.count:
+        part = messages.part(at, min(step, messages.count - at))
+        part = part.part(0, entries.portion(part))
+        yield part
+        at += part.count
 
 
 async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[tuple[int, Messages]]:

@@ -163,7 +163,7 @@ class DeadLetters:
     def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
         """What the log holds of `messages`, which are in the range at `position`; None while their entry is read."""
         try:
-            stored = self._entries.messages(messages)
+            stored = self._entries.messages(messages, only_beginnings=True)
         except MessagesGone:
             # Nothing that is referred to goes, so this is a fault of ours; those behind it need not suffer.
             log.exception("dying messages of entry %d cannot be read", messages.index)

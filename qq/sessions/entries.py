@@ -199,8 +199,11 @@ class Entries:
         self._gathered: dict[tuple[int, int], list[bytes] | None] = {}
         """The fragments that were read, by place and slot, while those are told who wait; None if some are gone."""
 
-    def messages(self, part: Range) -> list[Messages] | None:
-        """The messages of a range, in order, or None if they must be read first (`load`). Raises MessagesGone."""
+    def messages(self, part: Range, *, only_beginnings: bool = False) -> list[Messages] | None:
+        """The messages of a range, in order, or None if they must be read first (`load`). Raises MessagesGone.
+
+        With `only_beginnings`, large messages are what is stored under their own reference: the content header.
+        """
         view = self._views.get(part.index)
         if view is None:
             payload = self._logs[part.index >> INDEX_BITS].payload(part.index & INDEX_MASK)
@@ -208,10 +211,22 @@ class Entries:
                 return None
             view = self._keep(part.index, _view(payload))
         found = view.messages(part.slot, part.count)
-        for each in found:
-            if each.goes_on:
-                return self._joined(part, found, view)
+        if not only_beginnings:
+            for each in found:
+                if each.goes_on:
+                    return self._joined(part, found, view)
         return found
+
+    def portion(self, part: Range) -> int:
+        """How many of the first messages of a range to take at once: one large message is the last of them.
+
+        An entry may end very many large messages, and all of them together are too much for the memory.
+        """
+        fragments = self._fragments_of(part.index)
+        if not fragments:
+            return part.count
+        end = part.slot + part.count
+        return min((slot + 1 for slot in fragments if part.slot <= slot < end), default=end) - part.slot
 
     def _joined(self, part: Range, found: Sequence[Messages], view: _View) -> list[Messages] | None:
         """The same messages whole, or None if fragments must be read first. Raises MessagesGone."""

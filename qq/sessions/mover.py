@@ -273,9 +273,12 @@ class Mover:
         return _Step(pieces, examined, place, key)
 
     def _stored(self, part: Range) -> Sequence[bytes | None] | None:
-        """The stored messages of a range, with None for those that are not there; None if they have to be read."""
+        """The messages of a range, of large ones the headers only, with None for those that are not there.
+
+        None if they have to be read.
+        """
         try:
-            groups = self._entries.messages(part)
+            groups = self._entries.messages(part, only_beginnings=True)
         except MessagesGone:
             # Nothing that is referred to goes, so this is a fault of ours; it stays where it is.
             log.exception("messages of entry %d cannot be read, and are not moved", part.index)

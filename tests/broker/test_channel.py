@@ -110,6 +110,9 @@ class Stored:
         message = b"\2\0\1\0\0\0\x0e\0\x3c\0\0" + (1).to_bytes(8, "big") + b"\0\0\xce\3\0\1\0\0\0\1m\xce"
         return [Messages("", "q", 1, [message] * part.count)]
 
+    def portion(self, part: Range) -> int:
+        return part.count
+
 
 def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
     socket, log = Socket(), Log()

@@ -41,7 +41,8 @@ class World:
             left = Range(1, self.first, len(self.stored) - self.first)
             yield DyingMessages("/", "q", 1, self.first, [left], needs_content=True)
 
-    def messages(self, part: Range) -> list[Messages]:
+    def messages(self, part: Range, *, only_beginnings: bool) -> list[Messages]:
+        assert only_beginnings  # not even one of several large ones need be in memory as a whole
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 

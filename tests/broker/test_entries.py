@@ -382,6 +382,27 @@ def test_two_large_messages_of_an_entry(setup: Setup) -> None:
     assert found == {0: [b"one-50-ends"], 1: [b"other-60-ends"]}
 
 
+def test_large_messages_of_an_entry_are_taken_one_by_one(setup: Setup) -> None:
+    """Together they may be as much as a node's clients have ever sent at once."""
+    setup.fragments[90] = {slot: [] for slot in (1, 2, 7, 9)}
+    setup.fragments[91] = {0: []}
+    portions: list[int] = []
+    slot = 0
+    while slot < 9:
+        portions.append(setup.entries.portion(Range(90, slot, 9 - slot)))
+        slot += portions[-1]
+    assert portions == [2, 1, 5, 1]
+    assert setup.entries.portion(Range(92, 0, 9)) == 9
+
+
+def test_the_beginning_of_a_large_message_is_there_without_its_fragments(setup: Setup) -> None:
+    setup.journal.cached[90], _, fragments = large(b"goes-on-", b"ends")
+    setup.fragments = {90: {1: fragments}}
+    [stored] = setup.entries.messages(Range(90, 1, 1), only_beginnings=True) or []
+    assert stored.messages == [b"begins-"]
+    assert setup.entries.messages(Range(90, 1, 1)) is None
+
+
 @pytest.mark.parametrize("how", ["no reference", "compacted"])
 def test_a_large_message_of_which_not_all_was_kept_is_gone(setup: Setup, how: str) -> None:
     joined, stored, fragments = large(b"goes-on-", b"ends")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator
+from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
 import pytest
 import uvloop
-from lone_broker import LoneBroker
+from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp_server.connection import BULK_BYTES, PORTION_BYTES, ClientConnection
-from qq.sessions.batch import BATCH_BYTES_MAX
+from qq.ranges import Range
+from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
 SIZE, COUNT = 64 * 1024, 400
@@ -114,3 +116,39 @@ def test_other_sockets_are_looked_at_after_each_large_read(monkeypatch: pytest.M
         client.expect(Basic.Ack)
     assert len(read_in) > 10
     assert len(set(read_in)) == len(read_in)
+
+
+def test_large_messages_that_were_published_together_are_written_one_by_one() -> None:
+    """All of those that one batch had published were in memory at once for one consumer that did not even read."""
+    count = 20
+    size = 3 * FRAGMENT_BYTES - 100  # the last fragment is all of a turn, so the messages end in the next one
+    with LoneBroker() as lone, ExitStack() as clients:
+        lone.broker.submissions.large_bytes = 2 * FRAGMENT_BYTES
+        publishers = [clients.enter_context(RawClient(lone.amqp_port)) for _ in range(count + 1)]
+        reader = publishers.pop()
+        reader.open_channel(1)
+        reader.call(1, Queue.Declare(queue="large"), Queue.DeclareOk)
+        for publisher in publishers:
+            publisher.open_channel(1)
+            publisher.call(1, Confirm.Select(), Confirm.SelectOk)
+        lone.call(setattr, lone.group, "holding", True)
+        for publisher in publishers:
+            publisher.write(publish(1, "large", bytes(size)))
+        wait_until(lambda: lone.broker.submissions.pending_bytes > size * count, "all messages")
+        lone.call(lone.group.release)
+        for publisher in publishers:
+            publisher.expect(Basic.Ack)
+        backlog = lone.machine.vhosts["/"].queues["large"].backlog.freeze()
+        assert max(messages.count for messages in backlog.browse(0, count)) > count // 2
+        taken = list[int]()
+        messages = lone.broker.entries.messages
+
+        def note(part: Range, **how: bool) -> Any:
+            taken.append(part.count)
+            return messages(part, **how)
+
+        lone.broker.entries.messages = note
+        reader.call(1, Basic.Consume(queue="large"), Basic.ConsumeOk)
+        for _ in range(count):
+            reader.expect_message()
+        assert max(taken) == 1
