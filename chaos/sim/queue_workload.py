@@ -179,8 +179,6 @@ class QueueClient(ActingClient):
         self._publishing = self._fresh_id()
         """The session that publishes; it is never answered."""
         self._published = 0
-        self._has_stored = False
-        """Whether fragments are stored that the next message is to go on with."""
         self._attempts: dict[int, Attempt] = {}
         """Attempts that may still be heard of, by sequence of the batch."""
         self._next_ids: dict[int, int] = {}
@@ -424,21 +422,18 @@ class QueueClient(ActingClient):
         else:
             exchange = TO_ALL if choice > 0.95 and not self.workload.moves_messages else ""
             messages = self._messages(queue, random.randint(1, 12))
-            self._store_fragments()
-            commands: list[Command] = [*self._publishes(exchange, queue, messages)]
-            if self._has_stored:
-                # What has become of them is not asked here: they go with the message, wherever that goes.
-                self._has_stored = False
-                commands.insert(0, JoinFragments(self._publishing))
-            self._batch(commands, messages)
+            # What has become of the fragments is not asked here: they go with the message, wherever that goes.
+            joins = self._store_fragments()
+            self._batch([*joins, *self._publishes(exchange, queue, messages)], messages)
 
-    def _store_fragments(self) -> None:
-        """Now and then, store what the next message is to go on with."""
+    def _store_fragments(self) -> list[Command]:
+        """Now and then, store what the next message is to go on with; returns the command that joins the two."""
         random = self.workload.fragments_random
-        if random.random() < FRAGMENTED and self.machine.version >= SINCE[StoreFragment]:
-            fragments = [bytes(random.randint(0, 9)) for _ in range(random.randint(1, 3))]
-            self._batch([StoreFragment(self._publishing)] * len(fragments), fragments)
-            self._has_stored = True
+        if random.random() >= FRAGMENTED or self.machine.version < SINCE[StoreFragment]:
+            return []
+        fragments = [bytes(random.randint(0, 9)) for _ in range(random.randint(1, 3))]
+        self._batch([StoreFragment(self._publishing)] * len(fragments), fragments)
+        return [JoinFragments(self._publishing)]
 
     def _publish_again(self, publisher: RepeatingPublisher) -> None:
         """Publish again, or for the first time; an attempt may repeat any part of an earlier one.

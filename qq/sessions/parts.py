@@ -154,7 +154,7 @@ class OpenEnqueue:
         self._price: Price | None = None
         """The price of all messages, where routing does not look into them; None if it is not known."""
         self._stored = 0
-        """How many octets of the first message are stored in fragments, or are about to be."""
+        """Up to which octet the first message is stored, its content header aside; 0 if nothing of it is."""
 
     @property
     def keys(self) -> int:

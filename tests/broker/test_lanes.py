@@ -214,6 +214,15 @@ class World:
         client.asked.append(message)
         self.submissions.publish(run, [message], is_new=is_new)
 
+    def batches_until_served(self, client: Client, number: int) -> int:
+        """Publish the message of a client that has asked for `number` before; how many batches it waited for."""
+        self.publish(client, "", "q", b"%d" % number)
+        before = self.applied
+        while len(client.came) <= number:
+            self.turn()
+            assert self.apply()
+        return self.applied - before
+
 
 def dear_key(number: int) -> str:
     """A routing key that nobody has used before, and whose way is long."""
@@ -227,13 +236,8 @@ def test_who_asks_for_little_does_not_wait_for_all_that_others_have_asked_for() 
         world.publish(greedy, "amq.topic", dear_key(number), b"dear")
     world.turn()
     for number in range(10):
-        world.publish(modest, "", "q", b"%d" % number)
-        before = world.applied
-        while len(modest.came) <= number:
-            world.turn()
-            assert world.apply()
         # Those under way, and its own.
-        assert world.applied - before <= 3
+        assert world.batches_until_served(modest, number) <= 3
     assert len(greedy.came) < 150
     world.settle()
     assert greedy.came == greedy.asked
@@ -251,13 +255,8 @@ def test_others_do_not_wait_for_all_of_a_large_message() -> None:
     world.publish(heavy, "", "q", large(16 * 2**20))
     world.publish(heavy, "", "q", large(3))
     for number in range(10):
-        world.publish(light, "", "q", b"%d" % number)
-        before = world.applied
-        while len(light.came) <= number:
-            world.turn()
-            assert world.apply()
         # Those under way, and its own. When the first ones come, it does not know yet that somebody asks for little.
-        assert number < 2 or world.applied - before <= 3
+        assert world.batches_until_served(light, number) <= 3 or number < 2
     assert not heavy.came
     world.settle()
     assert heavy.came == heavy.asked

@@ -105,18 +105,24 @@ def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(first: bool, po
             assert hard_state(disk).load() == found
 
 
+def killed_in_a_store(seed: int, steps: int) -> SimulatedDisk:
+    """A disk of a process that was killed after so many steps of storing NEW in the place of OLD."""
+    disk = a_disk(seed)
+    file = hard_state(disk)
+    file.store(OLD)
+    disk.end_process_after(steps)
+    with suppress(ProcessEnds):
+        file.store(NEW)
+    disk.crash(power_loss=False)
+    return disk
+
+
 def test_a_kill_in_a_store_and_a_power_loss_in_the_next_one_leave_a_state() -> None:
     """What a killed process had written can be read, and is not on the disk yet (simulated: both files damaged)."""
     for seed in range(20):
         for first in range(8):
             for second in range(8):
-                disk = a_disk(seed)
-                file = hard_state(disk)
-                file.store(OLD)
-                disk.end_process_after(first)
-                with suppress(ProcessEnds):
-                    file.store(NEW)
-                disk.crash(power_loss=False)
+                disk = killed_in_a_store(seed, first)
                 file = hard_state(disk)
                 assert file.load() in (OLD, NEW)
                 disk.end_process_after(second)
@@ -132,18 +138,12 @@ def test_a_kill_in_a_store_and_a_power_loss_in_the_next_load_leave_a_state() -> 
         for first in range(8):
             for second in range(8):
                 for third in range(8):
-                    disk = a_disk(seed)
-                    file = hard_state(disk)
-                    file.store(OLD)
-                    disk.end_process_after(first)
-                    with suppress(ProcessEnds):
-                        file.store(NEW)
-                    for steps in (second, third):
-                        disk.crash(power_loss=False)
+                    disk = killed_in_a_store(seed, first)
+                    for steps, power_loss in ((second, False), (third, True)):
                         disk.end_process_after(steps)
                         with suppress(ProcessEnds):
                             hard_state(disk).load()
-                    disk.crash(power_loss=True)
+                        disk.crash(power_loss=power_loss)
                     assert hard_state(disk).load() in (OLD, NEW)
 
 
