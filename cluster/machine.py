@@ -19,8 +19,8 @@ class FrozenCopy(Protocol):
     in the batch. A message is live while something in the state refers to it.
     """
 
-    def dump(self) -> bytes:
-        """The whole state, as the version wants it that the machine goes by; equal states give equal bytes."""
+    def pieces(self) -> Sequence[bytes]:
+        """What `Machine.dump` gave at that moment, in pieces: to copy all of a large state holds up other threads."""
         ...
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -114,7 +114,7 @@ class Machine(Protocol):
         ...
 
     def dump(self) -> bytes:
-        """The same as `freeze().dump()`."""
+        """The whole state, as the version wants it that the machine goes by; equal states give equal bytes."""
         ...
 
     def read(self, data: bytes) -> Any:

@@ -226,7 +226,7 @@ def _go_on_with(
     journal.seal()
     journal.sync_now()
     directory.note_moving(index)
-    write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().dump())
+    write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().pieces())
     [segment] = new.segments()
     disk.rename(f"{directory.incoming}/log/{segment.name}", f"{directory.log}/{segment.name}")
     disk.sync_directory(directory.log)

@@ -41,7 +41,7 @@ class GroupState:
         """The configuration that was applied last; None as long as the log has none, and the nodes' files count."""
 
     def freeze(self) -> FrozenState:
-        """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.dump`."""
+        """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.pieces`."""
         # A garbage collection in the middle would walk through all that has just been made, several times.
         was_collecting = gc.isenabled()
         gc.disable()
@@ -115,13 +115,16 @@ class FrozenState:
         self._machine = machine
         self._configuration = configuration
 
+    def pieces(self) -> list[bytes]:
+        """What `dump` gives, in pieces: to copy all of a large state holds up the loop."""
+        machine = self._machine.pieces()
+        # The same bytes as `pack([time, origins, machine, configuration])`.
+        behind = [] if self._configuration is None else [pack(fields_of(self._configuration))]
+        before = [_ARRAYS[3 + len(behind)], pack(self._time_ms), pack(self._origins)]
+        return [*before, _BYTES + sum(map(len, machine)).to_bytes(4), *machine, *behind]
+
     def dump(self) -> bytes:
-        machine = self._machine.dump()
-        # The same bytes as `pack([time, origins, machine])`, which would hold up the loop to copy a large state.
-        parts = [pack(self._time_ms), pack(self._origins), _BYTES + len(machine).to_bytes(4) + machine]
-        if self._configuration is not None:
-            parts.append(pack(fields_of(self._configuration)))
-        return _ARRAYS[len(parts)] + b"".join(parts)
+        return b"".join(self.pieces())
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         """See `FrozenCopy.counts`."""

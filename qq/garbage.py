@@ -29,12 +29,14 @@ REST_S = 600.0
 @contextmanager
 def none_expected() -> Generator[None]:
     """No garbage is looked for in the block, nor later in what it has made: for imports and states, which stay."""
+    was_looked_for = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_looked_for:
+            gc.enable()
 
 
 class Collector:

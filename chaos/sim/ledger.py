@@ -77,8 +77,8 @@ class FrozenLedger:
     ) -> None:
         self._row = (count, checksum, origins, alarms)
 
-    def dump(self) -> bytes:
-        return pack(self._row)
+    def pieces(self) -> list[bytes]:
+        return [pack(self._row)]
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         live = self._live()
@@ -173,7 +173,7 @@ class Ledger:
         return FrozenLedger(self._count, self._checksum, origins, list(self._alarms))
 
     def dump(self) -> bytes:
-        return self.freeze().dump()
+        return b"".join(self.freeze().pieces())
 
     def read(self, data: bytes) -> Any:
         return msgpack.unpackb(data)

@@ -136,7 +136,7 @@ class WatchedMachine:
         return WatchedFrozen(self.position, self.inner.freeze(), counted, self._witness)
 
     def dump(self) -> bytes:
-        return self.freeze().dump()
+        return b"".join(self.freeze().pieces())
 
     def read(self, data: bytes) -> Any:
         position, inner, *counted = msgpack.unpackb(data)
@@ -206,10 +206,10 @@ class WatchedFrozen:
         self._counted = counted
         self._witness = witness
 
-    def dump(self) -> bytes:
-        dumped = self._inner.dump()
+    def pieces(self) -> list[bytes]:
+        dumped = b"".join(self._inner.pieces())
         self._witness.same_state(self._position, dumped)
-        return pack([self._position, dumped, *self._counted])
+        return [pack([self._position, dumped, *self._counted])]
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         return self._inner.counts(bounds)

@@ -24,7 +24,7 @@ from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat, p
 from cluster.ports import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cluster.ports import Disk, File
 
@@ -54,19 +54,25 @@ def checkpoint_name(index: int) -> str:
     return f"{index:0{_INDEX_DIGITS}}{_SUFFIX}"
 
 
-def write_checkpoint(disk: Disk, directory: str, identity: bytes, index: int, term: int, body: bytes) -> int:
-    """Store a checkpoint, durably when this returns. Returns the size of its file in bytes.
+def write_checkpoint(
+    disk: Disk, directory: str, identity: bytes, index: int, term: int, body: Sequence[bytes]
+) -> int:
+    """Store a checkpoint, whose body is given in pieces; it is durable when this returns, with the size of its file.
 
     Raises OSError, and then nothing has changed. On any thread, unless another one writes a checkpoint of this index.
     """
     path = path_in(directory, checkpoint_name(index))
     temporary = path + TEMPORARY
+    size, checksum = 0, 0
+    for piece in body:
+        size += len(piece)
+        checksum = crc32(piece, checksum)
     with suppress(FileNotFoundError):
         disk.remove(temporary)
     try:
         file = disk.open(temporary, create=True)
         try:
-            file.append([_pack_start(identity, index, term, len(body), crc32(body)), body])
+            file.append([_pack_start(identity, index, term, size, checksum), *body])
             file.sync()
         finally:
             file.close()
@@ -76,7 +82,7 @@ def write_checkpoint(disk: Disk, directory: str, identity: bytes, index: int, te
             disk.remove(temporary)  # on a full disk the part that was written is in the way
         raise
     disk.sync_directory(directory)
-    return CHECKPOINT_HEADER_BYTES + len(body)
+    return CHECKPOINT_HEADER_BYTES + size
 
 
 def list_checkpoints(disk: Disk, directory: str) -> list[int]:

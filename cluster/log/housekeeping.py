@@ -314,10 +314,10 @@ class Housekeeping:
     def _store(self, taken: _Taken, unwanted: Sequence[int]) -> int:
         """Write the checkpoint, then remove the unwanted ones; on the background thread. Returns its size in bytes."""
         index, term = taken.position.index, taken.position.term
-        body = taken.frozen.dump()
-        write_checkpoint(self._disk, self._directory, self._identity, index, term, body)
+        body = taken.frozen.pieces()
+        size = write_checkpoint(self._disk, self._directory, self._identity, index, term, body)
         remove_checkpoints(self._disk, self._directory, unwanted)
-        return len(body)
+        return size
 
     def _written(self, taken: _Taken, size: int) -> None:
         self._taken = None

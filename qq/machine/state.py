@@ -19,6 +19,7 @@ from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.codec import make_packer, unpack_list
 from qq.machine.effects import GetOk, Got, Reply
 from qq.machine.fragments import Fragments, FragmentsRow
+from qq.machine.live import LiveMessages
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
 from qq.machine.rows import (
@@ -41,7 +42,6 @@ from qq.machine.rows import (
     upgraded,
 )
 from qq.machine.versions import VERSIONS
-from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -79,14 +79,17 @@ class FrozenMachine(NamedTuple):
     moves: list[MoveRow]
     fragments: FrozenFragments
 
+    def pieces(self) -> list[bytes]:
+        """The state, to be read by `read_dump` of each program that can run the version which is agreed on.
+
+        It is given in pieces: while a large one is copied as a whole, nothing else happens in the node.
+        """
+        packing = _Packing()
+        packing.pack_list(downgraded(Dump, self.version, self._sections()))
+        return packing.end()
+
     def dump(self) -> bytes:
-        """The state, to be read by `read_dump` of each program that can run the version which is agreed on."""
-        packer = make_packer()
-        sections = downgraded(Dump, self.version, self._sections())
-        packer.pack_array_header(len(sections))
-        for section in sections:
-            _pack(packer, section)
-        return packer.bytes()
+        return b"".join(self.pieces())
 
     def _sections(self) -> Dump:
         known = {vhost.name: frozenset(map(id, vhost.policies)) for vhost in self.vhosts}
@@ -173,24 +176,20 @@ class FrozenMachine(NamedTuple):
                 look(*messages)
         return found
 
-    def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
-        """The live messages of the entries from `first` to before `end`.
-
-        They are given by index and by ordinal of the batch, as (ordinal of the first message, count), in order and
-        without overlap.
-        """
-        found: dict[int, list[tuple[int, int]]] = {}
+    def live(self, first: int, end: int) -> LiveMessages:
+        """The live messages of the entries from `first` to before `end`, in order and without overlap."""
+        found = LiveMessages()
         for index, slot, count in self._single_ranges():
             if first <= index < end:
-                found.setdefault(index, []).append((slot, count))
+                found.add(index, slot, count)
         for row in self.queues:
             for index, slot, count in row.backlog.ranges(first, end):
-                found.setdefault(index, []).append((slot, count))
+                found.add(index, slot, count)
         for message in self._fragments_in_use():
             for fragment in message.fragments:
                 if first <= fragment.index < end:
-                    found.setdefault(fragment.index, []).append((fragment.slot, 1))
-        return {index: _merged(found[index]) for index in sorted(found)}
+                    found.add(fragment.index, fragment.slot, 1)
+        return found
 
     def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Index, slot and count of all that is referred to outside the backlogs."""
@@ -257,35 +256,54 @@ _RANGES_OF_A_LOOK = 1000
 """How many ranges of a backlog, about, can be gone through in the time that it takes to find those of one entry."""
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
 """Types that are packed with a call for each of their parts: nothing else happens in the node during a call."""
-_NOT_AT_ONCE = _IN_PARTS | {QueueRow}
 _LEVELS_TO_A_CHUNK = 6
 """How many lists are around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
 _CHUNKS_AT_ONCE = 64
+_PIECE_BYTES = 256 * 1024
+"""About how many octets are copied at a time."""
 
 
-def _pack(packer: Any, value: Any) -> None:
-    if type(value) in _IN_PARTS:
-        packer.pack_array_header(len(value))
-        for part in value:
-            # Most parts are small: a call of this function for each would cost more.
-            if type(part) in _NOT_AT_ONCE:
-                _pack(packer, part)
+class _Packing:
+    """Packs values one behind the other, little at a time."""
+
+    def __init__(self) -> None:
+        self._packer = make_packer()
+        self._pieces: list[bytes] = []
+
+    def end(self) -> list[bytes]:
+        """All that was packed, in pieces."""
+        self._cut()
+        return self._pieces
+
+    def pack_list(self, values: Sequence[Any]) -> None:
+        """Pack a list, with a call for each value in it that may be large."""
+        packer = self._packer
+        packer.pack_array_header(len(values))
+        for value in values:
+            if type(value) in _IN_PARTS:
+                self.pack_list(value)
+            elif type(value) is QueueRow and value.backlog.chunks > _CHUNKS_AT_ONCE:
+                self._pack_levels(value, _LEVELS_TO_A_CHUNK)
             else:
-                packer.pack(part)
-    elif type(value) is QueueRow and value.backlog.chunks > _CHUNKS_AT_ONCE:
-        _pack_levels(packer, value, _LEVELS_TO_A_CHUNK)
-    else:
-        packer.pack(value)
+                packer.pack(value)
+                if len(packer.getbuffer()) >= _PIECE_BYTES:
+                    self._cut()
 
+    def _pack_levels(self, value: Any, levels: int) -> None:
+        """Pack what `packer.pack` would, with a call for each part so many lists deep."""
+        packer = self._packer
+        if levels and isinstance(value, list | tuple):
+            packer.pack_array_header(len(value))
+            for part in value:
+                self._pack_levels(part, levels - 1)
+        else:
+            packer.pack(value)
+            if len(packer.getbuffer()) >= _PIECE_BYTES:
+                self._cut()
 
-def _pack_levels(packer: Any, value: Any, levels: int) -> None:
-    """Pack what `packer.pack` would, with a call for each part so many lists deep."""
-    if levels and isinstance(value, list | tuple):
-        packer.pack_array_header(len(value))
-        for part in value:
-            _pack_levels(packer, part, levels - 1)
-    else:
-        packer.pack(value)
+    def _cut(self) -> None:
+        self._pieces.append(self._packer.bytes())
+        self._packer.reset()
 
 
 _DEEP = {"vhosts": 3, "unacked": 2, "behind": 6}
@@ -446,17 +464,3 @@ def _count(index: int, count: int, bounds: Sequence[int], counts: list[int]) -> 
     cell = bisect_right(bounds, index) - 1
     if 0 <= cell < len(counts):
         counts[cell] += count
-
-
-def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    """Turn slots and counts of one entry into ranges of messages, by the ordinals of its batches."""
-    batches: dict[int, list[tuple[int, int]]] = {}
-    for slot, count in sorted(places):
-        first = slot & MESSAGE_MASK
-        ranges = batches.setdefault(slot >> MESSAGE_BITS, [])
-        if ranges and first <= ranges[-1][0] + ranges[-1][1]:
-            start, known = ranges[-1]
-            ranges[-1] = (start, max(known, first + count - start))
-        else:
-            ranges.append((first, count))
-    return batches

@@ -39,7 +39,6 @@ from qq.amqp_server.traced import TracedChannel
 from qq.errors import StartError
 from qq.http.view import Product
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
-from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
 from qq.management.nodes import OwnNode
@@ -47,6 +46,7 @@ from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch
+from qq.node.node_machine import NodeMachine
 from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness
 from qq.node.reread import RereadFiles
@@ -207,7 +207,7 @@ async def start(
     for outside in filter(None, (tokens, tracer)):
         closing.push_async_callback(outside.close)
 
-    machine = QueueMachine(content_of)
+    machine = NodeMachine(content_of)
     disk = closing.enter_context(_opened(config.data_dir, open_disk))
     links = _make_links(config, files, machine)
     closing.push_async_callback(links.stop)
@@ -302,7 +302,7 @@ def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
         disk.close()
 
 
-def _make_links(config: NodeConfig, files: RereadFiles, machine: QueueMachine) -> PeerLinks:
+def _make_links(config: NodeConfig, files: RereadFiles, machine: NodeMachine) -> PeerLinks:
     return PeerLinks(
         config.name,
         config.cluster_name,

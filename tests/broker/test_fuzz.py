@@ -126,7 +126,7 @@ def test_what_a_hostile_client_may_not_hear_is_noticed(said: bytes, complaint: s
 def keep_state(directory: Path, name: str, index: int, body: bytes) -> None:
     disk = RealDisk(directory / name / "data")
     disk.make_directory("groups/0/log")
-    write_checkpoint(disk, "groups/0/log", Owner("qq", name, 0).key(), index, 1, body)
+    write_checkpoint(disk, "groups/0/log", Owner("qq", name, 0).key(), index, 1, [body])
     disk.close()
 
 

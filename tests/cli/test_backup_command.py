@@ -94,7 +94,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state.machine.apply_batch("n1", 3, 0, TIME_MS, memoryview(SETTING_UP))
     state.time_ms = TIME_MS
     body = state.freeze().dump()
-    size = write_checkpoint(disk, group.log, group.identity, 4, 3, body)
+    size = write_checkpoint(disk, group.log, group.identity, 4, 3, [body])
     segments = tuple(BackupSegment(*row_of(row)) for row in journal.segments() if row.sealed)
     disk.close()
     log = root / "data" / group.log
@@ -668,7 +668,7 @@ def test_who_never_had_a_log_is_no_survivor(
     group, journal, state = one_of_two(disk)
     journal.add(b"\x01", 1, 0)
     journal.sync_now()
-    write_checkpoint(disk, group.log, group.identity, 1, 0, state.freeze().dump())
+    write_checkpoint(disk, group.log, group.identity, 1, 0, state.freeze().pieces())
     disk.close()
     for versions in ((low, low + 1), (low + 2, low + 3)):
         monkeypatch.setattr(QueueMachine, "versions", versions)

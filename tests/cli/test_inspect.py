@@ -86,7 +86,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state.machine.apply_batch("n1", 3, 0, TIME_MS, memoryview(SETTING_UP))
     state.machine.apply_batch("n1", 4, 0, TIME_MS, memoryview(PUBLISHING))
     body = state.freeze().dump()
-    write_checkpoint(disk, group.log, group.identity, 10, 1, body)
+    write_checkpoint(disk, group.log, group.identity, 10, 1, [body])
     disk.close()
     return root
 

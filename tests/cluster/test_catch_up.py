@@ -164,7 +164,9 @@ class Transfer:
         self.world = World()
         self.here = Node("giver", self.world)
         self.here.add(1, ENTRIES)
-        write_checkpoint(self.here.disk, self.here.directory.log, self.here.directory.identity, 150, 1, STATE)
+        write_checkpoint(
+            self.here.disk, self.here.directory.log, self.here.directory.identity, 150, 1, [STATE]
+        )
         self.there = Node("taker", self.world)
         self.there.add(1, 1)
         self.engine = Engine()
@@ -376,7 +378,7 @@ def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -
     transfer.world.run()
     assert (transfer.pins.renewed, transfer.installed, transfer.failures) == (1, [], [])
     assert len([message for message in transfer.sent if isinstance(message, Offer)]) == 1
-    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 160, 1, STATE)
+    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 160, 1, [STATE])
     transfer.pins.newest = CheckpointPosition(160, 1)
     transfer.begin()
     transfer.world.run()
@@ -610,7 +612,7 @@ def test_a_snapshot_that_was_being_moved_when_the_node_ended_is_no_damage(transf
     transfer.begin()
     transfer.world.run(lambda: bool(transfer.installed))
     there.disk.crash(power_loss=True)
-    write_checkpoint(there.disk, there.directory.log, there.directory.identity, 140, 1, STATE)
+    write_checkpoint(there.disk, there.directory.log, there.directory.identity, 140, 1, [STATE])
     assert list_checkpoints(there.disk, there.directory.log) == [140, 150]
     start = partial(there.directory._open, cast("Any", None), there.open, None)
     with pytest.raises(CorruptJournal, match="newer than the log"):
@@ -676,7 +678,7 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     transfer.check_installed()
     transfer.here.add(ENTRIES + 1, 50)
     directory = transfer.here.directory
-    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 240, 1, STATE)
+    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 240, 1, [STATE])
     transfer.pins.newest = CheckpointPosition(240, 1)
     transfer.engine.progress["taker"].lacks_from = ENTRIES + 1
     transfer.begin()

@@ -37,7 +37,7 @@ def path_of(index: int) -> str:
 
 
 def write(disk: SimulatedDisk, index: int, body: bytes = BODY) -> int:
-    return write_checkpoint(disk, "log", OURS, index, 3, body)
+    return write_checkpoint(disk, "log", OURS, index, 3, [body[:1], body[1:]])
 
 
 def load(disk: SimulatedDisk, last_index: int = 1000) -> Checkpoint | None:
@@ -185,14 +185,14 @@ def test_one_that_is_newer_than_the_log_convicts_the_log() -> None:
 
 def test_one_of_another_node_can_be_adopted() -> None:
     disk = make_disk()
-    write_checkpoint(disk, "log", THEIRS, 5, 3, BODY)
+    write_checkpoint(disk, "log", THEIRS, 5, 3, [BODY])
     disk.replace_file(path_of(5), adopt_checkpoint(disk.read_file(path_of(5)), OURS))
     assert load(disk) == Checkpoint(5, 3, BODY)
 
 
 def test_of_one_that_comes_in_pieces_the_first_is_adopted() -> None:
     disk = make_disk()
-    write_checkpoint(disk, "log", THEIRS, 5, 3, BODY)
+    write_checkpoint(disk, "log", THEIRS, 5, 3, [BODY])
     data = disk.read_file(path_of(5))
     disk.replace_file(path_of(5), adopt_checkpoint(data[:200], OURS) + data[200:])
     assert load(disk) == Checkpoint(5, 3, BODY)

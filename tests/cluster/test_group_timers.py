@@ -87,7 +87,7 @@ class Alarms:
         return FrozenAlarms(pack(self.due))
 
     def dump(self) -> bytes:
-        return self.freeze().dump()
+        return b"".join(self.freeze().pieces())
 
     def read(self, data: bytes) -> Any:
         return msgpack.unpackb(data)
@@ -106,8 +106,8 @@ class FrozenAlarms(FrozenToy):
         super().__init__([])
         self._dumped = dumped
 
-    def dump(self) -> bytes:
-        return self._dumped
+    def pieces(self) -> list[bytes]:
+        return [self._dumped]
 
 
 class NeverDone(Alarms):

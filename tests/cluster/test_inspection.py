@@ -130,7 +130,7 @@ def make(root: Path) -> Path:
     journal.sync_now()
     for index, term in ((12, 1), (33, 2)):
         write_checkpoint(
-            world.disk, world.group.log, world.group.identity, index, term, b"state of %d" % index
+            world.disk, world.group.log, world.group.identity, index, term, [b"state of %d" % index]
         )
     world.close()
     return root / GROUP
@@ -416,7 +416,7 @@ def test_terms_that_are_older_than_the_log_are_not_believed(group: Path) -> None
 
 def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(group: Path) -> None:
     world = World(group.parent.parent)
-    write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, b"state of 36")
+    write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, [b"state of 36"])
     world.close()
     assert [problem.cure for problem in problems_in(group)] == REPAIR
     (group / "incoming").mkdir()
@@ -429,7 +429,7 @@ def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(g
 
 def test_a_state_of_another_version_needs_the_operator(group: Path) -> None:
     world = World(group.parent.parent)
-    write_checkpoint(world.disk, world.group.log, world.group.identity, 33, 2, b"something else")
+    write_checkpoint(world.disk, world.group.log, world.group.identity, 33, 2, [b"something else"])
     world.close()
     [problem] = problems_in(group)
     assert problem == Problem(

@@ -44,8 +44,8 @@ class FrozenToy:
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = sorted(places)
 
-    def dump(self) -> bytes:
-        return pack(self.places)
+    def pieces(self) -> list[bytes]:
+        return [pack(self.places)]
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         return [sum(start <= index < end for index, _, _ in self.places) for start, end in pairwise(bounds)]
@@ -63,5 +63,5 @@ class FrozenToy:
 
 
 def load_places(data: bytes) -> list[Place]:
-    """What `FrozenToy.dump` gave."""
+    """What `FrozenToy.pieces` gave, in one."""
     return [(index, batch, number) for index, batch, number in msgpack.unpackb(data)]

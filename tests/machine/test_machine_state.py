@@ -43,6 +43,7 @@ from qq.machine.effects import (
 )
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
+from qq.machine.state import _PIECE_BYTES
 from qq.machine.versions import VERSIONS
 from qq.ranges import Range
 
@@ -228,6 +229,15 @@ def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch:
     monkeypatch.setattr("qq.machine.state._CHUNKS_AT_ONCE", 1000)
     assert frozen.dump() == in_parts
     assert max(sizes) > 50 * largest_part
+
+
+def test_a_large_state_is_given_in_small_pieces() -> None:
+    driver = Driver()
+    driver.apply(*(declare(f"{number}-{'n' * 200}") for number in range(5000)))
+    pieces = driver.machine.freeze().pieces()
+    assert len(pieces) > 2
+    assert max(map(len, pieces)) < _PIECE_BYTES + 1000
+    assert b"".join(pieces) == driver.machine.dump()
 
 
 def test_a_consumer_of_direct_replies_is_known_and_what_it_missed_is_lost() -> None:
