@@ -83,9 +83,10 @@ def listing(nodes: Sequence[ClusterNode], names: Sequence[str]) -> Generator[Non
     files = [node.log.parent / "node.toml" for node in nodes]
     right = [file.read_text() for file in files]
     for file, text in zip(files, right, strict=True):
-        head, *members = text.split("[[nodes]]")
-        kept = [member for member in members if any(f'name = "{name}"' in member for name in names)]
-        file.write_text("[[nodes]]".join([head, *kept]))
+        listed = [line for line in text.splitlines() if "peer_port" in line]
+        kept = [line for line in listed if any(f'name = "{name}"' in line for name in names)]
+        assert len(listed) > len(kept) == len(names)
+        file.write_text(text.replace("\n".join(listed), "\n".join(kept)))
     yield
     for file, text in zip(files, right, strict=True):
         file.write_text(text)
