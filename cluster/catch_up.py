@@ -83,6 +83,8 @@ class _Given:
     used_s: float
     pace: Pace | None
     """How fast the peer is sent the snapshot, if it is a learner."""
+    waiting: deque[Fetch] = field(default_factory=deque)
+    """What the peer has asked for and is not being read yet, because it is sent nothing for a moment."""
 
 
 class _Sealing(NamedTuple):
@@ -175,18 +177,29 @@ class SnapshotGiver:
             self._send(peer, Withdrawn(request.snapshot))
             return
         given.used_s = self._runtime.monotonic()
-        path = f"{self._directory.log}/{given.names[request.file]}"
-        length = min(request.length, CHUNK_BYTES)
-        read = partial(_read, self._disk, path, request.offset, length)
-        submit = partial(self._disk.submit_read, read, partial(self._have_read, peer, request, path))
-        rest_s = 0.0
-        if given.pace is not None:
-            rest_s = given.pace.rest_s(given.used_s)
-            given.pace.spend(length, given.used_s)
-        if rest_s:
-            self._runtime.call_later(rest_s, submit)
-        else:
-            submit()
+        given.waiting.append(request)
+        if len(given.waiting) == 1:
+            self._give(peer, given)
+
+    def _give(self, peer: str, given: _Given) -> None:
+        """Read what waits, in the order in which it was asked for, and rest in between if the peer is a learner.
+
+        The peer takes chunks in that order only: one that came early would be lost, and with it all that it has asked
+        for, until it asks again a second or two later.
+        """
+        while given.waiting:
+            now_s = self._runtime.monotonic()
+            rest_s = given.pace.rest_s(now_s) if given.pace is not None else 0.0
+            if rest_s:
+                self._runtime.call_later(rest_s, partial(self._give, peer, given))
+                return
+            request = given.waiting.popleft()
+            length = min(request.length, CHUNK_BYTES)
+            if given.pace is not None:
+                given.pace.spend(length, now_s)
+            path = f"{self._directory.log}/{given.names[request.file]}"
+            read = partial(_read, self._disk, path, request.offset, length)
+            self._disk.submit_read(read, partial(self._have_read, peer, request, path))
 
     def _have_read(
         self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None

@@ -35,6 +35,7 @@ from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal, UnknownFormat
+from cluster.pace import Pace
 from cluster.replication import Progress
 
 STATE = b"the state" * 50_000
@@ -63,6 +64,9 @@ class World:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.after(delay_s, callback)
 
     def fail(self, error: BaseException) -> None:
         raise error
@@ -329,6 +333,23 @@ def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> Non
     assert len(first_parts) == 1
     repeated = len(transfer.fetches()) - len({fetch[1:3] for fetch in transfer.fetches()})
     assert 0 < repeated <= 4 < asked_before
+
+
+def test_a_learner_gets_what_it_asks_for_in_order_while_the_log_grows(transfer: Transfer) -> None:
+    """What has grown shortens its rests: a chunk that is asked for then must not overtake those that wait."""
+    pace = Pace(bytes_per_s=10 * CHUNK_BYTES, rest_max_s=0.1, burst_bytes=CHUNK_BYTES, now_s=0.0)
+    transfer.engine.progress["taker"].pace = pace
+
+    def grow() -> None:
+        pace.log_grew(CHUNK_BYTES // 2, transfer.world.now_s)
+        if not transfer.installed:
+            transfer.world.after(0.0015, grow)
+
+    transfer.world.after(0.0, grow)
+    transfer.begin()
+    transfer.world.run(lambda: transfer.world.now_s > 60.0)
+    transfer.check_installed()
+    assert len(transfer.fetches()) == len(set(transfer.fetches())), "nothing was asked for again"
 
 
 def test_an_offer_that_nobody_heard_is_repeated(transfer: Transfer) -> None:
