@@ -225,6 +225,7 @@ class Assembly:
             self.departures.transmit,
             own.stopping.disk_failed,
             own.claim.incarnation << SNAPSHOT_ID_BITS,
+            self._config.retained_bytes,
         )
         self.installing = Installing(
             disk,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cluster.log.term_runs import TermRuns
     from cluster.pace import Pace
     from cluster.ports import Buffer, Disk, File, Runtime
+    from cluster.replication import Progress
     from cluster.state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ Else the beginning of a large snapshot would be sent every other second, for as 
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
 
-One that is sent a snapshot keeps what follows on that, up to the snapshot's own size: else it would need another one by
-the time that it has it, unless the log grows faster than a snapshot is sent.
+One that is sent a snapshot keeps what follows on that, up to the snapshot's own size, until it has that, too: else it
+would need another one by the time that it has it, unless the log grows faster than a snapshot is sent.
 """
 _DAMAGE = (errno.EIO, errno.ENOENT)
 """Errors that show that a file is damaged or missing on the disk; other errors may pass."""
@@ -109,8 +110,12 @@ class SnapshotGiver:
         send: Send,
         failed: Callable[[Exception], None],
         first_id: int,
+        retained_bytes: int,
     ) -> None:
-        """Snapshots are numbered from `first_id`, which no earlier life of this node has reached."""
+        """Snapshots are numbered from `first_id`, which no earlier life of this node has reached.
+
+        So many `retained_bytes` of the log are kept for everybody.
+        """
         self._disk = disk
         self._directory = directory
         self._journal = journal
@@ -121,6 +126,9 @@ class SnapshotGiver:
         self._next_id = first_id
         self._sealing: dict[str, _Sealing] = {}
         self._given: dict[str, _Given] = {}
+        self._retained_bytes = retained_bytes
+        self._last_offers: dict[str, Offer] = {}
+        """The last snapshot of each peer that has it, or is given it, and not yet what follows on it in the log."""
         self._spoilt_index = 0
         """Index of the last checkpoint that was found damaged."""
 
@@ -152,18 +160,28 @@ class SnapshotGiver:
                 progress.ask_again()
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
+        for peer in list(self._last_offers):
+            if peer not in self._given and self._has_come_up(engine.progress.get(peer)):
+                del self._last_offers[peer]
 
-    def needed_from(self, engine: Engine, peers: Iterable[str], retained_bytes: int) -> int | None:
+    def _has_come_up(self, progress: Progress | None) -> bool:
+        """Whether a peer needs no more of the log than is kept for everybody, or is no member any more."""
+        if progress is None:
+            return True
+        index = progress.acknowledged
+        return index >= self._journal.first_index and self._journal.bytes_from(index) <= self._retained_bytes
+
+    def needed_from(self, engine: Engine, peers: Iterable[str]) -> int | None:
         """Index of the first entry that must stay in the log for these followers; None if none must."""
         needed: int | None = None
         for peer in peers:
-            bytes_max = FED_RETAINED_MAX * retained_bytes
-            given = self._given.get(peer)
-            if given is None:
-                index = engine.progress[peer].acknowledged
-            else:
-                index = given.offer.segments[-1].end
-                bytes_max = max(bytes_max, given.offer.size)
+            bytes_max = FED_RETAINED_MAX * self._retained_bytes
+            index = engine.progress[peer].acknowledged
+            offer = self._last_offers.get(peer)
+            if offer is not None:
+                bytes_max = max(bytes_max, offer.size)
+                if index < self._journal.first_index:  # it has not said yet that it has the snapshot
+                    index = offer.segments[-1].end
             if index < self._journal.first_index:
                 continue  # what the peer has is unknown, or it needs a snapshot anyway
             if self._journal.bytes_from(index) <= bytes_max:
@@ -282,6 +300,7 @@ class SnapshotGiver:
         self._next_id += 1
         names = [name, *(segment.name for segment in segments)]
         self._given[peer] = _Given(offer, names, self._runtime.monotonic(), pace)
+        self._last_offers[peer] = offer
         self._housekeeping.pin(names)
         log.info("peer %s is too far behind: it is offered a snapshot of index %d", peer, index)
         self._send(peer, offer)

@@ -297,7 +297,7 @@ class Group:
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        fed = self._giver.needed_from(self.engine, self.members.presence.members, self.config.retained_bytes)
+        fed = self._giver.needed_from(self.engine, self.members.presence.members)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
     def _submit_nothing(self) -> None:

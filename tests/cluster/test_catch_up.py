@@ -41,6 +41,7 @@ from cluster.replication import Progress
 STATE = b"the state" * 50_000
 ENTRIES = 200
 ENTRY_BYTES = 5_000
+RETAINED_BYTES = 3 * ENTRY_BYTES
 
 
 class World:
@@ -190,6 +191,7 @@ class Transfer:
             self._to_taker,
             self.failures.append,
             first_id=1000,
+            retained_bytes=RETAINED_BYTES,
         )
         self.taker = SnapshotTaker(
             self.there.disk,
@@ -705,6 +707,26 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     transfer.begin()
     transfer.world.run()
     assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]
+
+
+def test_what_follows_on_a_snapshot_is_kept_until_the_peer_has_that_too(transfer: Transfer) -> None:
+    """The log has grown by much while the snapshot was sent: without that, the peer would need the next one."""
+    progress, giver, engine = transfer.engine.progress["taker"], transfer.giver, cast("Any", transfer.engine)
+    transfer.begin()
+    transfer.here.add(ENTRIES + 1, 100)
+    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 1
+    transfer.world.run()
+    progress.matched()
+    transfer.tick()
+    assert not transfer.pins.pinned
+    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 1
+    progress.acknowledge(ENTRIES + 50)
+    transfer.tick()
+    assert giver.needed_from(engine, ["taker"]) == ENTRIES + 50
+    progress.acknowledge(ENTRIES + 99)
+    transfer.tick()
+    transfer.here.add(ENTRIES + 101, 50)
+    assert giver.needed_from(engine, ["taker"]) is None, "it is as far behind as anybody may be"
 
 
 def test_removing_an_installed_snapshot_leaves_the_next_one_alone(transfer: Transfer) -> None:
