@@ -48,7 +48,7 @@ from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch
 from qq.node.node_machine import NodeMachine
 from qq.node.notices import tell_beginning, tell_differences
-from qq.node.readiness import Readiness
+from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.node.shown import ShownNode
 from qq.sessions.broker import Broker
@@ -129,9 +129,10 @@ class Node:
             telling.cancel()
 
     async def _wait_applied(self) -> None:
-        # The group is not asynchronous: it has no event to wait for.
-        while not self.broker.live or self.group.own_status.flaw() is not None:  # noqa: ASYNC110
-            await asyncio.sleep(APPLIED_POLL_S)
+        submissions, flaw = self.broker.submissions, self.group.own_status.flaw
+        await catch_up(
+            lambda: self.broker.live and flaw() is None, submissions.read_barrier, self.runtime.monotonic
+        )
         while not self.broker.machine.users:
             if self.group.leader == self.config.name:
                 salt = self.runtime.random.randbytes(SALT_BYTES)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cluster.group import Group
     from cluster.links import PeerLinks
     from qq.management.maintenance import ClientDrain
@@ -20,6 +23,33 @@ log = logging.getLogger(__name__)
 WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for, and again when that changes; one whose cluster is
 there needs less."""
+
+ROUND_S = 1.0
+"""A node has caught up when it applies what is committed now within this time."""
+POLL_S = 0.02
+
+
+async def catch_up(
+    is_live: Callable[[], bool],
+    have_applied: Callable[[Callable[[], None]], None],
+    monotonic: Callable[[], float],
+) -> None:
+    """Wait until this node has applied what was committed at its start, and has caught up with what came since.
+
+    `is_live` tells whether it has the former; `have_applied` calls back when all is applied that is committed by now.
+    A node that was given a snapshot has it as of long before: who connected would wait until it has the rest. One that
+    does not get nearer any more has come as near as the load allows.
+    """
+    began_s = monotonic()
+    while not is_live():  # noqa: ASYNC110 - the group is not asynchronous: it has no event to wait for
+        await asyncio.sleep(POLL_S)
+    last_s, took_s = math.inf, monotonic() - began_s
+    while ROUND_S < took_s < last_s:
+        is_applied = asyncio.Event()
+        began_s = monotonic()
+        have_applied(is_applied.set)
+        await is_applied.wait()
+        last_s, took_s = took_s, monotonic() - began_s
 
 
 class Readiness:
