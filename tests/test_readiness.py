@@ -19,11 +19,12 @@ class Cluster:
     def __init__(self, first_s: float, rounds_s: list[float]) -> None:
         self.now_s = 0.0
         self.rounds_s = rounds_s
-        self._first_s = first_s
+        self.waits_s = [first_s]
+        """How long it takes each time until the cluster waits for the node."""
 
     def is_live(self) -> bool:
-        self.now_s = self._first_s
-        return True
+        self.now_s += self.waits_s.pop() if self.waits_s else 0.0
+        return not self.waits_s
 
     def have_applied(self, callback: Callable[[], None]) -> None:
         self.now_s += self.rounds_s.pop(0)
@@ -45,3 +46,15 @@ def test_a_node_serves_when_rounds_are_short_or_get_no_shorter(
     cluster = Cluster(first_s, rounds_s)
     asyncio.run(catch_up(cluster.is_live, cluster.have_applied, lambda: cluster.now_s))
     assert len(cluster.rounds_s) == left
+
+
+def test_a_node_that_was_given_up_meanwhile_does_not_serve_before_it_is_taken_up_again() -> None:
+    cluster = Cluster(15.0, [0.0, 9.0])
+    applied = cluster.have_applied
+
+    def give_up(callback: Callable[[], None]) -> None:
+        cluster.waits_s = [2.0, 3.0]
+        applied(callback)
+
+    asyncio.run(catch_up(cluster.is_live, give_up, lambda: cluster.now_s))
+    assert cluster.now_s == 15.0 + 3.0 + 2.0 + 9.0 + 3.0 + 2.0

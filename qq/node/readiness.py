@@ -41,15 +41,23 @@ async def catch_up(
     does not get nearer any more has come as near as the load allows.
     """
     began_s = monotonic()
-    while not is_live():  # noqa: ASYNC110 - the group is not asynchronous: it has no event to wait for
-        await asyncio.sleep(POLL_S)
+    await _until(is_live)
     last_s, took_s = math.inf, monotonic() - began_s
     while ROUND_S < took_s < last_s:
         is_applied = asyncio.Event()
         began_s = monotonic()
         have_applied(is_applied.set)
         await is_applied.wait()
+        await _until(
+            is_live
+        )  # it is called back, too, if the cluster has stopped waiting for this node meanwhile
         last_s, took_s = took_s, monotonic() - began_s
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    # The group is not asynchronous: it has no event to wait for.
+    while not is_true():  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
 
 
 class Readiness:
