@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from enum import Enum, auto
+from functools import partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -172,8 +173,14 @@ class _Lacking(NamedTuple):
 class _Gathering(NamedTuple):
     """The large messages of an entry whose fragments are being read, and who waits for that."""
 
+    view: _View
     slots: dict[int, None]
     waiting: list[Callable[[], None]]
+    wanted: deque[tuple[int, Fragment]]
+    """Which fragments are still to be read, each with the slot of its message."""
+    found: dict[int, list[bytes] | None]
+    """What has been read of each message, by slot; None if some of it is gone."""
+    ahead: ReadAhead
 
 
 class Entries:
@@ -297,40 +304,42 @@ class Entries:
             self._gathering[index].waiting.append(done)
             return
         view, slots = self._lacking.pop(index)
-        self._gathering[index] = _Gathering(slots, [done])
-        found: dict[tuple[int, int], list[bytes] | None] = {}
-        wanted: deque[tuple[tuple[int, int], Fragment]] = deque()
+        found: dict[int, list[bytes] | None] = {}
+        wanted: deque[tuple[int, Fragment]] = deque()
         for slot in slots:
             fragments = self._fragments_of(index).get(slot)
-            found[index, slot] = None if fragments is None else []
-            wanted.extend(((index, slot), fragment) for fragment in fragments or ())
-        ahead = ReadAhead()
+            found[slot] = None if fragments is None else []
+            wanted.extend((slot, fragment) for fragment in fragments or ())
+        self._gathering[index] = _Gathering(view, slots, [done], wanted, found, ReadAhead())
+        self._go_on_gathering(index)
 
-        def go_on() -> None:
-            while wanted:
-                key, fragment = wanted[0]
-                octets = found[key]
-                if octets is not None:
-                    try:
-                        read = self._fragment(fragment)
-                    except MessagesGone:
-                        found[key] = None
-                    else:
-                        if read is None:
-                            self._load([fragment.index], go_on, ahead)
-                            return
-                        octets.append(read)
-                wanted.popleft()
-            self._gathered |= found
-            self._keep(index, view)  # there may have been no room for it beside the fragments
-            for waiting in self._gathering.pop(index).waiting:
-                waiting()
-            for key in found:
-                del self._gathered[key]
-            if index not in self._gathering:
-                self._lacking.pop(index, None)  # nobody waits for the others of its messages any more
-
-        go_on()
+    def _go_on_gathering(self, index: int) -> None:
+        # A method, and no function that refers to itself: nobody would look for what such a circle has read.
+        gathering = self._gathering[index]
+        wanted, found = gathering.wanted, gathering.found
+        while wanted:
+            slot, fragment = wanted[0]
+            octets = found[slot]
+            if octets is not None:
+                try:
+                    read = self._fragment(fragment)
+                except MessagesGone:
+                    found[slot] = None
+                else:
+                    if read is None:
+                        self._load([fragment.index], partial(self._go_on_gathering, index), gathering.ahead)
+                        return
+                    octets.append(read)
+            wanted.popleft()
+        gathered = {(index, slot): octets for slot, octets in found.items()}
+        self._gathered |= gathered
+        self._keep(index, gathering.view)  # there may have been no room for it beside the fragments
+        for waiting in self._gathering.pop(index).waiting:
+            waiting()
+        for key in gathered:
+            del self._gathered[key]
+        if index not in self._gathering:
+            self._lacking.pop(index, None)  # nobody waits for the others of its messages any more
 
     def _load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None) -> None:
         if indexes[0] in self._loading:

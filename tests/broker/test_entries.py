@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -355,6 +356,25 @@ def test_a_large_message_on_disk_is_read_first(
     assert not setup.entries._gathered
     assert not setup.entries._lacking
     assert setup.disk.reads < len(content)
+
+
+def test_nothing_that_was_read_of_a_large_message_has_to_be_looked_for(setup: Setup) -> None:
+    """A circle would stay until memory is short, and grow with each message by all of it."""
+    joined, stored, fragments = large(b"goes-on-", b"ends")
+    setup.journal.cached = {90: joined}
+    setup.journal.stored = stored
+    setup.fragments = {90: {1: fragments}}
+    found = [setup.bodies(90, 1, 1)]
+    gc.collect()
+    gc.disable()
+    try:
+        setup.entries.load([90], lambda: found.append(setup.bodies(90, 1, 1)))
+        setup.disk.read()
+        in_circles = gc.collect()
+    finally:
+        gc.enable()
+    assert found == [None, [b"begins-goes-on-ends"]]
+    assert in_circles == 0
 
 
 def test_two_large_messages_of_an_entry(setup: Setup) -> None:
