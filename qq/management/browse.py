@@ -98,7 +98,7 @@ def _steps(entries: Entries, messages: Range) -> Iterator[Range]:
 async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[tuple[int, Messages]]:
     """The messages of `part` that are still there, each group with the place of its first."""
     try:
-        groups = await _stored(entries, part, ahead)
+        groups = await stored_messages(entries, part, ahead)
     except MessagesGone:
         if part.count == 1:
             return []
@@ -113,26 +113,37 @@ async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[t
     return placed
 
 
-async def _stored(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[Messages]:
+async def stored_messages(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[Messages]:
     """The messages of `part`, read from the disk if need be. Raises MessagesGone."""
-    read: asyncio.Future[list[Messages]] = asyncio.get_running_loop().create_future()
+    return await _Reading(entries, part, ahead).whole
 
-    def look() -> None:
+
+class _Reading:
+    """Messages that somebody waits for.
+
+    An object, and no function that gives itself to be called: nobody would look for what such a circle has read.
+    """
+
+    def __init__(self, entries: Entries, part: Range, ahead: Sequence[Range]) -> None:
+        self.whole: asyncio.Future[list[Messages]] = asyncio.get_running_loop().create_future()
+        self._entries = entries
+        self._part = part
+        self._indexes = list(dict.fromkeys(following.index for following in ahead))
+        self._look()
+
+    def _look(self) -> None:
         # It is called as soon as they are in memory, and must take them now: they need not stay there.
-        if read.done():
+        if self.whole.done():  # nobody waits any more
             return
         try:
-            stored = entries.messages(part)
+            stored = self._entries.messages(self._part)
         except MessagesGone as gone:
-            read.set_exception(gone)
+            self.whole.set_exception(gone)
             return
         if stored is not None:
-            read.set_result(stored)
+            self.whole.set_result(stored)
         else:
-            entries.load(list(dict.fromkeys(following.index for following in ahead)), look)
-
-    look()
-    return await read
+            self._entries.load(self._indexes, self._look)
 
 
 def _browsed(

@@ -24,6 +24,7 @@ from qq.http.view import (
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
+from qq.management.browse import stored_messages
 from qq.sessions.entries import MessagesGone
 from qq.sessions.facts import ConnectionFacts
 from qq.sessions.headers import delivered, published_to
@@ -343,20 +344,8 @@ class RequestSession:
 
 async def _stored(broker: Broker, messages: Range) -> Messages:
     """Messages that are in a queue, read from the disk if need be. Raises Unavailable."""
-    read: asyncio.Future[Messages] = asyncio.get_running_loop().create_future()
-
-    def look() -> None:
-        if read.done():  # nobody waits any more
-            return
-        try:
-            groups = broker.entries.messages(messages)
-        except MessagesGone:
-            read.set_exception(Unavailable("the message is not stored any more"))
-            return
-        if groups is None:
-            broker.entries.load([messages.index], look)
-        else:
-            read.set_result(groups[0])
-
-    look()
-    return await read
+    try:
+        groups = await stored_messages(broker.entries, messages, (messages,))
+    except MessagesGone as gone:
+        raise Unavailable("the message is not stored any more") from gone
+    return groups[0]

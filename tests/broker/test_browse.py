@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import gc
+import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pika
 import pytest
 from lone_broker import LoneBroker
 
-from qq.management.browse import STEP_MESSAGES, Browsed, browse
+from qq.management.browse import STEP_MESSAGES, Browsed, browse, stored_messages
+from qq.ranges import Range
 
 QUORUM = {"x-queue-type": "quorum"}
 
@@ -145,3 +148,40 @@ def test_a_queue_that_is_emptied_while_it_is_read_ends(broker: LoneBroker, chann
     publish(channel, b"a", b"b")
     channel.queue_purge("q")
     assert page(broker) == []
+
+
+class OneMessage:
+    """Entries with a message that has to be read first, and is held by whoever was given it."""
+
+    def __init__(self) -> None:
+        self.known: weakref.ref[set[int]] | None = None
+        self._is_read = False
+
+    def messages(self, _part: Range) -> list[set[int]] | None:
+        if not self._is_read:
+            return None
+        message = {1}
+        self.known = weakref.ref(message)
+        return [message]
+
+    def load(self, _indexes: list[int], done: Callable[[], None]) -> None:
+        self._is_read = True
+        asyncio.get_running_loop().call_soon(done)
+
+
+def test_nothing_that_was_read_has_to_be_looked_for() -> None:
+    """A circle would stay until memory is short, and grow with each request by all that it was answered with."""
+    entries: Any = OneMessage()
+    part = Range(1, 0, 1)
+
+    async def read() -> int:
+        return len(await stored_messages(entries, part, (part,)))
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(read()) == 1
+        assert entries.known is not None
+        assert entries.known() is None
+    finally:
+        gc.enable()
