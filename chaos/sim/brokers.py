@@ -9,6 +9,7 @@ builds it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from cluster.applying import Confirmed, Expelled
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.unfinished import Unfinished
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
@@ -122,7 +124,8 @@ class Brokers(NodeEvents):
         log = TaggedLog(node, partial(self._submit, node))
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         broker.submissions.large_bytes = self._large_bytes
-        server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
+        unfinished = Unfinished(node.runtime, sys.maxsize, lambda: len(broker.connections))
+        server = AmqpServer(broker, Settings(), Places(100, 1000), complaints(), unfinished)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)

@@ -246,9 +246,9 @@ class ServerConnection:
         return self._reader.held_bytes
 
     @property
-    def is_publishing(self) -> bool:
-        """Whether a message has begun to come and is not complete."""
-        return self._reader.unfinished_bytes > 0
+    def unfinished_bytes(self) -> int:
+        """The octets of messages that have begun to come and are not complete."""
+        return self._reader.unfinished_bytes
 
     @property
     def broken(self) -> bool:

@@ -148,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
         "_silent_beats",
         "_transport",
         "_uncommitted_bytes",
+        "_unfinished_bytes",
         "_writes",
         "_writing_paused",
         "_written_bytes",
@@ -212,6 +213,8 @@ class ClientConnection(asyncio.Protocol):
         self._held_bytes = 0
         self._reasons_to_pause: dict[object, None] = {}
         self._publishes = False
+        self._unfinished_bytes = 0
+        """What the client had sent of messages that were not complete, when something came last."""
         self._blocked = False
         self._has_read = False
         self._written_s = 0.0
@@ -274,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
             amqp.frame_max,
             amqp.channel_max,
             amqp.heartbeat_s,
-            self._blocked,
+            self._blocked or self._server.unfinished.waits(self),
             Traffic(self._read_bytes, self._reads, self._written_bytes, self._writes, waiting),
             tls_facts(transport.get_extra_info("ssl_object")),
         )
@@ -292,7 +295,10 @@ class ClientConnection(asyncio.Protocol):
             self.pause_for(_OTHERS)
             self._broker.runtime.call_soon(self._others_were_served)
         self._go_on(self._amqp.receive, data)
-        if not self._publishes and self._amqp.is_publishing:
+        unfinished_bytes = self._amqp.unfinished_bytes
+        if unfinished_bytes or self._unfinished_bytes:
+            self._unfinished_bytes = unfinished_bytes
+            self._server.unfinished.note(self, unfinished_bytes)
             self.publishes()  # else a first message that never ends would be taken in whatever memory there is
 
     def _others_were_served(self) -> None:
@@ -333,6 +339,7 @@ class ClientConnection(asyncio.Protocol):
         self._stop_timers()
         if self._expiry is not None:
             self._expiry.cancel()
+        self._server.unfinished.left(self)
         self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cluster.strangers import Places
     from qq.amqp.connection import Settings
     from qq.amqp_server.ports import Carrier
+    from qq.amqp_server.unfinished import Unfinished
     from qq.sessions.broker import Broker
 
 COMPLAINTS_PER_S = 10
@@ -42,6 +43,8 @@ class AmqpServer(NamedTuple):
     """Decides how many clients may be connected, and how many of them without having logged in."""
     complaints: Complaints
     """Logs what is wrong with clients that have not logged in."""
+    unfinished: Unfinished
+    """Decides whose messages go on while those that are not complete take too much memory."""
     make_channel: Callable[[Broker, Carrier, int], Channel] = Channel
     """Makes the channels: it is decided once, at the start of the node, whether they trace messages (traced.py)."""
 

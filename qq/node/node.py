@@ -36,6 +36,7 @@ from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.traced import TracedChannel
+from qq.amqp_server.unfinished import SHARE, Unfinished
 from qq.errors import StartError
 from qq.http.view import Product
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
@@ -232,9 +233,12 @@ async def start(
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
     places = Places(shares.strangers, shares.clients)
-    amqp_server = AmqpServer(broker, parts.amqp_settings(config), places, complaints(), make_channel)
-    shovels = _make_carrier(config, broker, group, amqp_server)
     memory = MemoryWatch(config.limits, group, runtime)
+    unfinished = Unfinished(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
+    amqp_server = AmqpServer(
+        broker, parts.amqp_settings(config), places, complaints(), unfinished, make_channel
+    )
+    shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(
         data_dir=str(config.data_dir.absolute()),
         connections_max=shares.logged_in,

@@ -49,7 +49,7 @@ class ConnectionFacts(NamedTuple):
     timeout_s: int = 0
     """The interval of heartbeats; 0 for none."""
     is_blocked: bool = False
-    """Whether the client waits, as publishers must, or because of a limit of publishing."""
+    """Whether the client waits, as publishers must, because of a limit of publishing, or for others."""
     traffic: Traffic = Traffic()
     tls: TlsFacts | None = None
 

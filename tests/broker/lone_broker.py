@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +29,7 @@ from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.unfinished import Unfinished
 from qq.config import ClientTls, NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
@@ -148,6 +150,7 @@ class LoneBroker:
         proxies: Sequence[str] = (),
         make_channel: Callable[[Broker, Any, int], Channel] = Channel,
         version: int = VERSIONS[1],
+        unfinished_bytes: int = sys.maxsize,
         **limits: Any,
     ) -> None:
         self._settings = settings or Settings()
@@ -156,6 +159,7 @@ class LoneBroker:
         self._new_group = new_group
         self._make_channel = make_channel
         self._version = version
+        self._unfinished_bytes = unfinished_bytes
         self._proxies = [ip_network(network) for network in proxies]
         self._limits = NodeLimits(**limits)
         self._skipping = ExitStack()
@@ -178,7 +182,10 @@ class LoneBroker:
         self.places = Places(self._limits.strangers_max or 512, 1000)
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
-        self.server = AmqpServer(self.broker, self._settings, self.places, complaints(), self._make_channel)
+        unfinished = Unfinished(runtime, self._unfinished_bytes, lambda: len(self.broker.connections))
+        self.server = AmqpServer(
+            self.broker, self._settings, self.places, complaints(), unfinished, self._make_channel
+        )
         self.group.start(self.broker)
         self._begin()
         self._serving: list[asyncio.Task[None]] = []

@@ -1,0 +1,136 @@
+"""Messages of which only a part has come, over all connections of a node.
+
+Lives here: whose messages go on while all of them together take too much memory. Not here: how much one connection may
+hold (qq/amqp/framing.py), how a connection is not read (connection.py), what is done about memory that is short for any
+other reason (qq/node/memory_watch.py).
+
+Law: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.ports import Runtime, Timer
+
+SHARE = 4
+"""Unfinished messages may take one part in so many of the memory at which publishers wait."""
+SMALL_BYTES = 256 * 1024
+"""Whoever holds less than this, or an equal share of half of all if that is less, never waits for others."""
+LOOK_S = 1.0
+"""How often it is looked whether the one whose turn it is still sends something."""
+_WAITS = "others finish their messages first"
+
+
+class Begun(Protocol):
+    """A connection whose client has begun messages."""
+
+    def pause_for(self, reason: object, /) -> None: ...
+
+    def resume_for(self, reason: object, /) -> None: ...
+
+
+class Unfinished:
+    """Lets the connections that hold much go on one after the other while all together hold more than `bytes_max`.
+
+    A turn ends with the end of a message, or when nothing has come for a second. Whoever waits is found to have hung up
+    when it has its turn.
+    """
+
+    def __init__(self, runtime: Runtime, bytes_max: int, connections: Callable[[], int]) -> None:
+        self._runtime = runtime
+        self._bytes_max = bytes_max
+        self._connections = connections
+        self._sizes: dict[Begun, int] = {}
+        """What each of those holds that hold much, in the order in which they have turns."""
+        self._bytes = 0
+        self._has_turn: Begun | None = None
+        """Whose turn it is; None if all may go on."""
+        self._has_sent = False
+        """Whether the one whose turn it is has sent something since it was looked last."""
+        self._timer: Timer | None = None
+
+    def waits(self, connection: Begun) -> bool:
+        """Whether the connection is not read because it is another's turn."""
+        return self._has_turn is not None and self._has_turn is not connection and connection in self._sizes
+
+    def note(self, connection: Begun, size: int) -> None:
+        """Note how many octets a connection holds now, after something has come from it."""
+        before = self._sizes.get(connection, 0)
+        if size <= SMALL_BYTES and size <= self._bytes_max // (2 * max(1, self._connections())):
+            if before:
+                self.left(connection)
+            return
+        self._sizes[connection] = size
+        self._bytes += size - before
+        if connection is self._has_turn:
+            self._has_sent = True
+            if size < before:
+                self._sizes[connection] = self._sizes.pop(connection)  # behind all others
+                self._next()
+                return
+        elif not before and self._has_turn is not None:
+            connection.pause_for(_WAITS)
+        self._look_at_all()
+
+    def left(self, connection: Begun) -> None:
+        """Note that a connection holds little, or is gone."""
+        size = self._sizes.pop(connection, 0)
+        if not size:
+            return
+        self._bytes -= size
+        if connection is self._has_turn:
+            self._next()
+        else:
+            connection.resume_for(_WAITS)
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        if self._has_turn is None:
+            if self._bytes > self._bytes_max:
+                for each in self._sizes:
+                    each.pause_for(_WAITS)
+                self._next()
+        elif self._bytes <= self._bytes_max:
+            self._all_go_on()
+
+    def _next(self) -> None:
+        """It is the turn of the first of them now, and not of the one that had it."""
+        had_turn, self._has_turn = self._has_turn, None
+        if had_turn in self._sizes:
+            had_turn.pause_for(_WAITS)
+        if self._bytes <= self._bytes_max or not self._sizes:
+            self._all_go_on()
+            return
+        self._has_turn = next(iter(self._sizes))
+        self._has_sent = False
+        self._has_turn.resume_for(_WAITS)
+        self._look_later()
+
+    def _all_go_on(self) -> None:
+        self._has_turn = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for each in self._sizes:
+            each.resume_for(_WAITS)
+
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._runtime.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        holder = self._has_turn
+        if holder is None:
+            return
+        if self._has_sent:
+            self._has_sent = False
+            self._look_later()
+            return
+        self._sizes[holder] = self._sizes.pop(holder)
+        self._next()
