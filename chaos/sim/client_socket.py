@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from qq.amqp_server.connection import ClientConnection, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from chaos.sim.cluster import SimulatedNode
@@ -203,6 +203,9 @@ class ClientSocket:
         if self._unread_bytes > self._high and not self._writing_paused:
             self._writing_paused = True
             self._connection.pause_writing()
+
+    def writelines(self, buffers: Sequence[bytes]) -> None:
+        self.write(b"".join(buffers))
 
     def get_write_buffer_size(self) -> int:
         return self._unread_bytes

@@ -235,6 +235,14 @@ class ServerConnection:
         self.out.clear()
         return data
 
+    def large_buffers(self, size: int) -> list[bytes]:
+        """Return what is to be written to the socket now as it is, if a piece of it has `size` octets; else nothing."""
+        if max(map(len, self.out), default=0) < size:
+            return []
+        buffers = self.out.copy()
+        self.out.clear()
+        return buffers
+
     def send(self, channel: int, frame: base.Frame) -> None:
         """Send a method on an open channel; dropped if the channel is not open any more."""
         if self._may_send(channel):

@@ -29,6 +29,9 @@ HeaderValue = None | bool | int | float | str | datetime | list["HeaderValue"] |
 """What the broker itself puts into headers: nothing, a boolean, a long, a double, a long string, a timestamp (aware),
 an array, a table."""
 
+WORTHWHILE_BYTES = 32 * 1024
+"""Body frames of so many octets are sent as they are; smaller ones are put together as far as the receiver allows."""
+
 LONGS = range(-(2**63), 2**63)
 
 _END = bytes([FRAME_END])
@@ -76,8 +79,37 @@ def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
     if layout.frame_stop(message, header_stop) == len(message) and body_size <= frame_max:
         body_at = header_stop + 1
         return b"".join((message[:1], number, message[3:body_at], number, message[body_at + 2 :]))
+    if (frames := _frames_that_fit(message, header_stop, frame_max)) is not None:
+        return _renumbered(message, number, frames)
     head = b"".join((message[:1], number, message[3:header_stop]))
     return head + _body_frames(_body(message, header_stop), channel, frame_max)
+
+
+def _frames_that_fit(message: bytes, header_stop: int, frame_max: int) -> list[int] | None:
+    """Where the body frames begin, if they can be sent as they are; None if others are to be made of them."""
+    frames: list[int] = []
+    at, end = header_stop, len(message)
+    while at < end:
+        stop = layout.frame_stop(message, at)
+        if stop - at > frame_max or (stop - at < WORTHWHILE_BYTES and stop < end):
+            return None
+        frames.append(at)
+        at = stop
+    return frames
+
+
+def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
+    """The same message for another channel. It may be so large that each copy of it makes others wait."""
+    if message[1:3] == number:
+        return message
+    view = memoryview(message)
+    parts: list[bytes | memoryview] = []
+    ends_at = 0
+    for at in (0, *frames):
+        parts += (view[ends_at : at + 1], number)
+        ends_at = at + 3
+    parts.append(view[ends_at:])
+    return b"".join(parts)
 
 
 def _body_frames(body: bytes, channel: int, frame_max: int) -> bytes:

@@ -87,6 +87,14 @@ def test_reframing_gives_what_a_client_on_that_channel_would_have_sent(size: int
     assert content(moved) == (properties, data)
 
 
+def test_a_large_message_is_not_copied_to_be_sent_as_it_came() -> None:
+    data = bytes(range(256)) * 1024
+    stored = message(3, data, Basic.Properties(), 100_000)
+    assert reframe(stored, 3, 131_072) is stored
+    assert reframe(stored, 515, 131_072) == message(515, data, Basic.Properties(), 100_000)
+    assert reframe(stored, 3, 100_007) == message(3, data, Basic.Properties(), 99_999)
+
+
 def test_a_content_header_larger_than_the_frame_limit_is_sent_whole() -> None:
     properties = Basic.Properties(headers={"long": "x" * 10_000})
     stored = header_frame(1, 3, properties) + body_frames(1, b"abc")[0]

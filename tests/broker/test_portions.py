@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from threading import Thread
 from typing import Any
@@ -15,7 +15,7 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.connection import BULK_BYTES, PORTION_BYTES, ClientConnection
+from qq.amqp_server.connection import BULK_BYTES, LARGE_BYTES, PORTION_BYTES, ClientConnection
 from qq.ranges import Range
 from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
 
@@ -55,6 +55,7 @@ class Recorder:
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         self.written: list[int] = []
+        self.pieces: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -62,6 +63,10 @@ class Recorder:
     def write(self, data: bytes) -> None:
         self.written.append(len(data))
         self._transport.write(data)
+
+    def writelines(self, buffers: Sequence[bytes]) -> None:
+        self.pieces += map(len, buffers)
+        self._transport.writelines(buffers)
 
 
 def test_a_backlog_is_written_in_portions(broker: LoneBroker, client: RawClient) -> None:
@@ -71,6 +76,20 @@ def test_a_backlog_is_written_in_portions(broker: LoneBroker, client: RawClient)
     take_all(client)
     assert sum(recorder.written) > COUNT * SIZE
     assert max(recorder.written) <= PORTION_BYTES + BATCH_BYTES_MAX + SIZE
+
+
+def test_a_large_message_is_written_without_being_put_together_with_others(broker: LoneBroker) -> None:
+    large = bytes(range(256)) * (LARGE_BYTES // 128)
+    with RawClient(broker.amqp_port) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="large"), Queue.DeclareOk)
+        client.write(publish(1, "large", b"a") + publish(1, "large", large) + publish(1, "large", b"b"))
+        client.call(1, Queue.Declare(queue="large"), Queue.DeclareOk)
+        connection: Any = list(broker.broker.connections.values())[-1]
+        recorder = connection._transport = Recorder(connection._transport)
+        client.call(1, Basic.Consume(queue="large", no_ack=True), Basic.ConsumeOk)
+        assert [client.expect_message()[2] for _ in range(3)] == [b"a", large, b"b"]
+        assert any(len(large) <= size < len(large) + 5000 for size in recorder.pieces)
 
 
 def test_a_confirm_on_one_channel_does_not_wait_for_the_backlog_of_another_one(client: RawClient) -> None:
