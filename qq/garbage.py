@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ THRESHOLDS = (20_000, 1, 2**31 - 1)
 60,000 objects, some milliseconds. If it came after ten of the youngest only (the default), those would have to be
 small. The last number means that the oldest generation is never collected by itself."""
 REST_S = 600.0
-"""The least time between two collections for want of memory, in seconds: a second one would find little."""
+"""The longest rest between two collections for want of memory, in seconds: a second one should find little. Should it
+find much, publishers wait for it."""
+REST_FACTOR = 600
+"""The rest is so many times as long as the collection took, if that is less."""
 
 
 @contextmanager
@@ -60,8 +64,9 @@ class Collector:
         """Collect garbage if memory `is_short` and that was not done lately; return whether it was done."""
         if not is_short or now_s < self._not_before_s:
             return False
-        self._not_before_s = now_s + REST_S
+        begun_s = perf_counter()
         collect()
+        self._not_before_s = now_s + min(REST_S, REST_FACTOR * (perf_counter() - begun_s))
         return True
 
 

@@ -47,7 +47,15 @@ def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
 
 def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[Any] = []
-    monkeypatch.setattr(garbage.gc, "collect", lambda: collected.append(gc.get_freeze_count()))
+    clock_s, takes_s = 5_000.0, 2.0
+
+    def collect() -> None:
+        nonlocal clock_s
+        collected.append(gc.get_freeze_count())
+        clock_s += takes_s
+
+    monkeypatch.setattr(garbage.gc, "collect", collect)
+    monkeypatch.setattr(garbage, "perf_counter", lambda: clock_s)
     collector = Collector()
     collector.begin()
     assert not collected, "clients wait for the node"
@@ -55,8 +63,11 @@ def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest
     assert not collector.look(is_short=False, now_s=1_000.0)
     assert collector.look(is_short=True, now_s=1_000.0)
     assert not collector.look(is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
+    takes_s = 0.01
     assert collector.look(is_short=True, now_s=1_000.0 + REST_S)
-    assert collected == [0] * 2, "what was frozen is looked through, too"
+    assert not collector.look(is_short=True, now_s=1_000.0 + REST_S + 5.0)
+    assert collector.look(is_short=True, now_s=1_000.0 + REST_S + 7.0), "nobody waits long for it"
+    assert collected == [0] * 3, "what was frozen is looked through, too"
 
 
 class _Ring:

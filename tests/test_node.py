@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -193,11 +194,12 @@ def test_nobody_waits_for_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -
     limits = dataclasses.replace(CONFIG.limits, memory_high_watermark_bytes=100 * mib)
     group: Any = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=False))
     runtime: Any = SimpleNamespace(monotonic=lambda: now_s)
-    now_s, in_use, kept = 1_000.0, 0, 0
+    now_s, in_use, kept, takes_s = 1_000.0, 0, 0, 0.5
 
     def give_back() -> None:
-        nonlocal kept
+        nonlocal kept, now_s
         kept = 0
+        now_s += takes_s
 
     def is_low(used_then: int, kept_then: int) -> bool:
         nonlocal in_use, kept
@@ -214,14 +216,19 @@ def test_nobody_waits_for_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(memory, "resident_bytes", lambda: in_use + kept)
     monkeypatch.setattr(memory, "give_back", give_back)
     monkeypatch.setattr(garbage, "collect", lambda: None)
+    monkeypatch.setattr(garbage, "perf_counter", count().__next__)  # so it takes a second
     watch = memory_watch.MemoryWatch(limits, group, runtime)
     assert not is_low(80, 40)
     assert is_low(80, 40), "that is looked for again after a while only"
     now_s += memory_watch.GIVE_BACK_INTERVAL_S
     assert not is_low(80, 40)
     now_s += memory_watch.GIVE_BACK_INTERVAL_S
+    takes_s = 0.01
     assert is_low(101, 40)
     assert not is_low(80, 10)
+    assert is_low(80, 40)
+    now_s += 1.0
+    assert not is_low(80, 40), "it takes little"
 
 
 def test_rates_that_cannot_be_told_do_not_end_a_node(

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 MEMORY_CHECK_INTERVAL_S = 1.0
 GIVE_BACK_INTERVAL_S = 10.0
-"""The least time between two looks for what the heap could give back, in seconds: clients wait meanwhile."""
+"""The longest time between two looks for what the heap could give back, in seconds: clients wait during a look, and
+publishers until the next one."""
+GIVE_BACK_FACTOR = 50
+"""The next look comes when so many times as long has passed as the last one took, if that is less."""
 
 
 class MemoryWatch:
@@ -58,7 +61,8 @@ class MemoryWatch:
         now_s = self._runtime.monotonic()
         was_collected = self._garbage.look(is_short=is_low, now_s=now_s)
         if is_low and (was_collected or now_s >= self._keeps_until_s):
-            self._keeps_until_s = now_s + GIVE_BACK_INTERVAL_S
             memory.give_back()
+            took_s = self._runtime.monotonic() - now_s
+            self._keeps_until_s = now_s + min(GIVE_BACK_INTERVAL_S, GIVE_BACK_FACTOR * took_s)
             is_low = memory.resident_bytes() > self.limit_bytes
         return is_low
