@@ -773,7 +773,7 @@ class ClientConnection(asyncio.Protocol):
         """Count octets that this connection has asked for (size > 0) or that the log has now taken in (size < 0)."""
         self._uncommitted_bytes += size
         limit = self._broker.uncommitted_bytes_max
-        if self._uncommitted_bytes > limit or self._broker.is_full:
+        if self._uncommitted_bytes > (limit // 2 if self._broker.is_full else limit):
             self.pause_for(_UNCOMMITTED)
             if not self._transport.is_closing():
                 self._broker.waits_for_room(self)

@@ -15,8 +15,8 @@ A protocol tells the `Broker` of its clients, in this order:
 
 What a client wants is asked of `Access` first. What that refuses is asked again behind `submissions.read_barrier`, with
 `Access.certain`, because this node may be behind. All that is asked for is counted (`Connection.count_uncommitted`): a
-connection with more than `Broker.uncommitted_bytes_max`, and any while `Broker.is_full`, reads no more from its client,
-and calls `Broker.waits_for_room`.
+connection with more than `Broker.uncommitted_bytes_max`, or half of that while `Broker.is_full`, reads no more from its
+client, and calls `Broker.waits_for_room`.
 
 Law: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has sessions,
 which the log knows by numbers that are never used twice.

@@ -195,7 +195,7 @@ class LineConnection(asyncio.Protocol):
 
     def count_uncommitted(self, size: int) -> None:
         self._uncommitted += size
-        if self._uncommitted > self._broker.uncommitted_bytes_max or self._broker.is_full:
+        if self._uncommitted > self._broker.uncommitted_bytes_max // (2 if self._broker.is_full else 1):
             self._transport.pause_reading()
             self._broker.waits_for_room(self)
         elif not self._transport.is_closing():

@@ -341,6 +341,27 @@ def test_a_full_node_lets_no_more_clients_in(slow: LoneBroker) -> None:
         before.call(1, Basic.Qos(), Basic.QosOk)
 
 
+def test_while_a_node_is_full_those_are_not_read_that_have_asked_for_much(slow: LoneBroker) -> None:
+    """Light clients once waited for seconds until large messages that had come at the same moment were stored."""
+    size = FEW_BYTES // 3
+    with RawClient(slow.amqp_port) as heavy, RawClient(slow.amqp_port) as light:
+        for client in (heavy, light):
+            client.open_channel(1)
+            client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        slow.broker.submissions._waiting_bytes += 4 * FEW_BYTES + 1
+        slow.group.holding = True
+        heavy.write(publish(1, "q", bytes(2 * size)))
+        wait_until(lambda: is_paused(slow, heavy), "the end of reading")
+        light.write(publish(1, "q", b"a"))
+        port = light.socket.getsockname()[1]
+        [asking] = [each for each in slow.broker.connections.values() if each.peer_port == port]
+        wait_until(lambda: asking.waits_for_log, "what the light one has asked for")
+        assert not is_paused(slow, light)
+        slow.call(slow.group.release)
+        wait_until(lambda: not is_paused(slow, heavy), "reading again")
+        slow.broker.submissions._waiting_bytes -= 4 * FEW_BYTES + 1
+
+
 def test_a_live_prefetch_that_is_changed_again_and_again_waits_for_the_log(broker: LoneBroker) -> None:
     """Each change is a command for each consumer."""
     with RawClient(broker.amqp_port, more_capabilities=["live_prefetch"]) as client:
