@@ -15,6 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
+from fcntl import ioctl
+from termios import FIONREAD
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp.connection import (
@@ -87,6 +90,8 @@ HANG_UP_LOOK_S = 1.0
 """How often it is looked whether a client is still there that is not read while what it publishes waits for a limit."""
 HUNG_UP = (b"\x07", b"\x08")
 """States of a TCP socket in Linux (tcp_states.h): closed, and CLOSE_WAIT, that of one whose peer has closed it."""
+UNREAD_BYTES_MAX = 16 * 1024
+"""The system may take no more than this from a client that is not read: heartbeats, too, may find no room then."""
 PORTION_BYTES = 128 * 1024
 """Octets, about, that are written to a client in one pass of the event loop: others wait until it ends, whose confirms
 are due. With 1 MiB they waited twice as long beside six clients that take a backlog at some 400 MB/s."""
@@ -148,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
         "_renews",
         "_server",
         "_silent_beats",
+        "_stalled_at",
         "_transport",
         "_uncommitted_bytes",
         "_unfinished_bytes",
@@ -221,6 +227,8 @@ class ClientConnection(asyncio.Protocol):
         self._has_read = False
         self._written_s = 0.0
         self._silent_beats = 0
+        self._stalled_at = 0, 0
+        """How much the client had not taken, and had sent that was not read, when that was looked at last."""
         self._refused = False
         """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
         self._leaves = False
@@ -674,7 +682,7 @@ class ClientConnection(asyncio.Protocol):
 
         Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
         """
-        self._silent_beats = 0 if self._has_read or self._reasons_to_pause else self._silent_beats + 1
+        self._silent_beats = 0 if self._is_heard() else self._silent_beats + 1
         if self._silent_beats >= SILENT_BEATS_MAX:
             log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
             self._transport.abort()
@@ -685,6 +693,25 @@ class ClientConnection(asyncio.Protocol):
         ):
             self.write((HEARTBEAT,))
         self._beat_later()
+
+    def _is_heard(self) -> bool:
+        """Whether there was something of the client since the last beat.
+
+        One that is not read because it does not read itself is there as long as it takes something, or the system has
+        more of what it sends, such as heartbeats. Who is not read for any other reason is waiting, and not blamed.
+        """
+        if self._has_read or not self._reasons_to_pause:
+            return self._has_read
+        client: socket.socket | None = self._transport.get_extra_info("socket")
+        if (
+            client is None
+            or self._reasons_to_pause.keys() != {_ANSWERS}
+            or self._transport.get_extra_info("ssl_object") is not None  # uvloop reads these all the same
+        ):
+            return True
+        untaken, unread = self._transport.get_write_buffer_size(), _unread_bytes(client)
+        before, self._stalled_at = self._stalled_at, (untaken, unread)
+        return untaken < before[0] or unread > before[1] or unread >= UNREAD_BYTES_MAX
 
     def _beat_later(self) -> None:
         self._has_read = False
@@ -841,6 +868,11 @@ class ClientConnection(asyncio.Protocol):
             self._reasons_to_pause.pop(reason, None)
             if not self._reasons_to_pause and not self._transport.is_closing():
                 self._transport.resume_reading()
+
+
+def _unread_bytes(client: socket.socket) -> int:
+    """How much the system has that was not read yet."""
+    return int.from_bytes(ioctl(client.fileno(), FIONREAD, bytes(4)), sys.byteorder)
 
 
 _TRY_AGAIN = "try again, here or at another node"

@@ -15,6 +15,7 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
+from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.connection import BULK_BYTES, LARGE_BYTES, PORTION_BYTES, ClientConnection
 from qq.ranges import Range
 from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
@@ -171,3 +172,26 @@ def test_large_messages_that_were_published_together_are_written_one_by_one() ->
         for _ in range(count):
             reader.expect_message()
         assert max(taken) == 1
+
+
+@pytest.mark.parametrize("beats", [False, True])
+def test_who_takes_nothing_of_a_large_message_is_there_as_long_as_its_heartbeats_come(
+    broker: LoneBroker, beats: bool
+) -> None:
+    """It is not read any more, and once was there for ever: with it what it had not acknowledged."""
+    name = f"held-{beats}"
+    with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as hung:
+        for each in (other, hung):
+            each.open_channel(1)
+        other.call(1, Queue.Declare(queue=name), Queue.DeclareOk)
+        other.write(publish(1, name, bytes(12 * 1024 * 1024)))
+        hung.send(1, Basic.Consume(queue=name))
+        queue = broker.machine.vhosts["/"].queues[name]
+        wait_until(lambda: broker.call(lambda: queue.unacked) == 1, "the delivery")
+        if beats:
+            end_s = time.monotonic() + 4.0
+            while time.monotonic() < end_s:
+                hung.write(HEARTBEAT)
+                time.sleep(0.3)
+            assert broker.call(lambda: queue.unacked) == 1
+        wait_until(lambda: broker.call(lambda: queue.unacked) == 0, "its end")
