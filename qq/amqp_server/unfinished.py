@@ -20,8 +20,10 @@ SHARE = 4
 """Unfinished messages may take one part in so many of the memory at which publishers wait."""
 SMALL_BYTES = 256 * 1024
 """Whoever holds less than this, or an equal share of half of all if that is less, never waits for others."""
+FIRST_LOOK_S = 0.05
+"""When it is looked whether the one whose turn it is sends something: what was sent while it waited comes at once."""
 LOOK_S = 1.0
-"""How often it is looked whether the one whose turn it is still sends something."""
+"""How often it is looked after that."""
 _WAITS = "others finish their messages first"
 
 
@@ -36,7 +38,7 @@ class Begun(Protocol):
 class Unfinished:
     """Lets the connections that hold much go on one after the other while all together hold more than `bytes_max`.
 
-    A turn ends with the end of a message, or when nothing has come for a second. Whoever waits is found to have hung up
+    A turn ends with the end of a message, or when nothing comes for a while. Whoever waits is found to have hung up
     when it has its turn.
     """
 
@@ -108,7 +110,7 @@ class Unfinished:
         self._has_turn = next(iter(self._sizes))
         self._has_sent = False
         self._has_turn.resume_for(_WAITS)
-        self._look_later()
+        self._look_later(FIRST_LOOK_S)
 
     def _all_go_on(self) -> None:
         self._has_turn = None
@@ -118,10 +120,10 @@ class Unfinished:
         for each in self._sizes:
             each.resume_for(_WAITS)
 
-    def _look_later(self) -> None:
+    def _look_later(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._runtime.call_later(LOOK_S, self._look)
+        self._timer = self._runtime.call_later(delay_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -130,7 +132,7 @@ class Unfinished:
             return
         if self._has_sent:
             self._has_sent = False
-            self._look_later()
+            self._look_later(LOOK_S)
             return
         self._sizes[holder] = self._sizes.pop(holder)
         self._next()

@@ -10,7 +10,7 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.unfinished import LOOK_S, Unfinished
+from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, Unfinished
 
 KIB = 1024
 LARGE = 1000 * KIB
@@ -37,9 +37,10 @@ class Timers:
 
     def __init__(self) -> None:
         self._waiting: dict[object, Callable[[], None]] = {}
+        self.delays_s: list[float] = []
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
-        assert delay_s == LOOK_S
+        self.delays_s.append(delay_s)
         timer = _Timer(self._waiting)
         self._waiting[timer] = callback
         return timer
@@ -132,8 +133,12 @@ def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
     setup.timers.pass_by()
     assert setup.going_on == [1]
     setup.timers.pass_by()
+    assert setup.going_on == [2]
     setup.timers.pass_by()
     assert setup.going_on == [0]
+    assert setup.timers.delays_s == [FIRST_LOOK_S, LOOK_S, *[FIRST_LOOK_S] * 3], (
+        "those that are silent take no time"
+    )
 
 
 @pytest.mark.parametrize("which", [0, 1])
