@@ -61,8 +61,9 @@ class RealFile:
         try:
             for start in range(0, len(buffers), _BUFFERS_MAX):
                 self._write(buffers[start : start + _BUFFERS_MAX])
-        finally:
+        except OSError:
             self._size = os.fstat(self._descriptor).st_size
+            raise
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         end = self._size + sum(map(len, buffers))
