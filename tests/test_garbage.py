@@ -7,9 +7,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from walked import collections_as_in_a_node
 
 from qq import garbage
-from qq.garbage import REST_S, THRESHOLDS, Collector
+from qq.garbage import REST_S, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,29 +19,13 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True, scope="module")
 def as_before() -> Iterator[None]:
     """Restore what all of these tests change, once: it takes a second to look through all that pytest has collected."""
-    thresholds = gc.get_threshold()
     yield
-    gc.set_threshold(*thresholds)
     garbage.collect()
 
 
 def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
-    walked: list[int] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            walked.append(
-                sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1))
-            )
-
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
-    gc.callbacks.append(note)
-    try:
+    with collections_as_in_a_node() as walked:
         kept = [[number] for number in range(1_000_000)]
-    finally:
-        gc.callbacks.remove(note)
     assert len(walked) > 10
     assert max(walked) < len(kept) / 10
 

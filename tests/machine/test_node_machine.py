@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 from machine_driver import Driver, consume, declare, publish
+from walked import collections_as_in_a_node
 
-from qq import garbage
 from qq.garbage import THRESHOLDS
 from qq.machine.commands import Settle
 from qq.machine.machine import QueueMachine
@@ -17,29 +15,12 @@ MESSAGES = 120_000
 
 def most_walked(machine: QueueMachine, state: bytes) -> int:
     """How many objects a collection of garbage has walked at most, while a state was read or right after that."""
-    walked = [0]
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            walked.append(
-                sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1))
-            )
-
-    gc.collect()
-    gc.freeze()
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*THRESHOLDS)
-    gc.callbacks.append(note)
-    try:
+    with collections_as_in_a_node() as walked:
         kept = machine.read(state)
         filler = [[] for _ in range(3 * THRESHOLDS[0])]
-    finally:
-        gc.callbacks.remove(note)
-        gc.set_threshold(*thresholds)
-        garbage.collect()
     assert kept
     assert filler
-    return max(walked)
+    return max(walked, default=0)
 
 
 def test_no_collection_of_garbage_walks_a_state_that_was_read() -> None:
