@@ -556,6 +556,8 @@ class ClientConnection(asyncio.Protocol):
                 self._server.complaints.about("stranger", text)
             self._end()
             self._amqp.fail(error)
+            self._unfinished_bytes = 0
+            self._server.unfinished.left(self)  # else the close-ok might have to wait for others
             self._ask_flush()
             self._close_later()
             # Only close-ok is of interest now, and all before it has to be read to get there.
@@ -578,6 +580,9 @@ class ClientConnection(asyncio.Protocol):
         log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
         self._forget(channel.number)
         self._amqp.fail_channel(channel.number, error)
+        if (unfinished_bytes := self._amqp.unfinished_bytes) < self._unfinished_bytes:
+            self._unfinished_bytes = unfinished_bytes
+            self._server.unfinished.note(self, unfinished_bytes)
         self._ask_flush()
 
     def channel_closed(self, channel: NumberedChannel) -> None:
@@ -815,18 +820,28 @@ class ClientConnection(asyncio.Protocol):
 
     def alarm_changed(self) -> None:
         """Stop or go on reading, as there is an alarm on this node or not; only clients that have published wait."""
+        if self._amqp.phase is not Phase.OPEN:
+            return
         reason = self._broker.alarm
         blocked = reason is not None and self._publishes
-        if blocked == self._blocked or self._amqp.phase is not Phase.OPEN:
+        if blocked != self._blocked:
+            self._blocked = blocked
+            if reason is not None:
+                self._amqp.block(reason)
+            else:
+                self._amqp.unblock()
+            self._ask_flush()
+        self.turn_changed()
+
+    def turn_changed(self) -> None:
+        """Wait for the end of the alarm, or finish a message if that gives back memory and nothing else is short."""
+        if self._amqp.phase is not Phase.OPEN:
             return
-        self._blocked = blocked
-        if reason is not None:
+        goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.unfinished.has_turn(self)
+        if self._blocked and not goes_on:
             self.pause_for(_ALARM)
-            self._amqp.block(reason)
         else:
             self.resume_for(_ALARM)
-            self._amqp.unblock()
-        self._ask_flush()
 
     def holds_back(self, channel: NumberedChannel) -> None:
         """Note that the channel keeps the client's methods, for now, without carrying them out."""
@@ -881,3 +896,5 @@ _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"
 _OTHERS = "others have their turn after a large read"
 _ALARM = "publishers must wait"
+_MEMORY_SHORT = "low on memory"
+"""The alarm that may be there because of messages that are not complete."""

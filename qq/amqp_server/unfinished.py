@@ -22,8 +22,9 @@ SMALL_BYTES = 256 * 1024
 """Whoever holds less than this, or an equal share of half of all if that is less, never waits for others."""
 FIRST_LOOK_S = 0.05
 """When it is looked whether the one whose turn it is sends something: what was sent while it waited comes at once."""
-LOOK_S = 1.0
-"""How often it is looked after that."""
+LOOK_S = 5.0
+"""How often it is looked after that. If those that send in bursts lost their turns between these, each of them would
+add one in each of its turns, and all together would hold all that they have begun before the first one ends."""
 _WAITS = "others finish their messages first"
 
 
@@ -33,6 +34,9 @@ class Begun(Protocol):
     def pause_for(self, reason: object, /) -> None: ...
 
     def resume_for(self, reason: object, /) -> None: ...
+
+    def turn_changed(self) -> None:
+        """It has become the connection's turn, or is not any more: whose turn it is does not wait for memory."""
 
 
 class Unfinished:
@@ -58,6 +62,10 @@ class Unfinished:
     def waits(self, connection: Begun) -> bool:
         """Whether the connection is not read because it is another's turn."""
         return self._has_turn is not None and self._has_turn is not connection and connection in self._sizes
+
+    def has_turn(self, connection: Begun) -> bool:
+        """Whether the others wait for this connection to finish a message."""
+        return self._has_turn is connection
 
     def note(self, connection: Begun, size: int) -> None:
         """Note how many octets a connection holds now, after something has come from it."""
@@ -102,18 +110,23 @@ class Unfinished:
     def _next(self) -> None:
         """It is the turn of the first of them now, and not of the one that had it."""
         had_turn, self._has_turn = self._has_turn, None
-        if had_turn in self._sizes:
-            had_turn.pause_for(_WAITS)
+        if had_turn is not None:
+            had_turn.turn_changed()
+            if had_turn in self._sizes:
+                had_turn.pause_for(_WAITS)
         if self._bytes <= self._bytes_max or not self._sizes:
             self._all_go_on()
             return
         self._has_turn = next(iter(self._sizes))
         self._has_sent = False
         self._has_turn.resume_for(_WAITS)
+        self._has_turn.turn_changed()
         self._look_later(FIRST_LOOK_S)
 
     def _all_go_on(self) -> None:
-        self._has_turn = None
+        had_turn, self._has_turn = self._has_turn, None
+        if had_turn is not None:
+            had_turn.turn_changed()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,3 +1,4 @@
+import random
 from datetime import UTC, datetime
 
 import pytest
@@ -15,11 +16,12 @@ from amqp_wire import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pamqp import body as body_module
 from pamqp import frame
 
 from qq.amqp.encoding import HEARTBEAT, confirm_frame, declare_ok, deliveries, encode, get_ok, returned
 from qq.amqp.framing import FRAME_MAX_MIN
-from qq.stored.editing import content, reframe, with_headers
+from qq.stored.editing import WORTHWHILE_BYTES, content, reframe, with_headers
 
 names = st.text(st.characters(max_codepoint=127, categories=("L", "N")), max_size=60)
 channels = st.integers(1, 65535)
@@ -93,6 +95,45 @@ def test_a_large_message_is_not_copied_to_be_sent_as_it_came() -> None:
     assert reframe(stored, 3, 131_072) is stored
     assert reframe(stored, 515, 131_072) == message(515, data, Basic.Properties(), 100_000)
     assert reframe(stored, 3, 100_007) == message(3, data, Basic.Properties(), 99_999)
+
+
+_parts = st.lists(
+    st.one_of(
+        st.integers(1, 40_000),
+        st.sampled_from(
+            [1, FRAME_MAX_MIN - 8, WORTHWHILE_BYTES - 8, WORTHWHILE_BYTES - 9, 65_528, 131_064, 131_072]
+        ),
+    ),
+    max_size=5,
+)
+_frame_maxs = st.one_of(
+    st.integers(FRAME_MAX_MIN, 140_000),
+    st.sampled_from([WORTHWHILE_BYTES - 1, WORTHWHILE_BYTES, 65_536, 131_072]),
+)
+
+
+@quick
+@given(channels, channels, _parts, _frame_maxs)
+def test_reframing_changes_nothing_but_frames(came: int, goes: int, parts: list[int], frame_max: int) -> None:
+    data = random.Random(0).randbytes(sum(parts))
+    properties = Basic.Properties(headers={"a": 1})
+    stored, at = header_frame(came, len(data), properties), 0
+    for part in parts:
+        [body] = body_frames(came, data[at : at + part], part)
+        stored += body
+        at += part
+    rest, got = reframe(stored, goes, frame_max), []
+    while rest:
+        size, channel, one = frame.unmarshal(rest)
+        assert channel == goes
+        if isinstance(one, body_module.ContentBody):
+            assert 8 < size <= frame_max
+            got.append(one.value)
+        else:
+            assert rest[:size] == header_frame(goes, len(data), properties)
+        rest = rest[size:]
+    assert b"".join(got) == data
+    assert all(len(each) >= min(WORTHWHILE_BYTES, frame_max) - 8 for each in got[:-1])
 
 
 def test_a_content_header_larger_than_the_frame_limit_is_sent_whole() -> None:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, Unfinished
+from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, SMALL_BYTES, Unfinished
+from qq.errors import ChannelError, ReplyCode
 
 KIB = 1024
 LARGE = 1000 * KIB
@@ -20,6 +23,7 @@ LIMIT = 2000 * KIB
 class Connection:
     def __init__(self) -> None:
         self.reasons: set[object] = set()
+        self.turn_changes = 0
 
     @property
     def goes_on(self) -> bool:
@@ -30,6 +34,9 @@ class Connection:
 
     def resume_for(self, reason: object) -> None:
         self.reasons.discard(reason)
+
+    def turn_changed(self) -> None:
+        self.turn_changes += 1
 
 
 class Timers:
@@ -150,6 +157,58 @@ def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
     assert len(setup.going_on) == 1
 
 
+_sizes = st.one_of(
+    st.integers(0, 3 * LARGE), st.sampled_from([0, 1, 256 * KIB, 256 * KIB + 1, LARGE, LIMIT, LIMIT + 1])
+)
+_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("note"), st.integers(0, 5), _sizes),
+        st.tuples(st.just("left"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("wait"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=min(200, settings.default.max_examples), deadline=None, derandomize=True)
+@given(_steps, st.integers(1, 40))
+def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) -> None:
+    """Whatever comes in whatever order: one of those that wait goes on, and nobody waits without need."""
+    timers = Timers()
+    runtime: Any = timers
+    unfinished = Unfinished(runtime, LIMIT, lambda: count)
+    connections = [Connection() for _ in range(6)]
+    held = dict.fromkeys(connections, 0)
+    for step, which, size in steps:
+        connection = connections[which]
+        if step == "wait":
+            timers.pass_by()
+        elif step == "left":
+            unfinished.left(connection)
+            held[connection] = 0
+        else:
+            unfinished.note(connection, size)
+            is_small = size <= min(SMALL_BYTES, LIMIT // (2 * count))
+            held[connection] = 0 if is_small else size
+        holders = [each for each in connections if held[each]]
+        going_on = [each for each in holders if each.goes_on]
+        assert all(each.goes_on for each in connections if not held[each])
+        assert [each for each in connections if unfinished.waits(each)] == [
+            each for each in connections if not each.goes_on
+        ]
+        if sum(held.values()) > LIMIT:
+            assert len(going_on) == 1
+            assert timers.count == 1
+        else:
+            assert going_on == holders
+            assert timers.count == 0
+    turns: set[Connection] = set()
+    for _ in range(2 * len(connections)):
+        turns.update(each for each in connections if each.goes_on)
+        timers.pass_by()
+    assert turns == set(connections), "all have their turns"
+
+
 def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
     """Sixty of them once raised the alarm, and none could end its message: publishers waited for ever."""
     whole = publish(1, "q", bytes(LARGE))
@@ -177,3 +236,87 @@ def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
         assert declared.message_count == len(clients) - 1
         for client in clients:
             client.socket.close()
+
+
+def test_what_has_begun_ends_although_memory_is_short() -> None:
+    """Clients that sent in bursts once raised the alarm in their turns, and waited for its end, all of them."""
+    whole = publish(1, "q", bytes(LARGE))
+    with LoneBroker(unfinished_bytes=LIMIT) as broker:
+        clients = [RawClient(broker.amqp_port) for _ in range(5)]
+        for client in clients:
+            client.open_channel(1)
+            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            client.write(whole[:-1])
+
+        def waiting() -> int:
+            return broker.call(
+                lambda: sum(broker.server.unfinished.waits(each) for each in _connections(broker))
+            )
+
+        wait_until(lambda: waiting() == len(clients) - 1, "all but one")
+        broker.alarm("low on memory & disk")
+        assert not broker.call(lambda: any(map(_is_read, _connections(broker))))
+        broker.alarm("low on memory")
+        wait_until(lambda: broker.call(lambda: any(map(_is_read, _connections(broker)))), "the one in turn")
+        for client in clients:
+            client.write(whole[-1:])
+        wait_until(lambda: waiting() == 0, "the end of the turns")
+        broker.alarm(None)
+        for client in clients:
+            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        for client in clients:
+            client.socket.close()
+
+
+def test_who_is_told_to_go_is_not_waited_for() -> None:
+    whole = publish(1, "q", bytes(LARGE))
+    with LoneBroker(unfinished_bytes=LIMIT) as broker:
+        clients = [RawClient(broker.amqp_port) for _ in range(3)]
+        for client in clients:
+            client.open_channel(1)
+            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            client.write(whole[:-1])
+        unfinished = broker.server.unfinished
+
+        def turn() -> list[bool]:
+            return [unfinished.has_turn(each) for each in _connections(broker)]
+
+        wait_until(lambda: any(broker.call(turn)), "turns")
+        broker.call(lambda: _connections(broker)[2].shut_down("elsewhere"))
+        assert not any(broker.call(turn)), "what the two others hold is not too much"
+        for client in clients:
+            client.socket.close()
+
+
+def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
+    """The broker closes a channel for what it was asked before, when the next message has begun to come."""
+    whole = publish(1, "q", bytes(LARGE))
+    with LoneBroker(unfinished_bytes=LIMIT) as broker:
+        clients = [RawClient(broker.amqp_port) for _ in range(3)]
+        for client in clients:
+            client.open_channel(1)
+            client.write(whole[:-1])
+        unfinished = broker.server.unfinished
+
+        def waiting() -> int:
+            return broker.call(lambda: sum(unfinished.waits(each) for each in _connections(broker)))
+
+        def close_one() -> None:
+            connection = next(each for each in _connections(broker) if unfinished.waits(each))
+            connection.fail_channel(
+                connection._channels[1], ChannelError(ReplyCode.NOT_FOUND, "no such queue")
+            )
+
+        wait_until(lambda: waiting() == len(clients) - 1, "all but one")
+        broker.call(close_one)
+        assert not waiting()
+        for client in clients:
+            client.socket.close()
+
+
+def _connections(broker: LoneBroker) -> list[Any]:
+    return list(broker.broker.connections.values())
+
+
+def _is_read(connection: Any) -> bool:
+    return not connection._reasons_to_pause
