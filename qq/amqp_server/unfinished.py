@@ -22,9 +22,11 @@ SMALL_BYTES = 256 * 1024
 """Whoever holds less than this, or an equal share of half of all if that is less, never waits for others."""
 FIRST_LOOK_S = 0.05
 """When it is looked whether the one whose turn it is sends something: what was sent while it waited comes at once."""
-LOOK_S = 5.0
-"""How often it is looked after that. If those that send in bursts lost their turns between these, each of them would
-add one in each of its turns, and all together would hold all that they have begun before the first one ends."""
+LOOK_S = 1.0
+"""How often it is looked after that."""
+PATIENT_LOOK_S = 5.0
+"""How often if all together hold more than twice of what they may. Clients that send in bursts would lose their turns
+between these, and each would add a burst in each turn, until they held all that they have begun."""
 _WAITS = "others finish their messages first"
 
 
@@ -145,7 +147,7 @@ class Unfinished:
             return
         if self._has_sent:
             self._has_sent = False
-            self._look_later(LOOK_S)
+            self._look_later(LOOK_S if self._bytes <= 2 * self._bytes_max else PATIENT_LOOK_S)
             return
         self._sizes[holder] = self._sizes.pop(holder)
         self._next()

@@ -12,7 +12,7 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, SMALL_BYTES, Unfinished
+from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, PATIENT_LOOK_S, SMALL_BYTES, Unfinished
 from qq.errors import ChannelError, ReplyCode
 
 KIB = 1024
@@ -146,6 +146,13 @@ def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
     assert setup.timers.delays_s == [FIRST_LOOK_S, LOOK_S, *[FIRST_LOOK_S] * 3], (
         "those that are silent take no time"
     )
+
+
+def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
+    setup.note(0, 2 * LIMIT)
+    setup.timers.pass_by()
+    assert setup.timers.delays_s == [FIRST_LOOK_S, PATIENT_LOOK_S]
+    assert setup.going_on == [0]
 
 
 @pytest.mark.parametrize("which", [0, 1])
