@@ -17,7 +17,7 @@ import logging
 import socket
 import sys
 from fcntl import ioctl
-from termios import FIONREAD
+from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp.connection import (
@@ -714,7 +714,9 @@ class ClientConnection(asyncio.Protocol):
             or self._transport.get_extra_info("ssl_object") is not None  # uvloop reads these all the same
         ):
             return True
-        untaken, unread = self._transport.get_write_buffer_size(), _unread_bytes(client)
+        # The system, too, keeps what is not taken, and takes more of what is written only when much of that has gone.
+        untaken = self._transport.get_write_buffer_size() + _queued_bytes(client, TIOCOUTQ)
+        unread = _queued_bytes(client, FIONREAD)
         before, self._stalled_at = self._stalled_at, (untaken, unread)
         return untaken < before[0] or unread > before[1] or unread >= UNREAD_BYTES_MAX
 
@@ -885,9 +887,9 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
-def _unread_bytes(client: socket.socket) -> int:
-    """How much the system has that was not read yet."""
-    return int.from_bytes(ioctl(client.fileno(), FIONREAD, bytes(4)), sys.byteorder)
+def _queued_bytes(client: socket.socket, request: int) -> int:
+    """How much the system has that was not read yet (FIONREAD), or that the client has not taken yet (TIOCOUTQ)."""
+    return int.from_bytes(ioctl(client.fileno(), request, bytes(4)), sys.byteorder)
 
 
 _TRY_AGAIN = "try again, here or at another node"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
@@ -195,3 +196,21 @@ def test_who_takes_nothing_of_a_large_message_is_there_as_long_as_its_heartbeats
                 time.sleep(0.3)
             assert broker.call(lambda: queue.unacked) == 1
         wait_until(lambda: broker.call(lambda: queue.unacked) == 0, "its end")
+
+
+def test_who_takes_a_large_message_slowly_is_there(broker: LoneBroker) -> None:
+    """So slowly that the system takes nothing more for it, and none of its heartbeats come: it is busy."""
+    with RawClient(broker.amqp_port) as other, RawClient(broker.amqp_port, heartbeat=1) as slow:
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
+        for each in (other, slow):
+            each.open_channel(1)
+        other.call(1, Queue.Declare(queue="slow"), Queue.DeclareOk)
+        other.write(publish(1, "slow", bytes(12 * 1024 * 1024)))
+        slow.send(1, Basic.Consume(queue="slow"))
+        queue = broker.machine.vhosts["/"].queues["slow"]
+        wait_until(lambda: broker.call(lambda: queue.unacked) == 1, "the delivery")
+        end_s = time.monotonic() + 4.0
+        while time.monotonic() < end_s:
+            slow.socket.recv(16 * 1024)
+            time.sleep(0.1)
+        assert broker.call(lambda: queue.unacked) == 1
