@@ -74,7 +74,7 @@ BULK_BYTES = 64 * 1024
 """A read of so many octets is likely to be followed by others. The event loop would read up to 32 times in a row, 8 MiB
 in all, before it looks at any other socket; so the connection is not read again until the others were. Not so with TLS:
 uvloop goes on reading the socket meanwhile, and drops what it has if the client hangs up behind it."""
-LARGE_BYTES = 1024 * 1024
+UNJOINED_BYTES = 1024 * 1024
 """A message that is so large is not copied once more to be written in one piece with what is around it."""
 BEATS = 2
 """How often in a heartbeat interval it is looked whether something was read and written."""
@@ -768,7 +768,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_asked = False
-        large = self._out_bytes >= LARGE_BYTES and self._amqp.large_buffers(LARGE_BYTES)
+        large = self._out_bytes >= UNJOINED_BYTES and self._amqp.large_buffers(UNJOINED_BYTES)
         data = b"" if large else self._amqp.data_to_send()
         self._out_bytes = 0
         if not (large or data) or self._transport.is_closing():

@@ -277,29 +277,28 @@ class _Packing:
 
     def pack_list(self, values: Sequence[Any]) -> None:
         """Pack a list, with a call for each value in it that may be large."""
-        packer = self._packer
-        packer.pack_array_header(len(values))
+        self._packer.pack_array_header(len(values))
         for value in values:
             if type(value) in _IN_PARTS:
                 self.pack_list(value)
             elif type(value) is QueueRow and value.backlog.chunks > _CHUNKS_AT_ONCE:
                 self._pack_levels(value, _LEVELS_TO_A_CHUNK)
             else:
-                packer.pack(value)
-                if len(packer.getbuffer()) >= _PIECE_BYTES:
-                    self._cut()
+                self._pack(value)
 
     def _pack_levels(self, value: Any, levels: int) -> None:
-        """Pack what `packer.pack` would, with a call for each part so many lists deep."""
-        packer = self._packer
+        """Pack what `_pack` would, with a call for each part so many lists deep."""
         if levels and isinstance(value, list | tuple):
-            packer.pack_array_header(len(value))
+            self._packer.pack_array_header(len(value))
             for part in value:
                 self._pack_levels(part, levels - 1)
         else:
-            packer.pack(value)
-            if len(packer.getbuffer()) >= _PIECE_BYTES:
-                self._cut()
+            self._pack(value)
+
+    def _pack(self, value: Any) -> None:
+        self._packer.pack(value)
+        if len(self._packer.getbuffer()) >= _PIECE_BYTES:
+            self._cut()
 
     def _cut(self) -> None:
         self._pieces.append(self._packer.bytes())

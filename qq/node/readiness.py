@@ -48,9 +48,8 @@ async def catch_up(
         began_s = monotonic()
         have_applied(is_applied.set)
         await is_applied.wait()
-        await _until(
-            is_live
-        )  # it is called back, too, if the cluster has stopped waiting for this node meanwhile
+        # It is called back, too, if the cluster has stopped waiting for this node meanwhile.
+        await _until(is_live)
         last_s, took_s = took_s, monotonic() - began_s
 
 

@@ -17,7 +17,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server.connection import BULK_BYTES, LARGE_BYTES, PORTION_BYTES, ClientConnection
+from qq.amqp_server.connection import BULK_BYTES, PORTION_BYTES, UNJOINED_BYTES, ClientConnection
 from qq.ranges import Range
 from qq.sessions.batch import BATCH_BYTES_MAX, FRAGMENT_BYTES
 
@@ -81,7 +81,7 @@ def test_a_backlog_is_written_in_portions(broker: LoneBroker, client: RawClient)
 
 
 def test_a_large_message_is_written_without_being_put_together_with_others(broker: LoneBroker) -> None:
-    large = bytes(range(256)) * (LARGE_BYTES // 128)
+    large = bytes(range(256)) * (UNJOINED_BYTES // 128)
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="large"), Queue.DeclareOk)

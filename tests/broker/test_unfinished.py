@@ -216,26 +216,37 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
     assert turns == set(connections), "all have their turns"
 
 
+WHOLE = publish(1, "q", bytes(LARGE))
+
+
+def begun(broker: LoneBroker, count: int) -> list[RawClient]:
+    """Clients that have sent a message each, but for its last octet."""
+    clients = [RawClient(broker.amqp_port) for _ in range(count)]
+    for client in clients:
+        client.open_channel(1)
+        client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        client.write(WHOLE[:-1])
+    return clients
+
+
+def waiting(broker: LoneBroker) -> int:
+    """How many connections wait for others to finish their messages."""
+    return broker.call(lambda: sum(broker.server.unfinished.waits(each) for each in _connections(broker)))
+
+
 def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
     """Sixty of them once raised the alarm, and none could end its message: publishers waited for ever."""
-    whole = publish(1, "q", bytes(LARGE))
     with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = [RawClient(broker.amqp_port) for _ in range(5)]
-        for client in clients:
-            client.open_channel(1)
-            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-            client.write(whole[:-1])
+        clients = begun(broker, 5)
 
-        def waiting() -> int:
-            return broker.call(
-                lambda: sum(each.facts().is_blocked for each in broker.broker.connections.values())
-            )
+        def blocked() -> int:
+            return broker.call(lambda: sum(each.facts().is_blocked for each in _connections(broker)))
 
-        wait_until(lambda: waiting() == len(clients) - 1, "all but one")
+        wait_until(lambda: blocked() == len(clients) - 1, "all but one")
         clients[1].socket.close()  # it is found to be gone when it has its turn
         for client in clients[2:]:
-            client.write(whole[-1:])
-        clients[0].write(whole[-1:])
+            client.write(WHOLE[-1:])
+        clients[0].write(WHOLE[-1:])
         wait_until(lambda: len(broker.broker.connections) == len(clients) - 1, "the one that has gone")
         for client in (clients[0], *clients[2:]):
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
@@ -247,27 +258,17 @@ def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
 
 def test_what_has_begun_ends_although_memory_is_short() -> None:
     """Clients that sent in bursts once raised the alarm in their turns, and waited for its end, all of them."""
-    whole = publish(1, "q", bytes(LARGE))
     with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = [RawClient(broker.amqp_port) for _ in range(5)]
-        for client in clients:
-            client.open_channel(1)
-            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-            client.write(whole[:-1])
+        clients = begun(broker, 5)
 
-        def waiting() -> int:
-            return broker.call(
-                lambda: sum(broker.server.unfinished.waits(each) for each in _connections(broker))
-            )
-
-        wait_until(lambda: waiting() == len(clients) - 1, "all but one")
+        wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.alarm("low on memory & disk")
         assert not broker.call(lambda: any(map(_is_read, _connections(broker))))
         broker.alarm("low on memory")
         wait_until(lambda: broker.call(lambda: any(map(_is_read, _connections(broker)))), "the one in turn")
         for client in clients:
-            client.write(whole[-1:])
-        wait_until(lambda: waiting() == 0, "the end of the turns")
+            client.write(WHOLE[-1:])
+        wait_until(lambda: waiting(broker) == 0, "the end of the turns")
         broker.alarm(None)
         for client in clients:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
@@ -276,13 +277,8 @@ def test_what_has_begun_ends_although_memory_is_short() -> None:
 
 
 def test_who_is_told_to_go_is_not_waited_for() -> None:
-    whole = publish(1, "q", bytes(LARGE))
     with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = [RawClient(broker.amqp_port) for _ in range(3)]
-        for client in clients:
-            client.open_channel(1)
-            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-            client.write(whole[:-1])
+        clients = begun(broker, 3)
         unfinished = broker.server.unfinished
 
         def turn() -> list[bool]:
@@ -297,16 +293,9 @@ def test_who_is_told_to_go_is_not_waited_for() -> None:
 
 def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
     """The broker closes a channel for what it was asked before, when the next message has begun to come."""
-    whole = publish(1, "q", bytes(LARGE))
     with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = [RawClient(broker.amqp_port) for _ in range(3)]
-        for client in clients:
-            client.open_channel(1)
-            client.write(whole[:-1])
+        clients = begun(broker, 3)
         unfinished = broker.server.unfinished
-
-        def waiting() -> int:
-            return broker.call(lambda: sum(unfinished.waits(each) for each in _connections(broker)))
 
         def close_one() -> None:
             connection = next(each for each in _connections(broker) if unfinished.waits(each))
@@ -314,9 +303,9 @@ def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
                 connection._channels[1], ChannelError(ReplyCode.NOT_FOUND, "no such queue")
             )
 
-        wait_until(lambda: waiting() == len(clients) - 1, "all but one")
+        wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.call(close_one)
-        assert not waiting()
+        assert not waiting(broker)
         for client in clients:
             client.socket.close()
 
