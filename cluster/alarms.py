@@ -60,5 +60,10 @@ class Alarms:
     @property
     def reason(self) -> str | None:
         """Why publishers must wait, in RabbitMQ's words; None if they need not."""
-        short = [resource for alarm, resource in RESOURCES.items() if self.active & alarm]
-        return f"low on {' & '.join(short)}" if short else None
+        return reason_of(self.active)
+
+
+def reason_of(active: Alarm) -> str | None:
+    """Why publishers must wait while a cluster is low on this, in RabbitMQ's words; None if it is low on nothing."""
+    short = [resource for alarm, resource in RESOURCES.items() if active & alarm]
+    return f"low on {' & '.join(short)}" if short else None

@@ -20,6 +20,8 @@ from fcntl import ioctl
 from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cluster.alarms import reason_of
+from cluster.envelope import Alarm
 from qq.amqp.connection import (
     ChannelCloseRequested,
     ChannelOpened,
@@ -898,5 +900,5 @@ _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"
 _OTHERS = "others have their turn after a large read"
 _ALARM = "publishers must wait"
-_MEMORY_SHORT = "low on memory"
+_MEMORY_SHORT = reason_of(Alarm.MEMORY)
 """The alarm that may be there because of messages that are not complete."""
