@@ -86,7 +86,7 @@ def test_every_node_shows_what_a_connection_is(nodes: list[ClusterNode], connect
     assert "id" not in shown
     path = f"connections/{quote(shown['name'], safe='')}"
     assert ask(nodes[1], path)["client_properties"]["connection_name"] == name
-    [channel] = ask(nodes[1], f"{path}/channels")
+    [channel] = wait_for(lambda: ask(nodes[1], f"{path}/channels"))  # applied after its connection
     assert channel["name"] == f"{shown['name']} (1)"
     basics = ask(nodes[0], "connections?disable_stats=true&columns=name,recv_oct,vhost,user")
     assert {"name": shown["name"], "vhost": "/", "user": "guest"} in basics
@@ -181,7 +181,7 @@ def test_a_transaction_is_shown_until_it_is_committed(
     channel.basic_publish("", name, b"m")
     channel.basic_ack(tag)
     channel.queue_declare(name, passive=True)  # all before it has arrived
-    [shown] = mine(nodes[1], "channels", name)
+    [shown] = wait_for(lambda: mine(nodes[1], "channels", name))
     assert (shown["transactional"], shown["messages_uncommitted"], shown["acks_uncommitted"]) == (True, 2, 1)
     channel.tx_commit()
     [shown] = mine(nodes[1], "channels", name)
@@ -228,6 +228,7 @@ def test_pages_of_channels_are_those_of_the_whole_list(
         assert [each["name"] for page in pages for each in page["items"]] == whole[:6]
         assert pages[0]["total_count"] == len(whole) >= 8
         assert all("message_stats" in each for page in pages for each in page["items"])  # it is all of each
+    wait_for(lambda: len(mine(nodes[1], "channels", name)) == 2)
     [one, _] = mine(nodes[1], "channels", name)
     assert ask(nodes[1], f"channels/{quote(one['name'], safe='')}")["number"] == one["number"] == 1
     shown = ask(nodes[1], f"connections/{quote(one['connection_details']['name'], safe='')}/channels?page=1")
