@@ -126,6 +126,8 @@ def test_every_node_shows_what_a_channel_does(nodes: list[ClusterNode], connecti
         return found[0] if found and found[0]["messages_unacknowledged"] == 2 else None
 
     found = wait_for(shown)
+    for node in nodes:
+        wait_for(lambda node=node: ask(node, f"queues/%2F/{name}")["consumers"])
     assert (found["node"], found["number"], found["user"], found["vhost"]) == ("n3", 1, "guest", "/")
     assert (found["confirm"], found["transactional"], found["state"]) == (True, False, "running")
     assert (found["prefetch_count"], found["global_prefetch_count"], found["consumer_count"]) == (7, 9, 1)
@@ -202,7 +204,7 @@ def test_pages_of_connections_are_those_of_the_whole_list(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     others = [pika.BlockingConnection(pika.URLParameters(node.url)) for node in nodes for _ in range(2)]
-    wait_for(lambda: mine(nodes[0], "connections", name))
+    wait_for(lambda: len(ask(nodes[0], "connections")) > len(others))
     for order in ("", "&sort=channels", "&sort=node&sort_reverse=true", "&sort=user"):
         whole = [each["name"] for each in ask(nodes[0], f"connections?x{order}")]
         pages = [ask(nodes[0], f"connections?page={page}&page_size=3{order}") for page in (1, 2, 3)]
