@@ -847,6 +847,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.resume_for(_ALARM)
 
+    def give_up(self) -> None:
+        """Close the connection of a client that does not go on with a message while memory is short."""
+        text = "memory is short, and the rest of a large message has not come for too long: publish it again"
+        self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))
+
     def holds_back(self, channel: NumberedChannel) -> None:
         """Note that the channel keeps the client's methods, for now, without carrying them out."""
         self._holding[channel.number] = None

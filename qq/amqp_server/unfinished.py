@@ -4,7 +4,9 @@ Lives here: whose messages go on while all of them together take too much memory
 hold (qq/amqp/framing.py), how a connection is not read (connection.py), what is done about memory that is short for any
 other reason (qq/node/memory_watch.py).
 
-Law: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back.
+Law: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back. And what
+has begun takes no more than the memory at which publishers wait: the connections of clients that stop in the middle of
+messages are closed then, one after the other.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ LOOK_S = 1.0
 PATIENT_LOOK_S = 5.0
 """How often if all together hold more than twice of what they may. Clients that send in bursts would lose their turns
 between these, and each would add a burst in each turn, until they held all that they have begun."""
+ENOUGH_BYTES = 64 * 1024
+"""Who sends less than this between two looks has not gone on: others would wait for hours for who sends some octets."""
 _WAITS = "others finish their messages first"
 
 
@@ -40,12 +44,16 @@ class Begun(Protocol):
     def turn_changed(self) -> None:
         """It has become the connection's turn, or is not any more: whose turn it is does not wait for memory."""
 
+    def give_up(self) -> None:
+        """Close the connection: its client does not go on, and what all have begun takes all memory there is for it."""
+
 
 class Unfinished:
     """Lets the connections that hold much go on one after the other while all together hold more than `bytes_max`.
 
     A turn ends with the end of a message, or when nothing comes for a while. Whoever waits is found to have hung up
-    when it has its turn.
+    when it has its turn. While all hold more than `SHARE` times `bytes_max`, which is the memory at which publishers
+    wait, whoever does not go on in its turn is given up.
     """
 
     def __init__(self, runtime: Runtime, bytes_max: int, connections: Callable[[], int]) -> None:
@@ -57,8 +65,10 @@ class Unfinished:
         self._bytes = 0
         self._has_turn: Begun | None = None
         """Whose turn it is; None if all may go on."""
-        self._has_sent = False
-        """Whether the one whose turn it is has sent something since it was looked last."""
+        self._is_new_turn = False
+        """Whether it was not looked yet what the one whose turn it is does with it."""
+        self._sent_bytes = 0
+        """How much the one whose turn it is has sent since it was looked last."""
         self._timer: Timer | None = None
 
     def waits(self, connection: Begun) -> bool:
@@ -79,7 +89,7 @@ class Unfinished:
         self._sizes[connection] = size
         self._bytes += size - before
         if connection is self._has_turn:
-            self._has_sent = True
+            self._sent_bytes += max(size - before, 0)
             if size < before:
                 self._sizes[connection] = self._sizes.pop(connection)  # behind all others
                 self._next()
@@ -120,7 +130,7 @@ class Unfinished:
             self._all_go_on()
             return
         self._has_turn = next(iter(self._sizes))
-        self._has_sent = False
+        self._is_new_turn, self._sent_bytes = True, 0
         self._has_turn.resume_for(_WAITS)
         self._has_turn.turn_changed()
         self._look_later(FIRST_LOOK_S)
@@ -145,9 +155,14 @@ class Unfinished:
         holder = self._has_turn
         if holder is None:
             return
-        if self._has_sent:
-            self._has_sent = False
+        takes_all = self._bytes > SHARE * self._bytes_max
+        goes_on = self._sent_bytes >= (1 if self._is_new_turn else ENOUGH_BYTES)
+        # Nobody is given up at the first look: a node that was busy may not have read what has come.
+        if goes_on or (takes_all and self._is_new_turn):
+            self._is_new_turn, self._sent_bytes = False, 0
             self._look_later(LOOK_S if self._bytes <= 2 * self._bytes_max else PATIENT_LOOK_S)
             return
         self._sizes[holder] = self._sizes.pop(holder)
         self._next()
+        if takes_all:
+            holder.give_up()

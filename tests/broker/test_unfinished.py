@@ -12,7 +12,17 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp_server.unfinished import FIRST_LOOK_S, LOOK_S, PATIENT_LOOK_S, SMALL_BYTES, Unfinished
+from qq.amqp.connection import Phase
+from qq.amqp_server import unfinished as unfinished_messages
+from qq.amqp_server.unfinished import (
+    ENOUGH_BYTES,
+    FIRST_LOOK_S,
+    LOOK_S,
+    PATIENT_LOOK_S,
+    SHARE,
+    SMALL_BYTES,
+    Unfinished,
+)
 from qq.errors import ChannelError, ReplyCode
 
 KIB = 1024
@@ -24,6 +34,7 @@ class Connection:
     def __init__(self) -> None:
         self.reasons: set[object] = set()
         self.turn_changes = 0
+        self.is_given_up = False
 
     @property
     def goes_on(self) -> bool:
@@ -37,6 +48,9 @@ class Connection:
 
     def turn_changed(self) -> None:
         self.turn_changes += 1
+
+    def give_up(self) -> None:
+        self.is_given_up = True
 
 
 class Timers:
@@ -84,6 +98,10 @@ class Setup:
     @property
     def going_on(self) -> list[int]:
         return [number for number, each in enumerate(self.all) if each.goes_on]
+
+    @property
+    def given_up(self) -> list[int]:
+        return [number for number, each in enumerate(self.all) if each.is_given_up]
 
 
 @pytest.fixture
@@ -155,6 +173,29 @@ def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
     assert setup.going_on == [0]
 
 
+def test_who_sends_some_octets_now_and_then_loses_its_turn(setup: Setup) -> None:
+    """Others once waited until its message had ended: for hours, of one octet a second."""
+    for size in (1, 1 + ENOUGH_BYTES, 2 * ENOUGH_BYTES):
+        assert setup.going_on == [0]
+        setup.note(0, LARGE + size)
+        setup.timers.pass_by()
+    assert setup.going_on == [1]
+
+
+def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup: Setup) -> None:
+    setup.note(1, SHARE * LIMIT)
+    setup.timers.pass_by()
+    assert setup.timers.delays_s == [FIRST_LOOK_S, PATIENT_LOOK_S], "a busy node may not have read it yet"
+    setup.note(0, LARGE + ENOUGH_BYTES)
+    setup.timers.pass_by()
+    assert (setup.going_on, setup.given_up) == ([0], [])
+    setup.timers.pass_by()
+    assert (setup.going_on, setup.given_up) == ([1], [0])
+    setup.unfinished.left(setup.all[0])
+    setup.unfinished.left(setup.all[1])
+    assert setup.going_on == [0, 1, 2]
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
     setup.unfinished.left(setup.all[which])
@@ -189,7 +230,13 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
     for step, which, size in steps:
         connection = connections[which]
         if step == "wait":
+            takes_all = sum(held.values()) > SHARE * LIMIT
             timers.pass_by()
+            given_up = [each for each in connections if each.is_given_up]
+            assert len(given_up) <= takes_all
+            for each in given_up:
+                unfinished.left(each)
+                held[each], each.is_given_up = 0, False
         elif step == "left":
             unfinished.left(connection)
             held[connection] = 0
@@ -210,13 +257,17 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
             assert going_on == holders
             assert timers.count == 0
     turns: set[Connection] = set()
-    for _ in range(2 * len(connections)):
+    for _ in range(4 * len(connections)):
         turns.update(each for each in connections if each.goes_on)
         timers.pass_by()
+        for each in connections:
+            if each.is_given_up:
+                unfinished.left(each)
     assert turns == set(connections), "all have their turns"
 
 
 WHOLE = publish(1, "q", bytes(LARGE))
+WHY_GIVEN_UP = "memory is short, and the rest of a large message has not come for too long: publish it again"
 
 
 def begun(broker: LoneBroker, count: int) -> list[RawClient]:
@@ -272,6 +323,29 @@ def test_what_has_begun_ends_although_memory_is_short() -> None:
         broker.alarm(None)
         for client in clients:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        for client in clients:
+            client.socket.close()
+
+
+def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that stopped in mid-message once took all that they had begun of a node's memory, however much."""
+    monkeypatch.setattr(unfinished_messages, "LOOK_S", 0.1)
+    monkeypatch.setattr(unfinished_messages, "PATIENT_LOOK_S", 0.2)
+    with LoneBroker(unfinished_bytes=LIMIT) as broker:
+        most = SHARE * LIMIT // LARGE
+        clients = begun(broker, most + 3)
+
+        def open_ports() -> set[int]:
+            return {each.peer_port for each in _connections(broker) if each._amqp.phase is Phase.OPEN}
+
+        wait_until(lambda: len(open_ports()) == most, "those that were too many")
+        left = open_ports()
+        for client in clients:
+            if client.socket.getsockname()[1] in left:
+                client.write(WHOLE[-1:])
+                client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            else:
+                client.expect_close(ReplyCode.RESOURCE_ERROR, f"RESOURCE_ERROR - {WHY_GIVEN_UP}")
         for client in clients:
             client.socket.close()
 
