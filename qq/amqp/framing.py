@@ -38,6 +38,12 @@ FRAME_MAX_MIN = 4096
 FRAME_MAX_UNTUNED = 8192
 """The largest frame before tuning: what some clients say of themselves takes more than 4096."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+FRAMES_AS_THEY_COME = 64
+"""So many body frames of a message are kept as they come. Of more, those that are small are joined: there may be
+millions, and whoever delivers the message would have to walk them each time."""
+SMALL_FRAME_BYTES = 32 * 1024
+JOINED_BYTES = 128 * 1024
+"""What small frames are joined to has no more octets, envelope included."""
 UNFINISHED_MESSAGES_MAX = 4
 """A connection's unfinished messages may take as many octets as this number of messages of the greatest size."""
 UNFINISHED_BYTES_MIN = 1024 * 1024
@@ -49,7 +55,7 @@ PUBLISHES_REMEMBERED_MAX = 256
 def stored_bytes_max(message_bytes_max: int, frame_max: int) -> int:
     """The most octets that a message takes in the log, where it is kept in the frames that it came in.
 
-    Its content header, its body, and a quarter more of frames around parts of that: that many are there if each has 32
+    Its content header, its body, and a quarter more of frames around parts of that: that many come if each has 32
     octets, and no client sends a large message in smaller ones.
     """
     return frame_max + message_bytes_max + message_bytes_max // 4 + UNFINISHED_BYTES_MIN
@@ -84,7 +90,8 @@ _SNIPPET_BYTES = 16
 class Publishes(NamedTuple):
     """Consecutive messages published on a channel with the same basic.publish, byte for byte.
 
-    A message is its content header frame and body frames as they came, frame envelopes included.
+    A message is its content header frame and body frames, frame envelopes included: as they came, unless there are many
+    small ones.
     """
 
     channel: int
@@ -140,15 +147,44 @@ class _Mode(Enum):
 class _Content:
     """A message of which only a part has come."""
 
-    __slots__ = ("left", "method", "size", "wire")
+    __slots__ = ("_frames", "_joined", "came", "left", "method", "size", "wire")
 
     def __init__(self, method: bytes, size: int) -> None:
         self.method = method
         self.wire = bytearray()
+        self._frames = 0
+        """How many body frames are kept as they came."""
+        self._joined = bytearray()
+        """The payloads of small frames behind these."""
+        self.came = 0
+        """How many octets its frames had when they came."""
         self.left = -1
         """Body octets still to come; -1 before the content header."""
         self.size = size
         """How many octets of it count as unfinished."""
+
+    def add_body(self, channel: int, payload: bytes, frame: bytes) -> None:
+        """Add a body frame, with this payload."""
+        if self._frames >= FRAMES_AS_THEY_COME and len(payload) < SMALL_FRAME_BYTES:
+            if len(self._joined) + len(payload) > JOINED_BYTES - FRAME_OVERHEAD:
+                self._end_frame(channel)
+            self._joined += payload
+        else:
+            self._end_frame(channel)
+            self._frames += 1
+            self.wire += frame
+
+    def end(self, channel: int) -> bytes:
+        """The whole message."""
+        self._end_frame(channel)
+        return bytes(self.wire)
+
+    def _end_frame(self, channel: int) -> None:
+        if self._joined:
+            self.wire += _FRAME.pack(FRAME_BODY, channel, len(self._joined))
+            self.wire += self._joined
+            self.wire.append(FRAME_END)
+            self._joined.clear()
 
 
 class FrameReader:
@@ -501,7 +537,8 @@ class FrameReader:
             self._fault(channel, ChannelError(ReplyCode.PRECONDITION_FAILED, text, 60, 40), events)
             return
         content.left = left
-        self._gather(channel, content, frame, events)
+        content.wire += frame
+        self._gather(channel, content, len(frame), events)
 
     def _fault(self, channel: int, error: ChannelError, events: list[Event]) -> None:
         self.drop(channel)
@@ -516,25 +553,24 @@ class FrameReader:
             text = f"the body has {len(payload) - content.left} octets more than its content header says"
             raise ConnectionFault(ReplyCode.FRAME_ERROR, text, 60, 40)
         content.left -= len(payload)
-        if (
-            payload
-        ):  # an empty body frame adds nothing, and without it there is no end to what a message may hold
-            self._gather(channel, content, frame, events)
+        if payload:  # an empty one adds nothing
+            content.add_body(channel, payload, frame)
+            self._gather(channel, content, len(frame), events)
 
-    def _gather(self, channel: int, content: _Content, frame: bytes, events: list[Event]) -> None:
-        """Add a frame to the message and hand it on when it was the last one."""
-        content.wire += frame
+    def _gather(self, channel: int, content: _Content, came: int, events: list[Event]) -> None:
+        """Note how large the frame was that was added to the message; hand the message on if it was the last one."""
+        content.came += came
         wire_max = stored_bytes_max(self._message_bytes_max, self._payload_max)
-        if len(content.wire) > wire_max:
+        if content.came > wire_max:
             self.drop(channel)
             text = f"a message in frames so small that it takes more than {wire_max} bytes"
             events.append(ChannelFault(channel, ChannelError(ReplyCode.PRECONDITION_FAILED, text, 60, 40)))
             return
         if content.left:
-            self._count(content, len(frame))
+            self._count(content, came)
             return
         self._forget(channel)
-        message = bytes(content.wire)
+        message = content.end(channel)
         (flags,) = _FLAGS.unpack_from(message, FLAGS_AT)
         _add_messages(events, Publishes(channel, content.method, [message], flags))
 
