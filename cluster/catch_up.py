@@ -169,7 +169,9 @@ class SnapshotGiver:
         if progress is None:
             return True
         index = progress.acknowledged
-        return index >= self._journal.first_index and self._journal.bytes_from(index) <= self._retained_bytes
+        return (
+            index >= self._journal.first_index and self._journal.bytes_from(index + 1) <= self._retained_bytes
+        )
 
     def needed_from(self, engine: Engine, peers: Iterable[str]) -> int | None:
         """Index of the first entry that must stay in the log for these followers; None if none must."""

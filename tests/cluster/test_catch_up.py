@@ -729,6 +729,21 @@ def test_what_follows_on_a_snapshot_is_kept_until_the_peer_has_that_too(transfer
     assert giver.needed_from(engine, ["taker"]) is None, "it is as far behind as anybody may be"
 
 
+def test_a_peer_that_has_all_is_kept_nothing_for_where_nothing_is_kept_for_anybody(
+    transfer: Transfer,
+) -> None:
+    """With `retained_bytes` of 0 it once counted as behind for ever: when it was gone, much was kept for it."""
+    progress, giver, engine = transfer.engine.progress["taker"], transfer.giver, cast("Any", transfer.engine)
+    giver._retained_bytes = 0
+    transfer.begin()
+    transfer.world.run()
+    progress.matched()
+    progress.acknowledge(transfer.here.journal.last_index)
+    transfer.tick()
+    transfer.here.add(ENTRIES + 1, 50)
+    assert giver.needed_from(engine, ["taker"]) is None
+
+
 def test_removing_an_installed_snapshot_leaves_the_next_one_alone(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run()
