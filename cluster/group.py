@@ -158,6 +158,11 @@ class Group:
         """Index of the newest entry in this node's log."""
         return self.journal.last_index
 
+    @property
+    def applied_index(self) -> int:
+        """Index of the newest entry that was applied."""
+        return self.engine.applied_index
+
     def payload(self, index: int) -> bytes | None:
         """The payload of an entry if it is in memory, else None."""
         return self.journal.payload(index)

@@ -33,8 +33,8 @@ class TaggedLog:
         return self._submit(payload)
 
     @property
-    def last_index(self) -> int:
-        return self._group.last_index
+    def applied_index(self) -> int:
+        return self._group.applied_index
 
     def payload(self, index: int) -> bytes | None:
         entry = self._group.payload(index)

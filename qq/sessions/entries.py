@@ -386,9 +386,12 @@ class Entries:
         return index in self._views or index in self._loading
 
     def _is_stored(self, index: int) -> bool:
-        """Whether an entry is on the disk and not in memory; it may turn out to be gone."""
+        """Whether an entry is on the disk and not in memory; it may turn out to be gone.
+
+        One that is not applied does not count: another leader may put another one into its place.
+        """
         log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
-        return index <= log.last_index and log.payload(index) is None
+        return index <= log.applied_index and log.payload(index) is None
 
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None

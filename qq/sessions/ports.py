@@ -50,8 +50,8 @@ class MessageStore(Protocol):
     """The entries of a log, which hold the messages."""
 
     @property
-    def last_index(self) -> int:
-        """The index of the newest entry."""
+    def applied_index(self) -> int:
+        """The index of the newest entry that was applied: those behind it may still give way to others."""
         ...
 
     def payload(self, index: int) -> bytes | None:

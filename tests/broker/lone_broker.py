@@ -115,6 +115,10 @@ class LoneGroup:
 
     # The entries, and the disk that would read those which are not in memory
 
+    @property
+    def applied_index(self) -> int:
+        return self.last_index
+
     def payload(self, index: int) -> bytes | None:
         return self.entries.get(index)
 

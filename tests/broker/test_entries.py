@@ -38,13 +38,15 @@ class FakeJournal:
         self.stored: dict[int, bytes] = {}
         self.sparse: set[int] = set()
         """Of these entries nothing was kept, but of others in their file."""
+        self.unapplied = 0
+        """How many of the newest entries are not applied."""
         self.error: Exception | None = None
         self.asked: list[int] = []
         self._replaced = 0
 
     @property
-    def last_index(self) -> int:
-        return max((*self.cached, *self.stored))
+    def applied_index(self) -> int:
+        return max((*self.cached, *self.stored)) - self.unapplied
 
     def payload(self, index: int) -> bytes | None:
         return self.cached.get(index)
@@ -132,6 +134,23 @@ WHOLE = make_entry(
 )
 KEPT = make_compacted({1: keep(payload(*BODIES), [(1, 3)])})
 SECOND = 1 << MESSAGE_BITS
+
+
+def test_an_entry_that_is_not_applied_is_not_read_ahead(setup: Setup) -> None:
+    """A leader that was cut off with a large one would have delivered its messages in place of the next leader's."""
+    setup.journal.stored = {6: WHOLE, 7: WHOLE, 8: WHOLE}
+    setup.journal.unapplied = 1
+    ahead = ReadAhead()
+    for index in (6, 7):
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+        assert setup.bodies(index, 0, 1) == [b"0"]
+    others = make_entry(2, [make_batch("n1", 1, 1, [payload(b"a", b"b", b"c")])])
+    setup.journal.stored[8], setup.journal.unapplied = others, 0
+    assert setup.bodies(8, 0, 1) is None
+    setup.load(8, ahead=ahead)
+    setup.disk.read()
+    assert setup.bodies(8, 0, 1) == [b"a"]
 
 
 def test_messages_in_memory_are_there_at_once(setup: Setup) -> None:

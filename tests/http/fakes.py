@@ -257,7 +257,7 @@ class _Group:
         return 0
 
     @property
-    def last_index(self) -> int:
+    def applied_index(self) -> int:
         return max(self.entries, default=1)
 
     def payload(self, index: int) -> bytes | None:
