@@ -256,7 +256,7 @@ class ServerConnection:
     @property
     def unfinished_bytes(self) -> int:
         """The octets of messages that have begun to come and are not complete."""
-        return self._reader.unfinished_bytes
+        return self._reader.begun_bytes
 
     @property
     def broken(self) -> bool:

@@ -48,6 +48,8 @@ UNFINISHED_MESSAGES_MAX = 4
 """A connection's unfinished messages may take as many octets as this number of messages of the greatest size."""
 UNFINISHED_BYTES_MIN = 1024 * 1024
 """Octets that a connection's unfinished messages may take in any case: each of many channels may have a small one."""
+LARGE_FRAME_BYTES = 256 * 1024
+"""A frame of which more octets have come is one of a large message: no method takes as many."""
 PUBLISHES_REMEMBERED_MAX = 256
 """How many different basic.publish of a connection are remembered, so that they are not checked again."""
 
@@ -213,7 +215,7 @@ class FrameReader:
         self.frame_max = frame_max
         self.stepwise = False
         self.unfinished_bytes = 0
-        """The octets that are held for messages which are not complete."""
+        """The octets that are held for messages which are not complete, without the frame that is not."""
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
         self._mode = _Mode.RUNNING
@@ -241,6 +243,13 @@ class FrameReader:
     def held_bytes(self) -> int:
         """The memory that this reader keeps for its peer, in bytes."""
         return len(self._rest) + self.unfinished_bytes
+
+    @property
+    def begun_bytes(self) -> int:
+        """The octets of messages that are not complete, those of a large frame that is not complete included."""
+        rest = len(self._rest)
+        is_large = rest > LARGE_FRAME_BYTES and self._mode is _Mode.RUNNING
+        return self.unfinished_bytes + (rest if is_large else 0)
 
     @property
     def broken(self) -> bool:

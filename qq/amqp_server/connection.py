@@ -310,7 +310,7 @@ class ClientConnection(asyncio.Protocol):
         unfinished_bytes = self._amqp.unfinished_bytes
         if unfinished_bytes or self._unfinished_bytes:
             self._unfinished_bytes = unfinished_bytes
-            self._server.unfinished.note(self, unfinished_bytes)
+            self._server.unfinished.note(self, unfinished_bytes, len(data))
             self.publishes()  # else a first message that never ends would be taken in whatever memory there is
 
     def _others_were_served(self) -> None:

@@ -79,8 +79,11 @@ class Unfinished:
         """Whether the others wait for this connection to finish a message."""
         return self._has_turn is connection
 
-    def note(self, connection: Begun, size: int) -> None:
-        """Note how many octets a connection holds now, after something has come from it."""
+    def note(self, connection: Begun, size: int, came: int = 0) -> None:
+        """Note how many octets a connection holds now, after so many have come from it.
+
+        It holds no more yet if these are of a frame that is not complete.
+        """
         before = self._sizes.get(connection, 0)
         if size <= SMALL_BYTES and size <= self._bytes_max // (2 * max(1, self._connections())):
             if before:
@@ -89,7 +92,7 @@ class Unfinished:
         self._sizes[connection] = size
         self._bytes += size - before
         if connection is self._has_turn:
-            self._sent_bytes += max(size - before, 0)
+            self._sent_bytes += came
             if size < before:
                 self._sizes[connection] = self._sizes.pop(connection)  # behind all others
                 self._next()

@@ -12,7 +12,7 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.amqp.connection import Phase
+from qq.amqp.connection import Phase, Settings
 from qq.amqp_server import unfinished as unfinished_messages
 from qq.amqp_server.unfinished import (
     ENOUGH_BYTES,
@@ -92,8 +92,8 @@ class Setup:
         self.unfinished = Unfinished(runtime, LIMIT, lambda: 3)
         self.all = [Connection() for _ in range(3)]
 
-    def note(self, which: int, size: int) -> None:
-        self.unfinished.note(self.all[which], size)
+    def note(self, which: int, size: int, came: int = ENOUGH_BYTES) -> None:
+        self.unfinished.note(self.all[which], size, came)
 
     @property
     def going_on(self) -> list[int]:
@@ -175,11 +175,21 @@ def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
 
 def test_who_sends_some_octets_now_and_then_loses_its_turn(setup: Setup) -> None:
     """Others once waited until its message had ended: for hours, of one octet a second."""
-    for size in (1, 1 + ENOUGH_BYTES, 2 * ENOUGH_BYTES):
+    for came in (1, ENOUGH_BYTES, ENOUGH_BYTES - 1):
         assert setup.going_on == [0]
-        setup.note(0, LARGE + size)
+        setup.note(0, LARGE, came)
         setup.timers.pass_by()
     assert setup.going_on == [1]
+
+
+def test_who_sends_a_frame_for_long_goes_on(setup: Setup) -> None:
+    """It holds no more before that is complete, and once lost its turn, or was given up."""
+    setup.note(1, SHARE * LIMIT)
+    for _ in range(3):
+        for _ in range(2):
+            setup.note(0, LARGE, ENOUGH_BYTES // 2)
+        setup.timers.pass_by()
+    assert (setup.going_on, setup.given_up) == ([0], [])
 
 
 def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup: Setup) -> None:
@@ -241,7 +251,7 @@ def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) 
             unfinished.left(connection)
             held[connection] = 0
         else:
-            unfinished.note(connection, size)
+            unfinished.note(connection, size, 1)
             is_small = size <= min(SMALL_BYTES, LIMIT // (2 * count))
             held[connection] = 0 if is_small else size
         holders = [each for each in connections if held[each]]
@@ -270,13 +280,15 @@ WHOLE = publish(1, "q", bytes(LARGE))
 WHY_GIVEN_UP = "memory is short, and the rest of a large message has not come for too long: publish it again"
 
 
-def begun(broker: LoneBroker, count: int) -> list[RawClient]:
+def begun(
+    broker: LoneBroker, count: int, whole: bytes = WHOLE, *, frame_max: int = 131_072
+) -> list[RawClient]:
     """Clients that have sent a message each, but for its last octet."""
-    clients = [RawClient(broker.amqp_port) for _ in range(count)]
+    clients = [RawClient(broker.amqp_port, frame_max=frame_max) for _ in range(count)]
     for client in clients:
         client.open_channel(1)
         client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        client.write(WHOLE[:-1])
+        client.write(whole[:-1])
     return clients
 
 
@@ -381,6 +393,24 @@ def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
         broker.call(close_one)
         assert not waiting(broker)
         for client in clients:
+            client.socket.close()
+
+
+def test_a_large_frame_counts_although_it_has_not_ended() -> None:
+    """All of a message may be in one frame, if `frame_max` lets it."""
+    frame_max = 4 * LARGE
+    whole = publish(1, "q", bytes(LARGE), frame_max=frame_max)
+    with LoneBroker(Settings(frame_max=frame_max), unfinished_bytes=LIMIT) as broker:
+        clients = begun(broker, 5, whole, frame_max=frame_max)
+        wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
+        broker.alarm("low on disk")
+        assert all(each.facts().is_blocked for each in _connections(broker)), "they have begun to publish"
+        broker.alarm(None)
+        for client in clients:
+            client.write(whole[-1:])
+        wait_until(lambda: waiting(broker) == 0, "the end of the turns")
+        for client in clients:
+            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
             client.socket.close()
 
 
