@@ -159,6 +159,8 @@ class ClientConnection(asyncio.Protocol):
         "_transport",
         "_uncommitted_bytes",
         "_unfinished_bytes",
+        "_unused_s",
+        "_unused_turns",
         "_writes",
         "_writing_paused",
         "_written_bytes",
@@ -225,6 +227,10 @@ class ClientConnection(asyncio.Protocol):
         self._publishes = False
         self._unfinished_bytes = 0
         """What the client had sent of messages that were not complete, when something came last."""
+        self._unused_turns = 0
+        """In how many turns to finish a message nothing has come, since something came last."""
+        self._unused_s = 0.0
+        """When the last one of these was counted."""
         self._blocked = False
         self._has_read = False
         self._written_s = 0.0
@@ -296,6 +302,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_read = True
+        self._unused_turns = 0
         self._read_bytes += len(data)
         self._reads += 1
         if self._holding:
@@ -691,8 +698,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._silent_beats = 0 if self._is_heard() else self._silent_beats + 1
         if self._silent_beats >= SILENT_BEATS_MAX:
-            log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
-            self._transport.abort()
+            self._missed_heartbeats()
             return
         if (
             self._broker.runtime.monotonic() - self._written_s
@@ -700,6 +706,10 @@ class ClientConnection(asyncio.Protocol):
         ):
             self.write((HEARTBEAT,))
         self._beat_later()
+
+    def _missed_heartbeats(self) -> None:
+        log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
+        self._transport.abort()
 
     def _is_heard(self) -> bool:
         """Whether there was something of the client since the last beat.
@@ -846,6 +856,22 @@ class ClientConnection(asyncio.Protocol):
             self.pause_for(_ALARM)
         else:
             self.resume_for(_ALARM)
+
+    @property
+    def is_read(self) -> bool:
+        return not self._reasons_to_pause
+
+    def turn_unused(self) -> None:
+        """Drop the connection if the client is dead: what that has begun would be there for ever, and have turns.
+
+        It is not read between its turns, so these are counted, one in each beat at most.
+        """
+        interval_s, now_s = self._amqp.heartbeat_s, self._broker.runtime.monotonic()
+        if interval_s and self._amqp.phase is Phase.OPEN and now_s - self._unused_s >= interval_s / BEATS:
+            self._unused_s = now_s
+            self._unused_turns += 1
+            if self._unused_turns > SILENT_BEATS_MAX:
+                self._missed_heartbeats()
 
     def give_up(self) -> None:
         """Close the connection of a client that does not go on with a message while memory is short."""

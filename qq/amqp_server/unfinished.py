@@ -37,12 +37,20 @@ _WAITS = "others finish their messages first"
 class Begun(Protocol):
     """A connection whose client has begun messages."""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether what the client sends is read: if not, it is not to blame that nothing comes."""
+        ...
+
     def pause_for(self, reason: object, /) -> None: ...
 
     def resume_for(self, reason: object, /) -> None: ...
 
     def turn_changed(self) -> None:
         """It has become the connection's turn, or is not any more: whose turn it is does not wait for memory."""
+
+    def turn_unused(self) -> None:
+        """The connection was read in its turn, and nothing has come from it."""
 
     def give_up(self) -> None:
         """Close the connection: its client does not go on, and what all have begun takes all memory there is for it."""
@@ -51,9 +59,9 @@ class Begun(Protocol):
 class Unfinished:
     """Lets the connections that hold much go on one after the other while all together hold more than `bytes_max`.
 
-    A turn ends with the end of a message, or when nothing comes for a while. Whoever waits is found to have hung up
-    when it has its turn. While all hold more than `SHARE` times `bytes_max`, which is the memory at which publishers
-    wait, whoever does not go on in its turn is given up.
+    A turn ends with the end of a message, or when nothing comes for a while. Whoever waits is found to have hung up, or
+    to be dead, when it has its turn. While all hold more than `SHARE` times `bytes_max`, which is the memory at which
+    publishers wait, whoever does not go on in its turn is given up.
     """
 
     def __init__(self, runtime: Runtime, bytes_max: int, connections: Callable[[], int]) -> None:
@@ -165,7 +173,10 @@ class Unfinished:
             self._is_new_turn, self._sent_bytes = False, 0
             self._look_later(LOOK_S if self._bytes <= 2 * self._bytes_max else PATIENT_LOOK_S)
             return
+        is_read, is_silent = holder.is_read, not self._sent_bytes
         self._sizes[holder] = self._sizes.pop(holder)
         self._next()
-        if takes_all:
+        if is_read and takes_all:
             holder.give_up()
+        elif is_read and is_silent:
+            holder.turn_unused()

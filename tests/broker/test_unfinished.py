@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
+from certificates import Authority
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_broker import LoneBroker, wait_until
@@ -13,6 +18,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp.connection import Phase, Settings
+from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server import unfinished as unfinished_messages
 from qq.amqp_server.unfinished import (
     ENOUGH_BYTES,
@@ -23,6 +29,7 @@ from qq.amqp_server.unfinished import (
     SMALL_BYTES,
     Unfinished,
 )
+from qq.config import ClientTls
 from qq.errors import ChannelError, ReplyCode
 
 KIB = 1024
@@ -34,7 +41,9 @@ class Connection:
     def __init__(self) -> None:
         self.reasons: set[object] = set()
         self.turn_changes = 0
+        self.unused_turns = 0
         self.is_given_up = False
+        self.is_read = True
 
     @property
     def goes_on(self) -> bool:
@@ -48,6 +57,9 @@ class Connection:
 
     def turn_changed(self) -> None:
         self.turn_changes += 1
+
+    def turn_unused(self) -> None:
+        self.unused_turns += 1
 
     def give_up(self) -> None:
         self.is_given_up = True
@@ -206,6 +218,29 @@ def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup:
     assert setup.going_on == [0, 1, 2]
 
 
+def test_who_is_not_read_in_its_turn_is_not_given_up(setup: Setup) -> None:
+    """The disk may be short, too, or it waits for a limit: it cannot go on, and was told that it had not."""
+    setup.note(1, SHARE * LIMIT)
+    setup.all[0].is_read = False
+    for _ in range(2):
+        setup.timers.pass_by()
+    assert (setup.going_on, setup.given_up) == ([1], [])
+    assert not setup.all[0].unused_turns
+
+
+def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
+    setup.note(0, LARGE + 1, came=1)
+    for _ in range(4):
+        setup.timers.pass_by()
+    assert [each.unused_turns for each in setup.all] == [1, 1, 1]
+    setup.note(0, LARGE + 2, came=1)
+    setup.timers.pass_by()
+    setup.note(0, LARGE + 3, came=1)
+    setup.timers.pass_by()
+    assert setup.going_on == [1]
+    assert [each.unused_turns for each in setup.all] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
     setup.unfinished.left(setup.all[which])
@@ -281,14 +316,22 @@ WHY_GIVEN_UP = "memory is short, and the rest of a large message has not come fo
 
 
 def begun(
-    broker: LoneBroker, count: int, whole: bytes = WHOLE, *, frame_max: int = 131_072
+    broker: LoneBroker,
+    count: int,
+    whole: bytes = WHOLE,
+    *,
+    left: int = 1,
+    frame_max: int = 131_072,
+    heartbeat: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> list[RawClient]:
-    """Clients that have sent a message each, but for its last octet."""
-    clients = [RawClient(broker.amqp_port, frame_max=frame_max) for _ in range(count)]
+    """Clients that have sent a message each, but for its last octet, or so many of them."""
+    port = broker.amqp_port if tls is None else broker.amqps_port
+    clients = [RawClient(port, frame_max=frame_max, heartbeat=heartbeat, tls=tls) for _ in range(count)]
     for client in clients:
         client.open_channel(1)
         client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        client.write(whole[:-1])
+        client.write(whole[:-left])
     return clients
 
 
@@ -411,6 +454,31 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
         wait_until(lambda: waiting(broker) == 0, "the end of the turns")
         for client in clients:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            client.socket.close()
+
+
+@pytest.mark.parametrize("beats", [False, True])
+@pytest.mark.parametrize("speaks_tls", [False, True])
+def test_who_waits_is_there_as_long_as_its_heartbeats_come(
+    beats: bool, speaks_tls: bool, tmp_path: Path
+) -> None:
+    """Those that were dead once held what they had begun for ever, and had turns."""
+    authority = Authority(tmp_path)
+    last_frame = LARGE % (131_072 - 8) + 8  # heartbeats go between frames
+    files = ClientTls(*authority.issue("server"))
+    with LoneBroker(tls=files, new_loop=uvloop.new_event_loop, unfinished_bytes=LIMIT) as broker:
+        context = authority.context() if speaks_tls else None
+        clients = begun(broker, 5, left=last_frame, heartbeat=1, tls=context)
+        wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
+        if beats:
+            end_s = time.monotonic() + 4.0
+            while time.monotonic() < end_s:
+                for client in clients:
+                    client.write(HEARTBEAT)
+                time.sleep(0.3)
+            assert len(broker.broker.connections) == len(clients)
+        wait_until(lambda: not broker.broker.connections, "their ends")
+        for client in clients:
             client.socket.close()
 
 
