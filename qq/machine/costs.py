@@ -18,6 +18,7 @@ from qq.machine.errors import Refused
 from qq.machine.work import CHEAP_STEPS_MAX, GOT_AT_ONCE, MOVED_AT_ONCE, QUEUES_GONE_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
+from qq.routing.values import values_inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from qq.machine.core import Core
     from qq.machine.queue import Queue
     from qq.machine.vhost import VirtualHost
+    from qq.routing.content import Content
 
 BATCH_STEPS_MAX = 5_000
 """The steps at which a batch ends: an entry has room for three such batches, of whatever nodes."""
@@ -53,6 +55,8 @@ _MESSAGE_BY_SIZE = 2
 """The steps for each message, in each queue that limits its octets."""
 _CONTENT = 15
 """The steps to look into a message."""
+_VALUES_INSIDE = 2
+"""How many values are one step, that are in the tables and arrays of the headers that have to be read."""
 _RANGE = 3
 """The steps for each range of messages that come back, or go."""
 _PUT_OFF = 16
@@ -192,20 +196,27 @@ class Costs:
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
             return _RUN
-        route = self._look(known, exchange, keys, message)
+        if self.looked_enough:
+            return None
+        content = self._core.content_of(message, self.looked)
+        route = self._look(known, exchange, keys, content)
         if route is None:
             return None
-        return _RUN + _CONTENT + known.route_steps // _ROUTE_STEPS + _COPY_WITH_PROPERTIES * len(route)
+        inside = values_inside(content.headers.values()) // _VALUES_INSIDE
+        if inside > CHEAP_STEPS_MAX:
+            self.looked += inside
+        steps = inside + known.route_steps // _ROUTE_STEPS
+        return _RUN + _CONTENT + steps + _COPY_WITH_PROPERTIES * len(route)
 
     def _look(
-        self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None
+        self, vhost: VirtualHost, exchange: str, keys: Sequence[str], content: Content | None
     ) -> tuple[Queue, ...] | None:
         """The queues that are reached; None if too much was looked for in this pass already."""
         if self.looked_enough:
             return None
         try:
-            if message is not None:
-                route = vhost.route_all(exchange, keys, self._core.content_of(message, self.looked))
+            if content is not None:
+                route = vhost.route_all(exchange, keys, content)
             elif len(keys) == 1:
                 route = vhost.route(exchange, keys[0])
             else:

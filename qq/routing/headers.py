@@ -5,6 +5,7 @@ has its value. `all` wants every condition of the binding to be among the offere
 
 Law: a match costs a look-up for each condition that the message offers, and some operations on sets of bindings
 (masks.py), however many bindings have the same conditions: those that want all of theirs are counted, all at once.
+What is in a header that no binding names costs nothing, and neither does what is larger than any binding's arguments.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from typing import Final
 from qq.routing.content import Content, NeedsContent
 from qq.routing.masks import AT_ONCE, Masks, Numbered
 from qq.routing.routers import Arguments, Binding, InvalidBinding, Router
-from qq.routing.values import comparable, erlang_term, type_name
+from qq.routing.values import comparable, erlang_term, type_name, values_inside
 
 MATCH: Final = "x-match"
+VALUES_MAX: Final = 1_000
+"""A header with more values inside equals no argument of a binding: a quarter of them would be too large to be kept."""
+
+_NO_NAMES: dict[str, int] = {}
+"""Of exchanges without conditions, as nearly all are: it is never changed."""
 
 Condition = tuple[str, Hashable]
 """A header and what stands for its value, or None: the header is there. (A void value has nothing to be equal to.)"""
@@ -26,7 +32,7 @@ Condition = tuple[str, Hashable]
 class Headers(Router):
     """`x-match`: all (the default) or any, which ignore arguments that begin with `x-`; with `-with-x` these count."""
 
-    __slots__ = ("_all", "_any", "_bindings", "_conditions", "_wanted", "_wants_all")
+    __slots__ = ("_all", "_any", "_bindings", "_conditions", "_names", "_wanted", "_wants_all")
 
     def __init__(self, _arguments: Arguments) -> None:
         self._bindings: Numbered[Binding] = Numbered()
@@ -36,6 +42,8 @@ class Headers(Router):
         """For each condition, the bindings that match if it is met."""
         self._all: Masks[Condition] = Masks()
         """For each condition, the bindings that have it and want all of theirs to be met."""
+        self._names = _NO_NAMES
+        """The headers that conditions are about, with the number of these."""
         self._wants_all = 0
         """The set of all bindings that want all of their conditions to be met."""
         self._wanted: list[int] = []
@@ -75,8 +83,11 @@ class Headers(Router):
     def _enter(self, binding: Binding, number: int, wants_all: bool, conditions: list[Condition]) -> None:
         self._conditions[binding] = number, wants_all, conditions
         index = self._all if wants_all else self._any
+        if conditions and not self._names:
+            self._names = {}
         for condition in conditions:
             index.add(condition, number)
+            self._names[condition[0]] = self._names.get(condition[0], 0) + 1
         if wants_all:
             self._wants_all |= 1 << number
             self._change_wanted(number, len(conditions))
@@ -86,6 +97,9 @@ class Headers(Router):
         index = self._all if wants_all else self._any
         for condition in conditions:
             index.remove(condition, number)
+            self._names[condition[0]] -= 1
+            if not self._names[condition[0]]:
+                del self._names[condition[0]]
         if wants_all:
             self._wants_all ^= 1 << number
             self._change_wanted(number, len(conditions))
@@ -96,8 +110,10 @@ class Headers(Router):
             raise NeedsContent
         offered: set[Condition] = set()
         for key, value in content.headers.items():
-            offered.add((key, None))
-            offered.add((key, comparable(value)))
+            if key in self._names:
+                offered.add((key, None))
+                if values_inside((value,)) <= VALUES_MAX:
+                    offered.add((key, comparable(value)))
         matching = 0
         if self._any:
             for condition in offered:

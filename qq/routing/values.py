@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
 _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "bool"),
@@ -54,6 +54,18 @@ def comparable(value: object) -> Hashable:
             return ("table", *sorted((key, comparable(entry)) for key, entry in value.items()))
         case _:
             return value
+
+
+def values_inside(values: Iterable[object]) -> int:
+    """How many values there are in the tables and arrays among these, those within others too; an empty one counts."""
+    count = 0
+    pending = [value for value in values if isinstance(value, dict | list)]
+    while pending:
+        container = pending.pop()
+        count += 1 + len(container)
+        inner = container.values() if isinstance(container, dict) else container
+        pending.extend(value for value in inner if isinstance(value, dict | list))
+    return count
 
 
 def type_name(value: object) -> str:

@@ -163,10 +163,14 @@ def consume(number: int, queue: str, credit: int, session: int = 1) -> Checkout:
     return Checkout(session, 1, 1, number, queue, f"t{number}", credit, *flags, 0, {})
 
 
-def message(headers: dict[str, str]) -> bytes:
+def message(headers: dict[str, str] | dict[str, list[None]]) -> bytes:
     """The stored form of an empty message."""
     table = b"".join(
-        bytes([len(name)]) + name.encode() + b"S" + len(value).to_bytes(4, "big") + value.encode()
+        bytes([len(name)])
+        + name.encode()
+        + (b"S" if isinstance(value, str) else b"A")
+        + len(value).to_bytes(4, "big")
+        + (value.encode() if isinstance(value, str) else b"V" * len(value))
         for name, value in headers.items()
     )
     payload = b"\x00\x3c\x00\x00" + bytes(8) + b"\x20\x00" + len(table).to_bytes(4, "big") + table
@@ -250,6 +254,16 @@ def headers() -> Situation:
         ]
     )
     stored = message({f"h{number}": "v" for number in range(1000)})
+    works = ((publish("amq.headers", str(number)), [stored]) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def values_in_headers() -> Situation:
+    """messages with 120,000 values in a header, about which there is a binding"""
+    world = World()
+    world.queues(1)
+    world.do([BindQueue(1, 1, "q0", "amq.headers", "", {"t": [None]})])
+    stored = message({"t": [None] * 120_000})
     works = ((publish("amq.headers", str(number)), [stored]) for number in count())
     return Situation(world.machine, filled(world.machine, works))
 
@@ -503,6 +517,7 @@ SITUATIONS: list[Callable[[], Situation]] = [
     fanout,
     fanout_with_properties,
     headers,
+    values_in_headers,
     consistent_hash,
     acknowledgements,
     limit_lifted,

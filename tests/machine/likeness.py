@@ -143,7 +143,7 @@ def _headers(router: Headers) -> object:
     }
     indexes = _sets(router._any, bindings), _sets(router._all, bindings)
     wanted = [_things(mask, bindings) for mask in (router._wants_all, *router._wanted)]
-    return conditions, indexes, wanted, _things(bindings.everything, bindings), len(bindings)
+    return conditions, indexes, router._names, wanted, _things(bindings.everything, bindings), len(bindings)
 
 
 def _patterns(patterns: TopicPatterns[Any]) -> object:
@@ -211,7 +211,7 @@ FORMS: dict[type, Form] = {
         "In which order exchanges are reached matters to nobody who asks which they are.",
     ),
     Headers: Form(
-        ("_bindings", "_conditions", "_any", "_all", "_wants_all", "_wanted"),
+        ("_bindings", "_conditions", "_any", "_all", "_names", "_wants_all", "_wanted"),
         _headers,
         "Bindings that come and go get other numbers; only whose they are matters.",
     ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
+from pamqp.commands import Basic
+from pamqp.common import FieldTable, FieldValue
+from pamqp.header import ContentHeader
 
 from qq.machine.commands import (
     BindExchange,
@@ -17,12 +20,13 @@ from qq.machine.commands import (
     Get,
     PutVhost,
 )
-from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.costs import BATCH_STEPS_MAX, LOOKED_MAX
 from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
 from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
 from qq.machine.work import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
 from qq.routing.exchanges import ROUTE_STEPS_MAX
+from qq.stored.content import content_of
 
 WIDE = 1250
 
@@ -263,3 +267,26 @@ def test_what_it_takes_to_find_the_way_of_dead_letters_counts_before_the_log_and
     machine.apply_batch("n1", 99, 0, driver.time_ms, batch(commands))
     machine.end_entry(driver.time_ms)
     assert 0 < machine.vhosts["/"].queues["a"].ready < 10
+
+
+def test_values_inside_the_headers_of_a_message_that_is_looked_into_have_their_price() -> None:
+    machine = QueueMachine(content_of)
+    costs = machine.costs
+    prices: list[int] = []
+    for inside in (0, 400, 40_000):
+        costs.begin_pass()
+        voids: list[FieldValue] = [None] * inside
+        values: list[FieldValue] = [{}, voids]
+        price = costs.of_content("/", "amq.headers", ("",), message({"t": values}))
+        assert price is not None
+        prices.append(price)
+        assert costs.looked_enough is (price > LOOKED_MAX)
+    assert prices[1] == prices[0] + 200
+    assert prices[2] == prices[0] + 20_000 > BATCH_STEPS_MAX
+    assert costs.of_content("/", "amq.headers", ("",), message({})) is None  # until the next pass
+
+
+def message(headers: FieldTable) -> bytes:
+    """The stored form of an empty message."""
+    payload = ContentHeader(0, 0, Basic.Properties(headers=headers)).marshal()
+    return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"

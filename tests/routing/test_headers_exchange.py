@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -12,6 +13,7 @@ from qq.routing.content import Content, NeedsContent
 from qq.routing.headers import Condition, Headers
 from qq.routing.masks import Masks
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding
+from qq.routing.values import comparable
 
 Table = dict[str, object]
 
@@ -128,7 +130,9 @@ def test_removing_everything_leaves_nothing() -> None:
     for number in range(4):
         router.unbind(binding(number))
     assert not router._bindings
-    assert not any((router._any, router._all, router._wants_all, router._wanted, router._conditions))
+    assert not any(
+        (router._any, router._all, router._wants_all, router._wanted, router._conditions, router._names)
+    )
 
 
 class CountingMasks(Masks[Condition]):
@@ -153,9 +157,28 @@ def test_bindings_that_share_their_conditions_cost_no_more_than_one(
             router.bind(binding(number), {"x-match": how, "type": "order", "unit": None, "h1": 1, "no": 1})
         CountingMasks.asked = 0
         assert len(matched(router, headers)) == (count if how == "any" else 0)
-        assert CountingMasks.asked == 2 * len(headers)
+        assert CountingMasks.asked == 2 * 3  # of what no binding names, nothing is looked up
         content = Content(headers, {}, 0)
         assert router.steps(("k",), content) >= CountingMasks.asked
+
+
+def test_what_no_binding_can_be_like_is_not_made_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[object] = []
+
+    def noted(value: object) -> Hashable:
+        compared.append(value)
+        return comparable(value)
+
+    router = Headers({})
+    for number, how in enumerate(("any", "all")):
+        router.bind(binding(number), {"x-match": how, "a": [None], "b": None})
+    monkeypatch.setattr(headers_module, "comparable", noted)
+    large: list[object] = [None] * (headers_module.VALUES_MAX + 1)
+    assert len(matched(router, {"b": large, "c": [None]})) == 1
+    assert len(matched(router, {"a": {"k": [large]}})) == 0
+    assert compared == []
+    assert len(matched(router, {"a": [None], "b": 1, "c": [None]})) == 2
+    assert compared == [[None], 1]
 
 
 def test_no_route_is_known_without_the_headers() -> None:
