@@ -15,6 +15,7 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qq.http.payloads import payload_of
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
@@ -219,34 +220,26 @@ def move_document(move: MoveStatus) -> dict[str, Any]:
 
 
 def browsed_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:
-    return {"offset": message.offset} | _message_document(message, as_base64, truncate)
+    """Describe a message with at most `truncate` octets of its body."""
+    payload, encoding = payload_of(message.body[:truncate], as_base64=as_base64)
+    shown = {"payload": payload, "payload_encoding": encoding}
+    return {"offset": message.offset} | _message_document(message) | shown
 
 
-def got_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:
-    return {"message_count": message.message_count} | _message_document(message, as_base64, truncate)
+def got_document(message: Message) -> dict[str, Any]:
+    """Describe a message without its body."""
+    return {"message_count": message.message_count} | _message_document(message)
 
 
-def _message_document(message: Message, as_base64: bool, truncate: int | None) -> dict[str, Any]:
-    """Describe a message as RabbitMQ does, with at most `truncate` octets of its body."""
-    payload, encoding = _payload(message.body[:truncate], as_base64=as_base64)
+def _message_document(message: Message) -> dict[str, Any]:
+    """Describe a message as RabbitMQ does, without its body."""
     return {
         "payload_bytes": len(message.body),
         "redelivered": message.redelivered,
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "properties": _properties(message),
-        "payload": payload,
-        "payload_encoding": encoding,
     }
-
-
-def _payload(body: bytes, *, as_base64: bool) -> tuple[str, str]:
-    if not as_base64:
-        try:
-            return body.decode(), "string"
-        except UnicodeDecodeError:
-            pass
-    return b64encode(body).decode(), "base64"
 
 
 def _properties(message: Message) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from qq.http.documents import (
 from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, login_of, require
+from qq.http.payloads import message_parts
 from qq.http.requests import (
     check_permitted,
     declare,
@@ -40,6 +41,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
     write_list,
+    write_parts,
 )
 from qq.http.samples import adding_samples, with_samples
 from qq.http.topology import binding_listing
@@ -157,8 +159,8 @@ class QueueEndpoints:
         await self._check_reader(request, vhost, name)
         login = login_of(request)
         messages = await self._management.get(vhost, name, login.user, count, ack_mode, login.scopes)
-        documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
-        return await write_list(request, documents)
+        parts = message_parts(messages, got_document, as_base64=as_base64, truncate=truncate)
+        return await write_parts(request, parts)
 
     async def act(self, request: web.Request) -> web.Response:
         """Answer as RabbitMQ 4 does: mirrored queues, whose actions there were, are no more."""

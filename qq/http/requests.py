@@ -168,7 +168,7 @@ def done() -> web.Response:
 
 async def write_list(request: web.Request, documents: Documents) -> web.StreamResponse:
     """Answer with a list, in slices: other tasks run between them."""
-    return await _write(request, _list_parts(documents), HTTPStatus.OK)
+    return await write_parts(request, _list_parts(documents))
 
 
 async def write_object(
@@ -178,10 +178,13 @@ async def write_object(
     status: HTTPStatus = HTTPStatus.OK,
 ) -> web.StreamResponse:
     """Answer with an object: what is small in it, and lists that may be long, in slices."""
-    return await _write(request, object_parts(plain, lists), status)
+    return await write_parts(request, object_parts(plain, lists), status)
 
 
-async def _write(request: web.Request, parts: AsyncIterator[bytes], status: HTTPStatus) -> web.StreamResponse:
+async def write_parts(
+    request: web.Request, parts: AsyncIterator[bytes], status: HTTPStatus = HTTPStatus.OK
+) -> web.StreamResponse:
+    """Answer with JSON that comes in parts."""
     response = web.StreamResponse(status=status, headers=_JSON)
     await response.prepare(request)
     if request.method != hdrs.METH_HEAD:  # else the body would be taken for the next answer
