@@ -63,6 +63,8 @@ class PartOutcome(Enum):
     GOES_ON = 4
     """Some of it was taken, and there may be room for more."""
     REFUSED = 3
+    NOT_YET = 5
+    """It is charged for what it will cost, and is taken when its lane is next again."""
 
 
 class Batch:

@@ -9,7 +9,9 @@ the order is that of asking. First it is the turn of a tenant, which is a virtua
 of the tenant's lanes: so it is no use to open many connections. Both orders are start-time fair queueing (Goyal, Vin
 and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, goes on by the cost of what it is served, and of what
 is looked for to know that; whoever is least far is next. One that has asked for nothing for a while is put `AHEAD` of
-those that have been served meanwhile, so that its first command waits for none of them.
+those that have been served meanwhile, so that its first command waits for none of them. So the cost of a transaction
+that is larger than a batch is in the time of its lane before it is served: else any number of new connections, with one
+transaction each, would be ahead of who asks for little again and again.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class Tenant:
 class Lane:
     """What one connection, or one part of the node itself, has asked for, in the order of asking."""
 
-    __slots__ = ("is_waiting", "parts", "payer", "settlements", "tenant", "time")
+    __slots__ = ("charged", "is_waiting", "parts", "payer", "settlements", "tenant", "time")
 
     def __init__(self, payer: Payer | None = None) -> None:
         self.payer = payer
@@ -124,6 +126,8 @@ class Lane:
         """The settlements, keyed by kind and consumer, to which the message ids that follow may still be added."""
         self.is_waiting = False
         self.time = 0
+        self.charged = 0
+        """The cost of the first part, if that is in the lane's time already, before it is served."""
 
     def count_uncommitted(self, size: int) -> None:
         """Tell the payer, if there is one, of octets that the log has yet to take in or, if negative, has taken in."""

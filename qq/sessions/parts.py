@@ -14,9 +14,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.commands import Enqueue, JoinFragments, Publish, StoreFragment
-from qq.machine.costs import COMMIT_STEPS, FRAGMENT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
+from qq.machine.costs import (
+    BATCH_STEPS_MAX,
+    COMMIT_STEPS,
+    FRAGMENT_STEPS,
+    SETTLED_STEPS,
+    TRANSACTION_STEPS_MAX,
+    Price,
+)
 from qq.machine.limits import table_bytes
-from qq.sessions.batch import PartOutcome
+from qq.sessions.batch import STEP_BYTES, PartOutcome
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
@@ -335,11 +342,16 @@ class OpenCommit:
             if self._steps > TRANSACTION_STEPS_MAX:
                 self._refuse(self, self._steps)
                 return PartOutcome.REFUSED
+        cost = self._steps + self.size // STEP_BYTES
+        if cost > BATCH_STEPS_MAX and not lane.charged:
+            lane.charged = cost
+            return PartOutcome.NOT_YET
         if not batch.has_room(self._steps, self.size):
             return PartOutcome.NO_ROOM
         for part in self._parts:
             part.add_to(batch, lane)
         batch.steps += COMMIT_STEPS * (len(self._parts) - 1)
+        lane.charged = 0
         return PartOutcome.TAKEN
 
 

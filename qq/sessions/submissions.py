@@ -321,9 +321,10 @@ class Submissions:
         put_off: list[Lane] = []
         outcome = PartOutcome.TAKEN
         while lanes and not batch.is_full and outcome is not PartOutcome.NO_ROOM:
-            lane, before = lanes.next(), batch.cost + costs.looked
+            lane = lanes.next()
+            before = batch.cost + costs.looked + lane.charged
             outcome = self._serve(lane, batch)
-            cost = batch.cost + costs.looked - before
+            cost = batch.cost + costs.looked + lane.charged - before
             if outcome is PartOutcome.PUT_OFF:
                 lanes.put_off(lane, cost)
                 put_off.append(lane)
@@ -337,7 +338,7 @@ class Submissions:
         parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
         while parts and batch.cost < until:
             outcome = parts[0].take(batch, lane, costs)
-            if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF):
+            if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF, PartOutcome.NOT_YET):
                 return outcome
             if outcome is not PartOutcome.GOES_ON:
                 parts.popleft()

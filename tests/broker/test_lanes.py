@@ -131,7 +131,8 @@ class World:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]
-        assert len(commands) == 1 or sum(map(len, messages)) <= BATCH_BYTES_MAX
+        whole = len(commands) == 1 or isinstance(next(iter(commands), None), Commit)
+        assert whole or sum(map(len, messages)) <= BATCH_BYTES_MAX
         self.batches.append((list(commands), messages))
         return len(self.batches)
 
@@ -599,6 +600,23 @@ def test_transactions_that_are_refused_use_up_nobody_elses_time() -> None:
     assert len(modest.came) == 2
     world.settle()
     assert len(refused) == 8
+    check_counts(world)
+
+
+def test_who_asks_for_little_is_served_before_large_transactions_of_those_who_come_new() -> None:
+    world = World(9)
+    modest, *greedy = world.clients
+    for number in range(20):
+        world.batches_until_served(modest, number)
+    refused: list[int] = []
+    for client in greedy:
+        for _ in range(2):
+            commit(world, client, [run_of(client, "", "q", [bytes(2_000_000)])], refused)
+    for number in range(20, 30):
+        assert world.batches_until_served(modest, number) <= 2  # that which is under way, and its own
+    world.settle()
+    assert [len(client.came) for client in greedy] == [2] * len(greedy)
+    assert not refused
     check_counts(world)
 
 
