@@ -72,6 +72,8 @@ _GET = 25
 _GOT = 3
 """The steps for each message that is got, if all of them lie alone."""
 _DYING = 10
+_HISTORY_OCTETS = 16
+"""How many octets of what a dead letter has been through are one step, if that is read, and written for one queue."""
 _MOVED = 12
 """The steps for each message that is moved, if all of them lie alone."""
 _CHUNKS = 1_000
@@ -236,8 +238,9 @@ class Costs:
         if vhost is None or queue is None or queue.settings.dead_letter_exchange is None:
             return _COMMAND
         exchange, key = queue.settings.dead_letter_exchange, queue.settings.dead_letter_routing_key
+        history = queue.history_octets_of_dying(command.first)
         if command.has_content:
-            return _COMMAND + command.count * (_CONTENT + _DYING)
+            return _COMMAND + command.count * (_CONTENT + _DYING) + history // _HISTORY_OCTETS
         keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
         known = vhost.known_route(exchange, keys[0]) if len(keys) == 1 else None
         if known is not None:
@@ -247,7 +250,8 @@ class Costs:
         else:
             width, steps = len(vhost.route_dead_letters(exchange, keys)), vhost.route_steps
             self._count_look(vhost)
-        return _COMMAND + _DYING * (1 + width) + steps // _ROUTE_STEPS + command.count
+        told = history * (2 + width) // (3 * _HISTORY_OCTETS)
+        return _COMMAND + _DYING * (1 + width) + told + steps // _ROUTE_STEPS + command.count
 
     def _of_queue(self, queue: Queue) -> int:
         vhost = self._core.catalog.vhosts[queue.vhost]

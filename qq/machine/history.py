@@ -217,6 +217,13 @@ class Histories:
         number, place = divmod(history_id, _BLOCK_ROWS)
         return History.of(unpack(self._blocks[number].packed[place]))
 
+    def octets(self, history_id: int) -> int:
+        """How many octets the history with this id is; it has to be there, and 0 has none."""
+        if not history_id:
+            return 0
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        return len(self._blocks[number].packed[place])
+
     def keep_only(self, counts: Mapping[int, int]) -> None:
         """Let as many messages refer to each history as `counts` tells, at least one, and forget the others."""
         kept: list[HistoryRow] = []

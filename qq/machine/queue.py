@@ -574,6 +574,16 @@ class Queue:
             if messages.history:
                 self.histories.release(messages.history, messages.count)
 
+    def history_octets_of_dying(self, number: int) -> int:
+        """How long the history of the dying message with this number is; 0 if it has none, or is not there."""
+        first = self.dying_first
+        if self.histories and number >= first:
+            for dead in self.dying:
+                first += dead.range.count
+                if number < first:
+                    return self.histories.octets(dead.range.history)
+        return 0
+
     def histories_of(self, ranges: Iterable[Range]) -> dict[int, History]:
         get = self.histories.get
         return {

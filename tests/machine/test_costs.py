@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 from pamqp.commands import Basic
@@ -290,3 +292,26 @@ def message(headers: FieldTable) -> bytes:
     """The stored form of an empty message."""
     payload = ContentHeader(0, 0, Basic.Properties(headers=headers)).marshal()
     return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+def test_what_a_dead_letter_has_been_through_has_its_price() -> None:
+    names = [f"d{number}" for number in range(101)]
+    driver = Driver()
+    for name, following in pairwise([*names, "end"]):
+        driver.apply(
+            declare(name, x_dead_letter_exchange="", x_dead_letter_routing_key=following, x_message_ttl=1)
+        )
+    driver.apply(publish(1, names[0]))
+    prices: list[int] = []
+    for number in range(100):
+        driver.time_ms += 1
+        driver.apply()
+        [dying] = driver.machine.dying(500)
+        command = DeadLetter(
+            "/", names[number], dying.number, dying.first, 1, "", "", [], [], "", 255, False, {}, {}
+        )
+        prices.append(driver.machine.costs.of("n1", command))
+        assert driver.machine.costs.of("n1", command._replace(first=dying.first + 1)) == prices[0]
+        driver.apply(command)
+    assert prices == sorted(prices)
+    assert prices[99] > prices[0] + 50
