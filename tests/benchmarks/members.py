@@ -39,7 +39,7 @@ RATE = 500
 """Messages a second over all publishers."""
 AROUND_S = 1.0
 """The load works for so long before a change begins, and at least as long after it has ended."""
-LOAD_S = 15.0
+LOAD_S = 25.0
 CATCH_UP_S_MAX = 200.0
 """A new node is given up after so long. Beside clients it is fed slowly."""
 
