@@ -20,6 +20,7 @@ from pamqp import commands
 
 from qq.amqp.fields import decode_method, decode_publish
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode
+from qq.stored.editing import WORTHWHILE_BYTES, body_frames
 from qq.stored.fields import (
     FieldError,
     TableLimitExceeded,
@@ -41,7 +42,6 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 FRAMES_AS_THEY_COME = 64
 """So many body frames of a message are kept as they come. Of more, those that are small are joined: there may be
 millions, and whoever delivers the message would have to walk them each time."""
-SMALL_FRAME_BYTES = 32 * 1024
 JOINED_BYTES = 128 * 1024
 """What small frames are joined to has no more octets, envelope included."""
 UNFINISHED_MESSAGES_MAX = 4
@@ -167,7 +167,7 @@ class _Content:
 
     def add_body(self, channel: int, payload: bytes, frame: bytes) -> None:
         """Add a body frame, with this payload."""
-        if self._frames >= FRAMES_AS_THEY_COME and len(payload) < SMALL_FRAME_BYTES:
+        if self._frames >= FRAMES_AS_THEY_COME and len(payload) < WORTHWHILE_BYTES:
             if len(self._joined) + len(payload) > JOINED_BYTES - FRAME_OVERHEAD:
                 self._end_frame(channel)
             self._joined += payload
@@ -183,9 +183,7 @@ class _Content:
 
     def _end_frame(self, channel: int) -> None:
         if self._joined:
-            self.wire += _FRAME.pack(FRAME_BODY, channel, len(self._joined))
-            self.wire += self._joined
-            self.wire.append(FRAME_END)
+            self.wire += body_frames(self._joined, channel, JOINED_BYTES)
             self._joined.clear()
 
 

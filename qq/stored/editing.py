@@ -62,7 +62,7 @@ def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> 
     others.headers = None
     head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=others), 1)
     headers = cast("dict[str, HeaderValue] | None", properties.headers)
-    [message] = with_headers([head + _body_frames(body, 1, frame_max)], additions=headers)
+    [message] = with_headers([head + body_frames(body, 1, frame_max)], additions=headers)
     return message
 
 
@@ -82,7 +82,7 @@ def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
     if (frames := _frames_that_fit(message, header_stop, frame_max)) is not None:
         return _renumbered(message, number, frames)
     head = b"".join((message[:1], number, message[3:header_stop]))
-    return head + _body_frames(_body(message, header_stop), channel, frame_max)
+    return head + body_frames(_body(message, header_stop), channel, frame_max)
 
 
 def _frames_that_fit(message: bytes, header_stop: int, frame_max: int) -> list[int] | None:
@@ -112,9 +112,10 @@ def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-def _body_frames(body: bytes, channel: int, frame_max: int) -> bytes:
+def body_frames(body: bytes | bytearray, channel: int, frame_max: int) -> bytes:
+    """Make body frames of at most `frame_max` octets."""
     payload_max = frame_max - FRAME_OVERHEAD
-    frames: list[bytes] = []
+    frames: list[bytes | bytearray] = []
     for at in range(0, len(body), payload_max):
         part = body[at : at + payload_max]
         frames += (_FRAME.pack(FRAME_BODY, channel, len(part)), part, _END)

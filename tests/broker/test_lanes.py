@@ -131,8 +131,9 @@ class World:
         data = b"".join(payload)
         commands, offsets = decode_batch(data)
         messages = [data[start:end] for start, end in pairwise(offsets)]
-        whole = len(commands) == 1 or isinstance(next(iter(commands), None), Commit)
-        assert whole or sum(map(len, messages)) <= BATCH_BYTES_MAX
+        first = commands[0] if commands else None
+        is_one_part = len(commands) == (1 + first.count if isinstance(first, Commit) else 1)
+        assert is_one_part or sum(map(len, messages)) <= BATCH_BYTES_MAX
         self.batches.append((list(commands), messages))
         return len(self.batches)
 

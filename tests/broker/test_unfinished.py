@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,7 @@ WHOLE = publish(1, "q", bytes(LARGE))
 WHY_GIVEN_UP = "memory is short, and the rest of a large message has not come for too long: publish it again"
 
 
+@contextmanager
 def begun(
     broker: LoneBroker,
     count: int,
@@ -324,15 +326,19 @@ def begun(
     frame_max: int = 131_072,
     heartbeat: int = 0,
     tls: ssl.SSLContext | None = None,
-) -> list[RawClient]:
+) -> Iterator[list[RawClient]]:
     """Clients that have sent a message each, but for its last octet, or so many of them."""
     port = broker.amqp_port if tls is None else broker.amqps_port
-    clients = [RawClient(port, frame_max=frame_max, heartbeat=heartbeat, tls=tls) for _ in range(count)]
-    for client in clients:
-        client.open_channel(1)
-        client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        client.write(whole[:-left])
-    return clients
+    with ExitStack() as connections:
+        clients = [
+            connections.enter_context(RawClient(port, frame_max=frame_max, heartbeat=heartbeat, tls=tls))
+            for _ in range(count)
+        ]
+        for client in clients:
+            client.open_channel(1)
+            client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+            client.write(whole[:-left])
+        yield clients
 
 
 def waiting(broker: LoneBroker) -> int:
@@ -342,8 +348,7 @@ def waiting(broker: LoneBroker) -> int:
 
 def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
     """Sixty of them once raised the alarm, and none could end its message: publishers waited for ever."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = begun(broker, 5)
+    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 5) as clients:
 
         def blocked() -> int:
             return broker.call(lambda: sum(each.facts().is_blocked for each in _connections(broker)))
@@ -358,15 +363,11 @@ def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         declared = clients[0].call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         assert declared.message_count == len(clients) - 1
-        for client in clients:
-            client.socket.close()
 
 
 def test_what_has_begun_ends_although_memory_is_short() -> None:
     """Clients that sent in bursts once raised the alarm in their turns, and waited for its end, all of them."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = begun(broker, 5)
-
+    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 5) as clients:
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.alarm("low on memory & disk")
         assert not broker.call(lambda: any(map(_is_read, _connections(broker))))
@@ -378,17 +379,14 @@ def test_what_has_begun_ends_although_memory_is_short() -> None:
         broker.alarm(None)
         for client in clients:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        for client in clients:
-            client.socket.close()
 
 
 def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that stopped in mid-message once took all that they had begun of a node's memory, however much."""
     monkeypatch.setattr(unfinished_messages, "LOOK_S", 0.1)
     monkeypatch.setattr(unfinished_messages, "PATIENT_LOOK_S", 0.2)
-    with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        most = SHARE * LIMIT // LARGE
-        clients = begun(broker, most + 3)
+    most = SHARE * LIMIT // LARGE
+    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, most + 3) as clients:
 
         def open_ports() -> set[int]:
             return {each.peer_port for each in _connections(broker) if each._amqp.phase is Phase.OPEN}
@@ -401,13 +399,10 @@ def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPa
                 client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
             else:
                 client.expect_close(ReplyCode.RESOURCE_ERROR, f"RESOURCE_ERROR - {WHY_GIVEN_UP}")
-        for client in clients:
-            client.socket.close()
 
 
 def test_who_is_told_to_go_is_not_waited_for() -> None:
-    with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = begun(broker, 3)
+    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 3):
         unfinished = broker.server.unfinished
 
         def turn() -> list[bool]:
@@ -416,14 +411,11 @@ def test_who_is_told_to_go_is_not_waited_for() -> None:
         wait_until(lambda: any(broker.call(turn)), "turns")
         broker.call(lambda: _connections(broker)[2].shut_down("elsewhere"))
         assert not any(broker.call(turn)), "what the two others hold is not too much"
-        for client in clients:
-            client.socket.close()
 
 
 def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
     """The broker closes a channel for what it was asked before, when the next message has begun to come."""
-    with LoneBroker(unfinished_bytes=LIMIT) as broker:
-        clients = begun(broker, 3)
+    with LoneBroker(unfinished_bytes=LIMIT) as broker, begun(broker, 3) as clients:
         unfinished = broker.server.unfinished
 
         def close_one() -> None:
@@ -435,16 +427,16 @@ def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.call(close_one)
         assert not waiting(broker)
-        for client in clients:
-            client.socket.close()
 
 
 def test_a_large_frame_counts_although_it_has_not_ended() -> None:
     """All of a message may be in one frame, if `frame_max` lets it."""
     frame_max = 4 * LARGE
     whole = publish(1, "q", bytes(LARGE), frame_max=frame_max)
-    with LoneBroker(Settings(frame_max=frame_max), unfinished_bytes=LIMIT) as broker:
-        clients = begun(broker, 5, whole, frame_max=frame_max)
+    with (
+        LoneBroker(Settings(frame_max=frame_max), unfinished_bytes=LIMIT) as broker,
+        begun(broker, 5, whole, frame_max=frame_max) as clients,
+    ):
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         broker.alarm("low on disk")
         assert all(each.facts().is_blocked for each in _connections(broker)), "they have begun to publish"
@@ -454,7 +446,6 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
         wait_until(lambda: waiting(broker) == 0, "the end of the turns")
         for client in clients:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-            client.socket.close()
 
 
 @pytest.mark.parametrize("beats", [False, True])
@@ -466,9 +457,11 @@ def test_who_waits_is_there_as_long_as_its_heartbeats_come(
     authority = Authority(tmp_path)
     last_frame = LARGE % (131_072 - 8) + 8  # heartbeats go between frames
     files = ClientTls(*authority.issue("server"))
-    with LoneBroker(tls=files, new_loop=uvloop.new_event_loop, unfinished_bytes=LIMIT) as broker:
-        context = authority.context() if speaks_tls else None
-        clients = begun(broker, 5, left=last_frame, heartbeat=1, tls=context)
+    context = authority.context() if speaks_tls else None
+    with (
+        LoneBroker(tls=files, new_loop=uvloop.new_event_loop, unfinished_bytes=LIMIT) as broker,
+        begun(broker, 5, left=last_frame, heartbeat=1, tls=context) as clients,
+    ):
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
         if beats:
             end_s = time.monotonic() + 4.0
@@ -478,8 +471,6 @@ def test_who_waits_is_there_as_long_as_its_heartbeats_come(
                 time.sleep(0.3)
             assert len(broker.broker.connections) == len(clients)
         wait_until(lambda: not broker.broker.connections, "their ends")
-        for client in clients:
-            client.socket.close()
 
 
 def _connections(broker: LoneBroker) -> list[Any]:
