@@ -108,6 +108,17 @@ class Holder:
             return self.credit
         return min(self.credit, budget.limit - budget.held)
 
+    @property
+    def is_mostly_used(self) -> bool:
+        """Whether the consumer, or its channel, holds more than half of the messages that its prefetch limit allows.
+
+        Below that it has room for more, so no delivery waits for its next acknowledgement.
+        """
+        if self.auto_credit and 2 * self.credit < self.prefetch:
+            return True
+        budget = self.budget
+        return budget is not None and bool(budget.limit) and 2 * budget.held > budget.limit
+
     def wait_for_room(self) -> None:
         """Let the consumer wait for room in its channel, if it has credit; without credit it does not wait."""
         if self.credit < 1:

@@ -638,6 +638,12 @@ class Queue:
             return True
         return consumer is self.active and self._successor() is consumer
 
+    def waits_for_settlement(self, consumer: Consumer) -> bool:
+        """Whether settling what the consumer holds may let the queue deliver more: to it, or to its successor."""
+        if consumer.is_mostly_used:
+            return True
+        return self.settings.single_active_consumer and self._successor() is not consumer
+
     def _successor(self) -> Consumer | None:
         """The consumer that should be active: the first of the highest priority; among equals, the one that is."""
         active = self.active if self.active is not None and self.active.live else None

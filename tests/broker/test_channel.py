@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pamqp.frame
-import pytest
 from pamqp import commands as amqp
 
 from qq.amqp.framing import Method
@@ -15,7 +14,6 @@ from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
 from qq.config import NodeLimits
 from qq.machine import commands, effects
 from qq.machine.access import Permissions
-from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.machine import QueueMachine
 from qq.metrics import Counters
 from qq.ranges import Range
@@ -87,8 +85,6 @@ class Log:
     def __init__(self) -> None:
         self.commands: list[Any] = []
         self.credits: list[tuple[int, int]] = []
-        self.urgent: list[bool] = []
-        """Of each settlement, whether somebody waits for what comes of it."""
 
     def add(self, command: Any, _connection: Any = None) -> None:
         self.commands.append(command)
@@ -97,7 +93,6 @@ class Log:
         self, kind: Any, consumer: int, first: int, last: int, _lane: Lane, *, is_urgent: bool
     ) -> None:
         self.commands.append(kind(consumer, first, last))
-        self.urgent.append(is_urgent)
 
     def credit(self, consumer: int, count: int, _lane: Lane, *, is_urgent: bool = True) -> None:
         self.credits.append((consumer, count))
@@ -195,29 +190,6 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     socket.make_room()
     assert not socket.paused
     assert [frame.name for frame in socket.frames()[::1000]] == ["Basic.Deliver", "Basic.QosOk"]
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "limit", "urgent_above"),
-    [(1, 0, 0), (10, 0, 5), (100, 10, 5), (0, 0, LIVE_UNLIMITED), (0, 6, 3)],
-)
-def test_an_acknowledgement_is_urgent_while_its_consumer_may_wait_for_more(
-    prefetch: int, limit: int, urgent_above: int
-) -> None:
-    channel, _, log = channel_and_its_ends()
-    channel.receive(Method(1, amqp.Basic.Qos(0, prefetch, False)))
-    if limit:
-        channel.receive(Method(1, amqp.Basic.Qos(0, limit, True)))
-        channel.replied(effects.Done())
-    consumer = consume(channel, log)
-    channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 12, 0)], {}, counts_failures=False)
-    )
-    for tag in range(1, 12):
-        channel.receive(Method(1, amqp.Basic.Ack(tag, False)))
-    assert log.urgent == [12 - tag > urgent_above for tag in range(1, 12)]
-    channel.receive(Method(1, amqp.Basic.Nack(12, False, True)))
-    assert log.urgent[-1], "what is returned is somebody else's next"
 
 
 def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:

@@ -44,7 +44,7 @@ PACED_WINDOW = 2000
 class ConsumingMethods:
     """The consumers of a channel."""
 
-    __slots__ = ("_at_ease", "_by_id", "_by_tag", "_core", "_requester", "prefetch", "prefetch_of_all")
+    __slots__ = ("_by_id", "_by_tag", "_core", "_requester", "prefetch", "prefetch_of_all")
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
@@ -58,9 +58,6 @@ class ConsumingMethods:
         """The limit of what a consumer that comes now may hold; 0 for none."""
         self.prefetch_of_all = 0
         """The limit of what all consumers together may hold; 0 for none."""
-        self._at_ease = LIVE_UNLIMITED
-        """While the client holds no more messages than these, half of the narrowest prefetch limit there has been, no
-        consumer of the channel waits for an acknowledgement to be given more."""
 
     # Settling
 
@@ -88,14 +85,24 @@ class ConsumingMethods:
             core.transaction.settle(kind, pieces, method)
             return
         settle, lane = core.broker.submissions.settle, core.connection.lane
-        # What is returned, or refused, has to go to somebody else.
-        is_urgent = kind is not commands.Settle or core.outgoing.unacked > self._at_ease
         for piece in pieces:
-            first = piece.value.first_id + piece.offset
-            settle(kind, piece.value.consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
+            consumer, first = piece.value.consumer, piece.value.first_id + piece.offset
+            # A returned or rejected message has to go to another consumer, or to a dead-letter exchange.
+            is_urgent = kind is not commands.Settle or self._waits_for_settlement(consumer)
+            settle(kind, consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
             if kind is commands.Settle:
                 core.broker.counters.messages_acknowledged += piece.count
                 core.counts.acknowledged += piece.count
+
+    def _waits_for_settlement(self, consumer_id: int) -> bool:
+        """Whether a delivery may wait for this consumer's acknowledgement to be applied.
+
+        The log's view decides and not the client's: a client that has just acknowledged all of its messages holds none,
+        while its consumer has no room in the log until the acknowledgement is applied.
+        """
+        broker = self._core.broker
+        consumer = broker.machine.consumers.get((broker.name, consumer_id))
+        return consumer is not None and consumer.queue.waits_for_settlement(consumer)
 
     def recover(self, frame: amqp.Basic.Recover) -> None:
         self._recover(frame.requeue, RECOVER, amqp.Basic.RecoverOk())
@@ -133,7 +140,6 @@ class ConsumingMethods:
             raise ConnectionFault(
                 ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10
             )
-        self._limit_ease(frame.prefetch_count)
         if frame.global_:
             self.prefetch_of_all = frame.prefetch_count
             core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
@@ -148,10 +154,6 @@ class ConsumingMethods:
             core.answer_when_applied(amqp.Basic.QosOk())
         else:
             core.send(amqp.Basic.QosOk())
-
-    def _limit_ease(self, prefetch: int) -> None:
-        if prefetch:
-            self._at_ease = min(self._at_ease, prefetch // 2)
 
     # Consumers
 
@@ -182,7 +184,6 @@ class ConsumingMethods:
             cancel_on_failover=arguments.get("x-cancel-on-ha-failover") is True,
             live_prefetch=live_prefetch,
         )
-        self._limit_ease(prefetch)
         self._by_tag[tag] = self._by_id[consumer.id] = consumer
         command = commands.Checkout(
             core.session,
