@@ -61,7 +61,7 @@ PACE_S = 0.010
 """How long after a batch the next one is submitted though `COST_AT_ONCE` is under way: a disk that takes long for each
 sync may have more to do in one."""
 MOMENT_S = 0.002
-"""How long what nobody waits for may wait for company: acknowledgements go with the next publish."""
+"""How long an acknowledgement that no client waits for may wait for company, such as the next publish."""
 SPARING_S = 1.0
 """How long, after somebody has come who asks for little, the pace is kept: the next message may come at any time."""
 COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
@@ -103,6 +103,8 @@ class Submissions:
         """Messages of more octets than that are stored in fragments, see `Batch`."""
         self._watched: deque[_Watched] = deque()
         self._flush_asked = False
+        self._has_urgent = False
+        """Whether the lanes hold more than parts that may wait for company."""
         self._is_behind = False
         """Whether the last batch had no room for all that waited in the lanes."""
         self._look_s = inf
@@ -166,7 +168,7 @@ class Submissions:
         This node has applied then all that the cluster has committed by now: a batch goes through the log for it,
         though nothing may be asked for in it. See `settle` for what is not urgent.
         """
-        self._ask(lane or self._own, Callback(callback), 0, is_urgent=is_urgent)
+        self._ask(lane or self._own, Callback(callback), 0, wait_s=_wait_s(is_urgent=is_urgent))
 
     def commit(
         self,
@@ -232,25 +234,26 @@ class Submissions:
         known = lane.settlements.get((kind, consumer))
         if known is None or not known.goes_on(first, last):
             known = lane.settlements[kind, consumer] = OpenSettlement(kind, consumer, first, last)
-            self._ask(lane, known, COMMAND_BYTES, is_urgent=is_urgent)
+            self._ask(lane, known, COMMAND_BYTES, wait_s=_wait_s(is_urgent=is_urgent))
         elif is_urgent:
             self._ask_flush()
 
     def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
-        """Let a consumer have so many messages more; see `settle` for what is not urgent."""
+        """Let a consumer have `count` messages more. Credit that is not urgent waits for the next command."""
         credit = Asked(self._node, Credit(consumer, count), COMMAND_BYTES)
-        self._ask(lane, credit, COMMAND_BYTES, is_urgent=is_urgent)
+        self._ask(lane, credit, COMMAND_BYTES, wait_s=0.0 if is_urgent else inf)
 
-    def _ask(self, lane: Lane, part: Part, size: int, *, is_urgent: bool = True) -> None:
+    def _ask(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
+        """Put a part into its lane; it may wait up to `wait_s` seconds for company (inf: for ever)."""
         lane.parts.append(part)
         if not lane.is_waiting and self._lanes.enter(lane):
             self._sparing_until_s = self._runtime.monotonic() + SPARING_S
         if size:
             self._count(lane, size)
-        if is_urgent:
+        if not wait_s:
             self._ask_flush()
-        elif not self._flush_asked:
-            self._look_again_in(MOMENT_S)
+        elif wait_s < inf and not self._flush_asked:
+            self._look_again_in(wait_s)
 
     def _count(self, lane: Lane, size: int) -> None:
         self._waiting_bytes += size
@@ -259,6 +262,7 @@ class Submissions:
     # What is submitted
 
     def _ask_flush(self) -> None:
+        self._has_urgent = True
         if not self._flush_asked:
             self._flush_asked = True
             self._runtime.call_soon(self._flush)
@@ -271,10 +275,11 @@ class Submissions:
 
     def _look_again(self) -> None:
         self._look_s = inf
+        self._has_urgent = True
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._lanes and not self._flush_asked:
+        if self._has_urgent and self._lanes and not self._flush_asked:
             self._flush()
 
     def _flush(self) -> None:
@@ -290,6 +295,8 @@ class Submissions:
             if put_off and batch.is_empty:
                 self._ask_flush()
                 return
+        if not self._lanes:
+            self._has_urgent = False
 
     def _may_submit(self) -> bool:
         if not self._has_begun or self._machine.has_lost_sessions(self._node):
@@ -416,3 +423,8 @@ class Submissions:
         if watched:
             wait_s = watched[0].time_s + self._publish_timeout_s - now_s
             self._runtime.call_later(wait_s, self._refuse_overdue)
+
+
+def _wait_s(*, is_urgent: bool) -> float:
+    """How long a settlement, or a barrier behind settlements, may wait for company."""
+    return 0.0 if is_urgent else MOMENT_S
