@@ -12,6 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from pamqp import commands
 from pamqp import frame as pamqp_frame
 
 from qq.amqp.framing import FRAME_METHOD
@@ -33,8 +34,16 @@ _METHOD = Struct(">BHIHH")
 _CONFIRM = Struct(">BHIHHQBB")
 
 
+_RESERVED = {commands.Channel.Open.index: b"\x00", commands.Channel.OpenOk.index: b"\x00\x00\x00\x00"}
+"""Arguments of the methods whose reserved string is "0" for pamqp, which accepts no other text: RabbitMQ and its clients
+send an empty string, and some clients expect it (the JavaScript client of CloudAMQP skips a fixed number of octets)."""
+
+
 def encode(channel: int, frame: base.Frame) -> bytes:
     """Encode any method."""
+    reserved = _RESERVED.get(frame.index)
+    if reserved is not None:
+        return method_frame(channel, frame.index >> 16, frame.index & 0xFFFF, reserved)
     return pamqp_frame.marshal(frame, channel)
 
 
