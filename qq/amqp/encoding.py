@@ -13,13 +13,14 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from pamqp import commands
+from pamqp import encode as pamqp_encode
 from pamqp import frame as pamqp_frame
 
 from qq.amqp.framing import FRAME_METHOD
 from qq.stored.layout import FRAME_END
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pamqp import base
 
@@ -32,11 +33,15 @@ _TAG = Struct(">Q")
 _FRAME = Struct(">BHI")
 _METHOD = Struct(">BHIHH")
 _CONFIRM = Struct(">BHIHHQBB")
+_MULTIPLE_REQUEUE = 0b11
+"""The flags of basic.nack, as one octet."""
 
 
 _RESERVED = {commands.Channel.Open.index: b"\x00", commands.Channel.OpenOk.index: b"\x00\x00\x00\x00"}
-"""Arguments of the methods whose reserved string is "0" for pamqp, which accepts no other text: RabbitMQ and its clients
-send an empty string, and some clients expect it (the JavaScript client of CloudAMQP skips a fixed number of octets)."""
+"""Arguments of the methods whose reserved string is "0" for pamqp, which accepts no other text.
+
+RabbitMQ and its clients send an empty string. The JavaScript client of CloudAMQP expects it: it skips a fixed number of
+octets."""
 
 
 def encode(channel: int, frame: base.Frame) -> bytes:
@@ -47,9 +52,23 @@ def encode(channel: int, frame: base.Frame) -> bytes:
     return pamqp_frame.marshal(frame, channel)
 
 
-def confirm_frame(channel: int, tag: int, multiple: bool, nack: bool = False) -> bytes:
-    """Encode basic.ack or basic.nack, of a server to a publisher or of a client to a server."""
-    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120 if nack else 80, tag, multiple, FRAME_END)
+def connection_start(properties: Mapping[str, object], mechanisms: str, locales: str) -> bytes:
+    """Encode connection.start of AMQP 0-9-1, with the properties in their order, which pamqp would sort."""
+    arguments = b"\x00\x09" + _table(properties) + _longstr(mechanisms) + _longstr(locales)
+    return method_frame(0, 10, 10, arguments)
+
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """Encode basic.ack, of a server to a publisher or of a client to a server."""
+    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 80, tag, multiple, FRAME_END)
+
+
+def refusal_frame(channel: int, tag: int) -> bytes:
+    """Encode basic.nack to a publisher, for all messages up to the tag.
+
+    RabbitMQ sets `multiple` also for one message, and `requeue`, which has no meaning for a publisher.
+    """
+    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120, tag, _MULTIPLE_REQUEUE, FRAME_END)
 
 
 def deliveries(
@@ -110,3 +129,17 @@ def method_frame(channel: int, class_id: int, method_id: int, arguments: bytes) 
 def _shortstr(text: str) -> bytes:
     encoded = text.encode()
     return bytes([len(encoded)]) + encoded
+
+
+def _longstr(text: str) -> bytes:
+    encoded = text.encode()
+    return _U32.pack(len(encoded)) + encoded
+
+
+def _table(fields: Mapping[str, object]) -> bytes:
+    encoded = b"".join(_shortstr(name) + _field(value) for name, value in fields.items())
+    return _U32.pack(len(encoded)) + encoded
+
+
+def _field(value: object) -> bytes:
+    return b"F" + _table(value) if isinstance(value, dict) else pamqp_encode.encode_table_value(value)

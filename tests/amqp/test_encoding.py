@@ -19,11 +19,19 @@ from amqp_wire import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pamqp import base, commands
+from pamqp import base, commands, frame
 from pamqp import body as body_module
-from pamqp import frame
 
-from qq.amqp.encoding import HEARTBEAT, confirm_frame, declare_ok, deliveries, encode, get_ok, returned
+from qq.amqp.encoding import (
+    HEARTBEAT,
+    ack_frame,
+    declare_ok,
+    deliveries,
+    encode,
+    get_ok,
+    refusal_frame,
+    returned,
+)
 from qq.amqp.framing import FRAME_MAX_MIN
 from qq.stored.editing import WORTHWHILE_BYTES, content, reframe, with_headers
 
@@ -36,10 +44,8 @@ quick = settings(max_examples=min(30, settings.default.max_examples), deadline=N
 @quick
 @given(channels, tags, st.booleans())
 def test_confirms_are_what_pamqp_makes(channel: int, tag: int, multiple: bool) -> None:
-    assert confirm_frame(channel, tag, multiple) == method(channel, Basic.Ack(tag, multiple))
-    assert confirm_frame(channel, tag, multiple, nack=True) == method(
-        channel, Basic.Nack(tag, multiple, False)
-    )
+    assert ack_frame(channel, tag, multiple) == method(channel, Basic.Ack(tag, multiple))
+    assert refusal_frame(channel, tag) == method(channel, Basic.Nack(tag, multiple=True, requeue=True))
 
 
 @quick
