@@ -315,7 +315,7 @@ class FrameReader:
                 return end
             if kind == FRAME_METHOD and channel not in contents:
                 method = data[at + 7 : at + 11]
-                if method == _PUBLISH:
+                if method == _PUBLISH and channel:
                     reached = self._read_publishes(data, at, stop, channel, events)
                     taken, at = reached > at, reached
                     if self._need:
