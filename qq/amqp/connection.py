@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from pamqp import base, common
 
+    from qq.amqp.encoding import Properties
+
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
@@ -595,7 +597,7 @@ _STATE_NAMES = {
 """What RabbitMQ's texts call the states of a connection."""
 
 
-def _server_properties(settings: Settings) -> dict[str, object]:
+def _server_properties(settings: Settings) -> Properties:
     """What a client is told of the server, in RabbitMQ's order; capabilities of our own come last."""
     return {
         "capabilities": {

@@ -9,20 +9,23 @@ packed by hand, because pamqp refuses names that RabbitMQ allows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from pamqp import commands
-from pamqp import encode as pamqp_encode
 from pamqp import frame as pamqp_frame
 
 from qq.amqp.framing import FRAME_METHOD
 from qq.stored.layout import FRAME_END
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pamqp import base
+
+Properties = Mapping[str, str | Mapping[str, bool]]
+"""The properties of a server: texts, and tables of capabilities."""
 
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
@@ -52,7 +55,7 @@ def encode(channel: int, frame: base.Frame) -> bytes:
     return pamqp_frame.marshal(frame, channel)
 
 
-def connection_start(properties: Mapping[str, object], mechanisms: str, locales: str) -> bytes:
+def connection_start(properties: Properties, mechanisms: str, locales: str) -> bytes:
     """Encode connection.start of AMQP 0-9-1, with the properties in their order, which pamqp would sort."""
     arguments = b"\x00\x09" + _table(properties) + _longstr(mechanisms) + _longstr(locales)
     return method_frame(0, 10, 10, arguments)
@@ -136,10 +139,13 @@ def _longstr(text: str) -> bytes:
     return _U32.pack(len(encoded)) + encoded
 
 
-def _table(fields: Mapping[str, object]) -> bytes:
+def _table(fields: Properties) -> bytes:
     encoded = b"".join(_shortstr(name) + _field(value) for name, value in fields.items())
     return _U32.pack(len(encoded)) + encoded
 
 
-def _field(value: object) -> bytes:
-    return b"F" + _table(value) if isinstance(value, dict) else pamqp_encode.encode_table_value(value)
+def _field(value: str | Mapping[str, bool]) -> bytes:
+    if isinstance(value, str):
+        return b"S" + _longstr(value)
+    flags = b"".join(_shortstr(name) + b"t" + bytes([flag]) for name, flag in value.items())
+    return b"F" + _U32.pack(len(flags)) + flags

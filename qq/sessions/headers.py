@@ -74,7 +74,7 @@ def _death(death: Death) -> HeaderValue:
     table: dict[str, HeaderValue] = {}
     if death.original_expiration is not None:  # first, as in RabbitMQ
         table["original-expiration"] = death.original_expiration
-    return table | {
+    table |= {
         "count": death.count,
         "reason": death.reason,
         "queue": death.queue,
@@ -82,3 +82,4 @@ def _death(death: Death) -> HeaderValue:
         "exchange": death.exchange,
         "routing-keys": list(death.routing_keys),
     }
+    return table

@@ -1270,10 +1270,21 @@ exchange(
 )
 exchange(
     "message refused by a classic queue that dead-letters it",
-    *dying("d-refused", "classic", {"x-max-length": 1, "x-overflow": "reject-publish-dlx"}),
+    own("d-refused-dead"),
+    own(
+        "d-refused",
+        {
+            "x-max-length": 1,
+            "x-overflow": "reject-publish-dlx",
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "d-refused-dead",
+        },
+    ),
     SELECT,
     publish("d-refused"),
     publish("d-refused"),
+    Wait(0.3),
+    get("d-refused-dead"),
 )
 
 # Direct replies
