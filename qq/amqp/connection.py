@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
-from qq.amqp.encoding import encode
+from qq.amqp.encoding import connection_start, encode
+from qq.amqp.fields import UNIMPLEMENTED
 from qq.amqp.framing import (
     FRAME_MAX_MIN,
     FRAME_MAX_UNTUNED,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pamqp import base, common
+
+    from qq.amqp.encoding import Properties
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
@@ -401,8 +404,7 @@ class ServerConnection:
         self._header = b""
         self.phase = Phase.START
         mechanisms = MECHANISMS if self._certificate_user is None else f"{MECHANISMS} {EXTERNAL}"
-        start = commands.Connection.Start(0, 9, _server_properties(self._settings), mechanisms, LOCALES)
-        self.out.append(encode(0, start))
+        self.out.append(connection_start(_server_properties(self._settings), mechanisms, LOCALES))
         return header[len(PROTOCOL_HEADER) :]
 
     def _handshake_frame(self, event: FrameEvent, events: list[Event]) -> None:
@@ -476,7 +478,7 @@ class ServerConnection:
                     events.append(frame)
                 elif state is None:
                     method_id = 80 if isinstance(frame, Acks) else 40
-                    events.append(self._fault(_not_open(frame.channel, 60, method_id)))
+                    events.append(self._fault(self._not_open(frame.channel, 60, method_id)))
                     break
         return events
 
@@ -487,13 +489,12 @@ class ServerConnection:
             return
         class_id, method_id = method.index >> 16, method.index & 0xFFFF
         if class_id == _CLASS_CONNECTION:
-            text = f"{method.name.lower()} on channel {channel}"
-            raise ConnectionFault(ReplyCode.COMMAND_INVALID, text, class_id, method_id)
+            raise ConnectionFault(ReplyCode.COMMAND_INVALID, UNIMPLEMENTED, class_id, method_id)
         state = self._channels.get(channel)
         if isinstance(method, commands.Channel.Open):
             self._open_channel(channel, state, events)
         elif state is None:
-            raise _not_open(channel, class_id, method_id)
+            raise self._not_open(channel, class_id, method_id)
         elif isinstance(method, commands.Channel.Close):
             self._channel_close(channel, state, method, events)
         elif isinstance(method, commands.Channel.CloseOk):
@@ -512,14 +513,12 @@ class ServerConnection:
                 raise self._unexpected_method(method)
 
     def _open_channel(self, channel: int, state: _Channel | None, events: list[Event]) -> None:
-        if state is _Channel.CLOSING:
-            return
         if state is not None:
             raise ConnectionFault(ReplyCode.CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
         count, limit = len(self._channels), self.channel_max
         if limit and count >= limit:
             text = f"number of channels opened ({count}) has reached the negotiated channel_max ({limit})"
-            raise ConnectionFault(ReplyCode.NOT_ALLOWED, text, 20, 10)
+            raise ConnectionFault(ReplyCode.NOT_ALLOWED, text)
         self._channels[channel] = _Channel.OPEN
         self.out.append(encode(channel, commands.Channel.OpenOk()))
         events.append(ChannelOpened(channel))
@@ -538,7 +537,7 @@ class ServerConnection:
 
     def _channel_close_ok(self, channel: int, state: _Channel) -> None:
         if state is _Channel.OPEN:
-            raise ConnectionFault(ReplyCode.COMMAND_INVALID, "unexpected channel.close-ok", 20, 41)
+            raise ConnectionFault(ReplyCode.COMMAND_INVALID, UNIMPLEMENTED, 20, 41)
         if state is _Channel.CLOSING:
             self._release(channel)
 
@@ -567,8 +566,14 @@ class ServerConnection:
         return Fault(fault)
 
     def _unexpected_method(self, method: base.Frame) -> ConnectionFault:
+        return self._not_open(0, method.index >> 16, method.index & 0xFFFF)
+
+    def _not_open(self, channel: int, class_id: int, method_id: int) -> ConnectionFault:
+        """The error for a method on a channel that is not open, or on channel 0, which is the connection's."""
         text = f"unexpected method in connection state {self._state_name()}"
-        return ConnectionFault(ReplyCode.CHANNEL_ERROR, text, method.index >> 16, method.index & 0xFFFF)
+        if channel:
+            text = "expected 'channel.open'"
+        return ConnectionFault(ReplyCode.CHANNEL_ERROR, text, class_id, method_id)
 
     def _state_name(self) -> str:
         return _STATE_NAMES.get(self.phase, "closing")
@@ -592,20 +597,21 @@ _STATE_NAMES = {
 """What RabbitMQ's texts call the states of a connection."""
 
 
-def _server_properties(settings: Settings) -> common.FieldTable:
+def _server_properties(settings: Settings) -> Properties:
+    """What a client is told of the server, in RabbitMQ's order; capabilities of our own come last."""
     return {
         "capabilities": {
             "publisher_confirms": True,
             "exchange_exchange_bindings": True,
             "basic.nack": True,
             "consumer_cancel_notify": True,
-            "live_prefetch": True,
-            "publisher_deduplication": True,
             "connection.blocked": True,
             "consumer_priorities": True,
             "authentication_failure_close": True,
             "per_consumer_qos": True,
             "direct_reply_to": True,
+            "live_prefetch": True,
+            "publisher_deduplication": True,
         },
         "cluster_name": settings.cluster_name,
         "copyright": settings.copyright,
@@ -694,9 +700,3 @@ def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
     else:
         return
     raise ConnectionFault(ReplyCode.NOT_ALLOWED, text, _CLASS_CONNECTION, 30)
-
-
-def _not_open(channel: int, class_id: int, method_id: int) -> ConnectionFault:
-    if channel == 0:
-        return ConnectionFault(ReplyCode.CHANNEL_ERROR, "channel 0 is the connection's", class_id, method_id)
-    return ConnectionFault(ReplyCode.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)

@@ -9,9 +9,11 @@ packed by hand, because pamqp refuses names that RabbitMQ allows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from pamqp import commands
 from pamqp import frame as pamqp_frame
 
 from qq.amqp.framing import FRAME_METHOD
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     from pamqp import base
 
+Properties = Mapping[str, str | Mapping[str, bool]]
+"""The properties of a server: texts, and tables of capabilities."""
+
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 _END = bytes([FRAME_END])
@@ -31,16 +36,42 @@ _TAG = Struct(">Q")
 _FRAME = Struct(">BHI")
 _METHOD = Struct(">BHIHH")
 _CONFIRM = Struct(">BHIHHQBB")
+_MULTIPLE_REQUEUE = 0b11
+"""The flags of basic.nack, as one octet."""
+
+
+_RESERVED = {commands.Channel.Open.index: b"\x00", commands.Channel.OpenOk.index: b"\x00\x00\x00\x00"}
+"""Arguments of the methods whose reserved string is "0" for pamqp, which accepts no other text.
+
+RabbitMQ and its clients send an empty string. The JavaScript client of CloudAMQP expects it: it skips a fixed number of
+octets."""
 
 
 def encode(channel: int, frame: base.Frame) -> bytes:
     """Encode any method."""
+    reserved = _RESERVED.get(frame.index)
+    if reserved is not None:
+        return method_frame(channel, frame.index >> 16, frame.index & 0xFFFF, reserved)
     return pamqp_frame.marshal(frame, channel)
 
 
-def confirm_frame(channel: int, tag: int, multiple: bool, nack: bool = False) -> bytes:
-    """Encode basic.ack or basic.nack, of a server to a publisher or of a client to a server."""
-    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120 if nack else 80, tag, multiple, FRAME_END)
+def connection_start(properties: Properties, mechanisms: str, locales: str) -> bytes:
+    """Encode connection.start of AMQP 0-9-1, with the properties in their order, which pamqp would sort."""
+    arguments = b"\x00\x09" + _table(properties) + _longstr(mechanisms) + _longstr(locales)
+    return method_frame(0, 10, 10, arguments)
+
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """Encode basic.ack, of a server to a publisher or of a client to a server."""
+    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 80, tag, multiple, FRAME_END)
+
+
+def refusal_frame(channel: int, tag: int) -> bytes:
+    """Encode basic.nack to a publisher, for all messages up to the tag.
+
+    RabbitMQ sets `multiple` also for one message, and `requeue`, which has no meaning for a publisher.
+    """
+    return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120, tag, _MULTIPLE_REQUEUE, FRAME_END)
 
 
 def deliveries(
@@ -101,3 +132,20 @@ def method_frame(channel: int, class_id: int, method_id: int, arguments: bytes) 
 def _shortstr(text: str) -> bytes:
     encoded = text.encode()
     return bytes([len(encoded)]) + encoded
+
+
+def _longstr(text: str) -> bytes:
+    encoded = text.encode()
+    return _U32.pack(len(encoded)) + encoded
+
+
+def _table(fields: Properties) -> bytes:
+    encoded = b"".join(_shortstr(name) + _field(value) for name, value in fields.items())
+    return _U32.pack(len(encoded)) + encoded
+
+
+def _field(value: str | Mapping[str, bool]) -> bytes:
+    if isinstance(value, str):
+        return b"S" + _longstr(value)
+    flags = b"".join(_shortstr(name) + b"t" + bytes([flag]) for name, flag in value.items())
+    return b"F" + _U32.pack(len(flags)) + flags

@@ -28,6 +28,8 @@ _U32 = Struct(">I")
 _U64 = Struct(">Q")
 
 _CLASS_CONNECTION = 10
+UNIMPLEMENTED = "unimplemented method"
+"""What a client is told of a method that it may not send, or not there."""
 
 CLIENT_METHODS: dict[int, type[base.Frame]] = {
     method.index: method
@@ -83,15 +85,16 @@ class PublishArguments(NamedTuple):
 
 
 def decode_method(payload: bytes) -> base.Frame:
-    """Decode the payload of a method frame; raises ConnectionFault (502, 503), ChannelError (406)."""
-    if len(payload) < 4:
-        raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "a method frame has less than four octets")
+    """Decode the payload of a method frame, which has four octets or more.
+
+    Raises ConnectionFault (502, 503), ChannelError (406).
+    """
     index = int.from_bytes(payload[:4], "big")
     cls = CLIENT_METHODS.get(index)
     if cls is None:
         # RabbitMQ's answer to a method that a client may not send; it drops the socket for one that does not
         # exist.
-        raise ConnectionFault(ReplyCode.COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
+        raise ConnectionFault(ReplyCode.COMMAND_INVALID, UNIMPLEMENTED, index >> 16, index & 0xFFFF)
     # Not cls(): all fields are set below, and pamqp checks or warns in some constructors.
     method = cls.__new__(cls)
     try:

@@ -87,6 +87,8 @@ _CONNECTION_METHODS = b"\x00\x0a"
 _METHOD_BYTES = 4
 """Class and method, with which the payload of a method frame begins."""
 _SNIPPET_BYTES = 16
+_PRINTABLE = re.compile(rb"[ !#-\[\]-~]+")
+"""Octets that Erlang, and so RabbitMQ, shows as a string, but for those that it would have to escape."""
 
 
 class Publishes(NamedTuple):
@@ -313,7 +315,7 @@ class FrameReader:
                 return end
             if kind == FRAME_METHOD and channel not in contents:
                 method = data[at + 7 : at + 11]
-                if method == _PUBLISH:
+                if method == _PUBLISH and channel:
                     reached = self._read_publishes(data, at, stop, channel, events)
                     taken, at = reached > at, reached
                     if self._need:
@@ -488,9 +490,10 @@ class FrameReader:
         if kind == FRAME_METHOD:
             self._read_method(channel, payload, content, events)
         elif content is None:
-            raise ConnectionFault(
-                ReplyCode.UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
-            )
+            text = "expected method frame, got non method frame instead"
+            if channel == 0:
+                text = f"type {kind}, {_snippet(payload)}"
+            raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, text)
         elif kind == FRAME_HEADER:
             self._read_header(channel, payload, content, data[at:stop], events)
         else:
@@ -499,9 +502,11 @@ class FrameReader:
     def _read_method(
         self, channel: int, payload: bytes, content: _Content | None, events: list[Event]
     ) -> None:
+        if len(payload) < _METHOD_BYTES:
+            raise _unknown_frame(FRAME_METHOD, payload)
         if content is not None:
             raise _unexpected(content)
-        if payload[:4] == _PUBLISH:
+        if payload[:4] == _PUBLISH and channel:
             decode_publish(payload)
             self._contents[channel] = content = _Content(payload, 0)
             self._count(content, len(payload))
@@ -522,13 +527,13 @@ class FrameReader:
         if content.left >= 0:
             raise _unexpected(content)
         if len(payload) < _HEADER_PAYLOAD_MIN:
-            raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "the content header is too short", 60, 40)
+            raise _unknown_frame(FRAME_HEADER, payload)
         _, _, _, class_weight, left = _HEADER.unpack_from(frame)
         if class_weight >> 16 != _CLASS_BASIC:
             text = f"expected content header for class 60, got one for class {class_weight >> 16} instead"
             raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, text, 60, 40)
         if class_weight & 0xFFFF:
-            raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "the weight of a content header must be 0", 60, 40)
+            raise _unexpected(content)
         try:
             check_properties(payload[12:])
         except TableLimitExceeded as error:
@@ -636,10 +641,15 @@ def _add_acks(events: list[Event], channel: int, acks: list[tuple[int, bool]]) -
 
 def _heartbeat(channel: int, payload: bytes) -> Heartbeat:
     if payload:
-        raise ConnectionFault(ReplyCode.FRAME_ERROR, f"type 8, {_snippet(payload)}: unknown_frame")
+        raise _unknown_frame(FRAME_HEARTBEAT, payload)
     if channel:
         raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, "type 8, all octets = <<>>")
     return Heartbeat()
+
+
+def _unknown_frame(kind: int, payload: bytes) -> ConnectionFault:
+    """The error for a frame whose payload cannot be one of its kind."""
+    return ConnectionFault(ReplyCode.FRAME_ERROR, f"type {kind}, {_snippet(payload)}: unknown_frame")
 
 
 def _unexpected(content: _Content) -> ConnectionFault:
@@ -653,5 +663,6 @@ def _unexpected(content: _Content) -> ConnectionFault:
 def _snippet(payload: bytes) -> str:
     """Show the beginning of a payload as RabbitMQ does, but not what connection methods say: that may be a password."""
     shown = _METHOD_BYTES if payload.startswith(_CONNECTION_METHODS) else _SNIPPET_BYTES
-    octets = ",".join(str(octet) for octet in payload[:shown])
+    begin = payload[:shown]
+    octets = f'"{begin.decode()}"' if _PRINTABLE.fullmatch(begin) else ",".join(map(str, begin))
     return f"{'all' if len(payload) <= shown else f'first {shown}'} octets = <<{octets}>>"

@@ -385,9 +385,7 @@ class ClientConnection(asyncio.Protocol):
                 case VhostRequested():
                     self._open_vhost(event.vhost)
                 case CloseRequested():
-                    self._leaves = self._broker.throttle.holds(self.id)
-                    if not self._leaves:
-                        self._part()
+                    self._leave_when_answered()
                 case SecretRenewed():
                     self._renew_secret(event.secret)
                 case Fault():
@@ -621,9 +619,22 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._close_socket()
 
+    def _leave_when_answered(self) -> None:
+        """Answer the client's connection.close behind the methods before it, which RabbitMQ carries out, too.
+
+        Answers of the log are awaited for a limited time: without a majority they do not come.
+        """
+        self._leaves = True
+        self._leave()
+        if self._leaves and not self._broker.throttle.holds(self.id):
+            self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._part)
+
     def _leave(self) -> None:
-        """Go on with the client's connection.close, which has waited for what was published before."""
-        if self._leaves:
+        """Go on with the client's connection.close if nothing that came before it is left to be carried out."""
+        is_busy = self._broker.throttle.holds(self.id) or any(
+            channel.is_busy for channel in self._channels.values()
+        )
+        if self._leaves and not is_busy:
             self._part()
 
     def _part(self) -> None:

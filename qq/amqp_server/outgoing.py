@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp.commands import Basic
 
-from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, returned
+from qq.amqp.encoding import ack_frame, deliveries, encode, get_ok, refusal_frame, returned
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
@@ -304,9 +304,14 @@ class Outgoing:
                 self._connection.write((item,))
                 return True
             case _Confirm():
-                # RabbitMQ says `multiple` of several only, and some clients count no other confirms.
+                # RabbitMQ sets `multiple` of basic.ack for several only, and some clients count no other confirms.
                 multiple, self._confirmed = item.published > self._confirmed + 1, item.published
-                self._connection.write((confirm_frame(self._number, item.published, multiple, item.refused),))
+                frame = (
+                    refusal_frame(self._number, item.published)
+                    if item.refused
+                    else ack_frame(self._number, item.published, multiple)
+                )
+                self._connection.write((frame,))
                 return True
             case _Delivery():
                 return self._write_delivery(item)

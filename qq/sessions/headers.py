@@ -71,7 +71,10 @@ def death_headers(history: History) -> dict[str, HeaderValue]:
 
 
 def _death(death: Death) -> HeaderValue:
-    table: dict[str, HeaderValue] = {
+    table: dict[str, HeaderValue] = {}
+    if death.original_expiration is not None:  # first, as in RabbitMQ
+        table["original-expiration"] = death.original_expiration
+    table |= {
         "count": death.count,
         "reason": death.reason,
         "queue": death.queue,
@@ -79,6 +82,4 @@ def _death(death: Death) -> HeaderValue:
         "exchange": death.exchange,
         "routing-keys": list(death.routing_keys),
     }
-    if death.original_expiration is not None:
-        table["original-expiration"] = death.original_expiration
     return table

@@ -17,7 +17,7 @@ from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 from pamqp.exceptions import PAMQPException
 
-from qq.amqp.encoding import confirm_frame, method_frame
+from qq.amqp.encoding import ack_frame, method_frame
 from qq.amqp.framing import FRAME_HEARTBEAT, FRAME_METHOD
 from qq.stored.fields import FieldError, check_properties
 from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD, body_size
@@ -166,7 +166,7 @@ def publish(exchange: bytes, routing_key: bytes, *, is_mandatory: bool) -> bytes
 
 def ack(tag: int, *, is_multiple: bool) -> bytes:
     """Encode basic.ack."""
-    return confirm_frame(CHANNEL, tag, is_multiple)
+    return ack_frame(CHANNEL, tag, is_multiple)
 
 
 # pamqp refuses names that RabbitMQ allows. What a broker thinks of a name it says itself.

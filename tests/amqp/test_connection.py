@@ -348,14 +348,19 @@ class TestChannels:
         client = connected()
         client.server.fail_channel(1, NOT_FOUND)
         assert close_of(client.received()) == (404, "NOT_FOUND - no queue 'q' in vhost '/'", 50, 10)
-        assert (
-            client.send(publish(), method(1, Basic.Ack(1)), method(1, Queue.Declare()), open_channel()) == []
-        )
+        assert client.send(publish(), method(1, Basic.Ack(1)), method(1, Queue.Declare())) == []
         assert client.take() == []
         client.send(method(1, Channel.CloseOk()))
         assert client.server.channels == []
         assert names(client.send(open_channel(), publish())) == ["Channel.OpenOk"]
         assert [type(event) for event in client.take()] == [ChannelOpened, Publishes]
+
+    def test_channel_is_not_opened_again_before_close_ok(self) -> None:
+        client = connected()
+        client.server.fail_channel(1, NOT_FOUND)
+        client.received()
+        close = close_of(client.send(open_channel()))
+        assert close == (504, "CHANNEL_ERROR - second 'channel.open' seen", 20, 10)
 
     def test_a_message_begun_right_behind_close_ok_and_open_is_not_forgotten(self) -> None:
         client = connected()
@@ -485,21 +490,32 @@ CONNECTION_ERRORS = {
     ),
     "channel above channel_max": (
         open_channel(2) + open_channel(5) + open_channel(6),
-        (530, TOO_MANY, 20, 10),
+        (530, TOO_MANY, 0, 0),
     ),
     "close-ok that nobody waits for": (
         method(1, Channel.CloseOk()),
-        (503, "COMMAND_INVALID - unexpected channel.close-ok", 20, 41),
+        (503, "COMMAND_INVALID - unimplemented method", 20, 41),
     ),
     "connection method on a channel": (
         method(1, Connection.Close(200, "", 0, 0)),
-        (503, "COMMAND_INVALID - connection.close on channel 1", 10, 50),
+        (503, "COMMAND_INVALID - unimplemented method", 10, 50),
     ),
     "channel method on channel 0": (
         open_channel(0),
         (504, "CHANNEL_ERROR - unexpected method in connection state running", 20, 10),
     ),
-    "publish on channel 0": (publish(0), (504, "CHANNEL_ERROR - channel 0 is the connection's", 60, 40)),
+    "publish on channel 0": (
+        publish(0),
+        (504, "CHANNEL_ERROR - unexpected method in connection state running", 60, 40),
+    ),
+    "publish on channel 0 without its content": (
+        method(0, Basic.Publish()),
+        (504, "CHANNEL_ERROR - unexpected method in connection state running", 60, 40),
+    ),
+    "content on channel 0": (
+        header_frame(0, 3),
+        (505, "UNEXPECTED_FRAME - type 2, all octets = <<0,60,0,0,0,0,0,0,0,0,0,3,0,0>>", 0, 0),
+    ),
     "handshake method on an open connection": (
         tune_ok(),
         (504, "CHANNEL_ERROR - unexpected method in connection state running", 10, 31),

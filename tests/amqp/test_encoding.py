@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 import pytest
 from amqp_wire import (
     Basic,
+    Channel,
+    Connection,
     Queue,
     array,
     body_frames,
@@ -12,14 +14,24 @@ from amqp_wire import (
     long_string,
     message,
     method,
+    raw,
     stored_message,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pamqp import base, commands, frame
 from pamqp import body as body_module
-from pamqp import frame
 
-from qq.amqp.encoding import HEARTBEAT, confirm_frame, declare_ok, deliveries, encode, get_ok, returned
+from qq.amqp.encoding import (
+    HEARTBEAT,
+    ack_frame,
+    declare_ok,
+    deliveries,
+    encode,
+    get_ok,
+    refusal_frame,
+    returned,
+)
 from qq.amqp.framing import FRAME_MAX_MIN
 from qq.stored.editing import WORTHWHILE_BYTES, content, reframe, with_headers
 
@@ -32,10 +44,8 @@ quick = settings(max_examples=min(30, settings.default.max_examples), deadline=N
 @quick
 @given(channels, tags, st.booleans())
 def test_confirms_are_what_pamqp_makes(channel: int, tag: int, multiple: bool) -> None:
-    assert confirm_frame(channel, tag, multiple) == method(channel, Basic.Ack(tag, multiple))
-    assert confirm_frame(channel, tag, multiple, nack=True) == method(
-        channel, Basic.Nack(tag, multiple, False)
-    )
+    assert ack_frame(channel, tag, multiple) == method(channel, Basic.Ack(tag, multiple))
+    assert refusal_frame(channel, tag) == method(channel, Basic.Nack(tag, multiple=True, requeue=True))
 
 
 @quick
@@ -69,6 +79,28 @@ def test_names_that_pamqp_refuses_are_sent() -> None:
     name = "käse (warm)!" * 10
     assert name.encode() in declare_ok(1, name, 0, 0)
     assert name.encode() in get_ok(1, 1, False, name, "key", 0, b"")
+
+
+@pytest.mark.parametrize(
+    ("sent", "payload"),
+    [
+        (Channel.Open(), b"\0\x14\0\x0a\0"),
+        (Channel.OpenOk(), b"\0\x14\0\x0b\0\0\0\0"),
+        (Connection.Open("v"), b"\0\x0a\0\x28\1v\0\0"),
+        (Connection.OpenOk(), b"\0\x0a\0\x29\0"),
+        (Basic.GetEmpty(), b"\0\x3c\0\x48\0"),
+        (Basic.Get(queue="q"), b"\0\x3c\0\x46\0\0\1q\0"),
+        (Basic.Consume(queue="q"), b"\0\x3c\0\x14\0\0\1q\0\0\0\0\0\0"),
+        (Basic.Publish(routing_key="k"), b"\0\x3c\0\x28\0\0\0\1k\0"),
+        (Queue.Declare(queue="q"), b"\0\x32\0\x0a\0\0\1q\0\0\0\0\0"),
+        (Queue.Bind(queue="q", exchange="x"), b"\0\x32\0\x14\0\0\1q\1x\0\0\0\0\0\0"),
+        (commands.Exchange.Declare(exchange="x"), b"\0\x28\0\x0a\0\0\1x\6direct\0\0\0\0\0"),
+        (commands.Exchange.Bind(destination="d", source="s"), b"\0\x28\0\x1e\0\0\1d\1s\0\0\0\0\0\0"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else value.name,
+)
+def test_reserved_fields_are_empty_or_zero(sent: base.Frame, payload: bytes) -> None:
+    assert encode(1, sent) == raw(1, 1, payload)
 
 
 def test_other_methods_are_pamqps() -> None:

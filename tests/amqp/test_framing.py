@@ -291,18 +291,18 @@ FAULTS = {
         raw(3, 1, b"A" * 20, b"B"),
         (
             501,
-            f"FRAME_ERROR - type 3, first 16 octets = <<{','.join(['65'] * 16)}>>: {{invalid_frame_end_marker,66}}",
+            f'FRAME_ERROR - type 3, first 16 octets = <<"{"A" * 16}">>: {{invalid_frame_end_marker,66}}',
             0,
             0,
         ),
     ),
     "wrong end octet of a body": (
         PUBLISH + header_frame(1, 1) + raw(3, 1, b"x", b"y"),
-        (501, "FRAME_ERROR - type 3, all octets = <<120>>: {invalid_frame_end_marker,121}", 0, 0),
+        (501, 'FRAME_ERROR - type 3, all octets = <<"x">>: {invalid_frame_end_marker,121}', 0, 0),
     ),
     "heartbeat with a payload": (
         raw(8, 0, b"x"),
-        (501, "FRAME_ERROR - type 8, all octets = <<120>>: unknown_frame", 0, 0),
+        (501, 'FRAME_ERROR - type 8, all octets = <<"x">>: unknown_frame', 0, 0),
     ),
     "heartbeat on a channel": (
         raw(8, 1, b""),
@@ -353,11 +353,16 @@ FAULTS = {
     ),
     "header with a weight": (
         PUBLISH + raw(2, 1, struct.pack(">HHQH", 60, 1, 0, 0)),
-        (502, "SYNTAX_ERROR - the weight of a content header must be 0", 60, 40),
+        (
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+            60,
+            40,
+        ),
     ),
     "header that is too short": (
         PUBLISH + raw(2, 1, struct.pack(">HHQ", 60, 0, 0)),
-        (502, "SYNTAX_ERROR - the content header is too short", 60, 40),
+        (501, "FRAME_ERROR - type 2, all octets = <<0,60,0,0,0,0,0,0,0,0,0,0>>: unknown_frame", 0, 0),
     ),
     "garbage in the properties": (
         PUBLISH + raw(2, 1, struct.pack(">HHQH", 60, 0, 0, 0x8000)),
@@ -369,7 +374,7 @@ FAULTS = {
     ),
     "method without an index": (
         raw(1, 1, b"\0\x3c"),
-        (502, "SYNTAX_ERROR - a method frame has less than four octets", 0, 0),
+        (501, "FRAME_ERROR - type 1, all octets = <<0,60>>: unknown_frame", 0, 0),
     ),
     "arguments that are cut": (
         raw(1, 1, b"\0\x3c\0\x50\0"),

@@ -161,14 +161,14 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     assert not socket.paused
 
 
-def test_the_confirm_of_one_message_is_not_multiple() -> None:
+def test_ack_of_one_message_is_not_multiple_and_each_nack_is() -> None:
     channel, socket, _ = channel_and_its_ends()
     for published, refused in ((1, False), (2, True), (4, False), (5, False), (7, True)):
         channel.outgoing.confirm(published, refused=refused)
     confirms = [(frame.name, frame.delivery_tag, frame.multiple) for frame in socket.frames()]
     assert confirms == [
         ("Basic.Ack", 1, False),
-        ("Basic.Nack", 2, False),
+        ("Basic.Nack", 2, True),
         ("Basic.Ack", 4, True),
         ("Basic.Ack", 5, False),
         ("Basic.Nack", 7, True),

@@ -64,6 +64,20 @@ def test_a_publish_error_comes_in_the_middle_of_a_stream(raw: RawClient, queue: 
     assert raw.call(1, Queue.Declare(queue=queue, passive=True), Queue.DeclareOk).message_count == 5
 
 
+def test_close_of_a_connection_comes_behind_its_methods(
+    node: ClusterNode, raw: RawClient, queue: str
+) -> None:
+    """A client that waits for no answer loses nothing of what it sends before connection.close."""
+    declared = Queue.Declare(queue=queue, durable=True)
+    raw.write(marshal(1, declared) + publish(1, queue, b"m") + marshal(0, Conn.Close(200, "bye", 0, 0)))
+    raw.expect(Queue.DeclareOk, 1)
+    raw.expect(Conn.CloseOk, 0)
+    raw.part()
+    with RawClient(node.amqp_port) as other:
+        other.open_channel(1)
+        other.call(1, Basic.Get(queue=queue), Basic.GetOk)
+
+
 def test_a_return_comes_before_its_confirm(raw: RawClient) -> None:
     raw.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
     raw.write(publish(1, "nowhere", b"body", exchange="amq.direct", mandatory=True))

@@ -91,7 +91,7 @@ FRAMES: dict[str, Mistake] = {
         (0, 0),
     ),
     "heartbeat with a payload": Mistake(
-        [frame_bytes(8, 0, b"x")], 501, "FRAME_ERROR - type 8, all octets = <<120>>: unknown_frame", (0, 0)
+        [frame_bytes(8, 0, b"x")], 501, 'FRAME_ERROR - type 8, all octets = <<"x">>: unknown_frame', (0, 0)
     ),
     "heartbeat on a channel": Mistake(
         [frame_bytes(8, 1, b"")], 505, "UNEXPECTED_FRAME - type 8, all octets = <<>>", (0, 0)
@@ -140,15 +140,15 @@ FRAMES: dict[str, Mistake] = {
     ),
     "weight of a content header": Mistake(
         [BEGUN, content(1, 4, weight=1)],
-        502,
-        "SYNTAX_ERROR - the weight of a content header must be 0",
+        505,
+        "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
         (60, 40),
     ),
     "short content header": Mistake(
         [BEGUN, frame_bytes(2, 1, bytes(5))],
-        502,
-        "SYNTAX_ERROR - the content header is too short",
-        (60, 40),
+        501,
+        "FRAME_ERROR - type 2, all octets = <<0,0,0,0,0>>: unknown_frame",
+        (0, 0),
     ),
     "properties that cannot be read": Mistake(
         [BEGUN, frame_bytes(2, 1, struct.pack(">HHQH", 60, 0, 4, 0x8000))],
@@ -168,7 +168,7 @@ FRAMES: dict[str, Mistake] = {
 
 METHODS: dict[str, Mistake] = {
     "no method": Mistake(
-        [frame_bytes(1, 1, b"\0")], 502, "SYNTAX_ERROR - a method frame has less than four octets", (0, 0)
+        [frame_bytes(1, 1, b"\0")], 501, "FRAME_ERROR - type 1, all octets = <<0>>: unknown_frame", (0, 0)
     ),
     "unknown class": Mistake(
         [frame_bytes(1, 1, b"\1\2\3\4")], 503, "COMMAND_INVALID - unimplemented method", (258, 772)
@@ -183,9 +183,7 @@ METHODS: dict[str, Mistake] = {
         (50, 10),
     ),
     "second open": Mistake([Chan.Open()], 504, "CHANNEL_ERROR - second 'channel.open' seen", (20, 10)),
-    "close-ok of nothing": Mistake(
-        [Chan.CloseOk()], 503, "COMMAND_INVALID - unexpected channel.close-ok", (20, 41)
-    ),
+    "close-ok of nothing": Mistake([Chan.CloseOk()], 503, "COMMAND_INVALID - unimplemented method", (20, 41)),
     "open on a channel that closes": Mistake(
         [Queue.Declare(queue="e-first"), Chan.Close(200, "", 0, 0), Chan.Open()],
         504,
@@ -211,10 +209,13 @@ METHODS: dict[str, Mistake] = {
         (20, 10),
     ),
     "publish on channel 0": Mistake(
-        [publish(0, "k", b"m")], 504, "CHANNEL_ERROR - channel 0 is the connection's", (60, 40)
+        [publish(0, "k", b"m")],
+        504,
+        "CHANNEL_ERROR - unexpected method in connection state running",
+        (60, 40),
     ),
     "connection method on a channel": Mistake(
-        [Conn.Close(200, "", 0, 0)], 503, "COMMAND_INVALID - connection.close on channel 1", (10, 50)
+        [Conn.Close(200, "", 0, 0)], 503, "COMMAND_INVALID - unimplemented method", (10, 50)
     ),
     "handshake method on an open connection": Mistake(
         [marshal(0, Conn.TuneOk(10, 8192, 0))],
@@ -232,7 +233,7 @@ METHODS: dict[str, Mistake] = {
         [marshal(number, Chan.Open()) for number in range(2, 2049)],
         530,
         "NOT_ALLOWED - number of channels opened (2047) has reached the negotiated channel_max (2047)",
-        (20, 10),
+        (0, 0),
     ),
 }
 

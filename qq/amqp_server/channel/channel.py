@@ -161,6 +161,10 @@ class Channel:
     def waits_for_answer(self) -> bool:
         return self.core.waits_for_answer
 
+    @property
+    def is_busy(self) -> bool:
+        return self.core.is_busy
+
     def refuse(self, first: int, last: int) -> None:
         self.publishing.refuse(first, last)
 

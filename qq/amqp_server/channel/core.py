@@ -109,6 +109,11 @@ class ChannelCore:
     def waits_for_answer(self) -> bool:
         return bool(self._answers)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a method waits for its answer, or behind one that does."""
+        return bool(self._answers or self._held or self._waits)
+
     def receive(self, event: Event) -> None:
         """Carry out an event, or hold it back while an earlier method waits for its answer."""
         if self._answers or self._waits:

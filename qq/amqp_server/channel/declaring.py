@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pamqp.commands as amqp
 
 from qq.amqp.encoding import declare_ok
+from qq.errors import ChannelError, ReplyCode
 from qq.machine import commands
 from qq.machine.declaring import stripped
+from qq.machine.errors import the_queue
 from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from qq.amqp_server.channel.core import ChannelCore
     from qq.machine import effects
+
+DECLARE = (50, 10)
 
 
 def declare_exchange(core: ChannelCore, frame: amqp.Exchange.Declare) -> None:
@@ -65,12 +69,13 @@ def unbind_exchange(core: ChannelCore, frame: amqp.Exchange.Unbind) -> None:
 def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
     arguments = frame.arguments or {}
     name = stripped(frame.queue)
-    server_named = not name and not frame.passive
+    if frame.passive and not name:
+        raise ChannelError(ReplyCode.NOT_FOUND, f"no {the_queue(name, core.connection.vhost)}", *DECLARE)
+    server_named = not name
     if server_named:
         name = core.broker.server_name("amq.gen-")
-    meant = name or core.last_queue
-    if meant and not meant.startswith(REPLY_TO):
-        core.access.declare_queue(meant, arguments, passive=frame.passive)
+    if not name.startswith(REPLY_TO):
+        core.access.declare_queue(name, arguments, passive=frame.passive)
     command = commands.DeclareQueue(
         core.session,
         core.connection.id,

@@ -1,0 +1,45 @@
+"""A node sends the octets that RabbitMQ sends, but for the differences that are allowed, each with a reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from exchanges import EXCHANGES
+from table import DIFFERENCES, RABBITMQ, frames, read, reasons
+from wire import set_up, transcript
+
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from qq.testing import ClusterNode
+
+RECORDED = read(RABBITMQ)
+ALLOWED = read(DIFFERENCES)
+
+
+@pytest.fixture(scope="module")
+def node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    node = until_left("octets", LocalCluster(nodes=1)).nodes[0]
+    set_up(node.http_port)
+    return node
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_node_sends_the_octets_of_rabbitmq(node: ClusterNode, name: str) -> None:
+    expected = frames(ALLOWED.get(name, RECORDED[name]))
+    assert transcript(node.amqp_port, EXCHANGES[name], expected) == expected
+
+
+def test_tables_list_all_exchanges_and_no_other() -> None:
+    assert list(RECORDED) == list(EXCHANGES)
+    assert list(ALLOWED) == [name for name in EXCHANGES if name in ALLOWED]
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_allowed_difference_has_a_reason_and_is_one(name: str) -> None:
+    assert reasons(ALLOWED[name])
+    assert frames(ALLOWED[name]) != RECORDED[name]
