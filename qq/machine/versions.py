@@ -10,7 +10,7 @@ Lives here: which versions this program can run, and what came with each. Not he
 
 from __future__ import annotations
 
-VERSIONS = (7, 8)
+VERSIONS = (7, 9)
 """The lowest and the highest version that this program can run: that of the release before, and its own.
 
 7: release 0.1.
@@ -19,6 +19,7 @@ parameters, of virtual hosts and of the cluster. A node may vouch for users whom
 moved from queue to queue. A user's publishers are its own, and a message that was returned may be published again with
 its number. Policies may have negative priorities. Several messages may be got at once. Large messages may be stored in
 fragments.
+9: time in which the cluster could serve nobody does not count as idle time of a queue (`x-expires`).
 """
 
 

@@ -71,7 +71,7 @@ def id_of(name: str) -> bytes:
 def trio() -> Configuration:
     """Three voters, which have just agreed on version 7."""
     members = [
-        Member(name, PeerAddress("10.0.0.1", number), id_of(name), versions=Versions(7, 8))
+        Member(name, PeerAddress("10.0.0.1", number), id_of(name), versions=Versions(*VERSIONS))
         for number, name in enumerate(["n1", "n2", "n3"], 1)
     ]
     return Configuration.of(7, members, b"c" * ID_BYTES)
@@ -100,7 +100,7 @@ class FakeView:
             False,
             -3,
             "voter",
-            "7 to 8",
+            "7 to 9",
             disk_hangs=False,
             misses=["n2"],
             hears_leader=True,
@@ -139,7 +139,7 @@ class _Group:
         self.engine = SimpleNamespace(is_leader=True, applied_index=1)
         self.inquiries = Inquiries(lambda _: False, lambda _peer, _message: None)
         self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
-        self.versions_of = {"n1": Versions(7, 8)}.get
+        self.versions_of = {"n1": Versions(*VERSIONS)}.get
         self.stopping = SimpleNamespace(is_removed=False, damage=None)
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
@@ -221,7 +221,7 @@ class _Group:
             if self.heard_after is not None and len(self.asked_to_change) > self.heard_after:
                 self.verdict = Verdict(True, "")
             is_raise = change.verb == Verb.FINISH_UPGRADE
-            after = held.raised(8, b"c" * 16) if is_raise else change.step(held)
+            after = held.raised(held.version + 1, b"c" * 16) if is_raise else change.step(held)
         except MembershipRefused as error:
             refusal = str(error)
         else:

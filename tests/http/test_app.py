@@ -60,7 +60,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "alarm": False,
                 "clock_offset_ms": -3,
                 "role": "voter",
-                "versions": "7 to 8",
+                "versions": "7 to 9",
                 "drained": False,
                 "disk_hangs": False,
                 "misses": ["n2"],

@@ -13,6 +13,7 @@ from cluster.configuration import Configuration, PeerAddress, Versions
 from cluster.fitness import Verdict
 from cluster.member_changes import Verb
 from qq.machine.commands import Connect, ConnectionDown
+from qq.machine.versions import VERSIONS
 from qq.management import members
 
 MEMBERS = "cluster/members"
@@ -57,7 +58,7 @@ def test_the_members_are_those_of_the_log_and_what_they_say_of_themselves(node: 
         "role": "voter",
         "state": "follower",
         "lag": 7,
-        "versions": "7 to 8",
+        "versions": "7 to 9",
         "drained": False,
     }
 
@@ -240,7 +241,7 @@ def test_who_is_no_member_is_not_waited_for(
 def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
     group = node.management.group
     held = group.configurations.committed
-    joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(7, 8))
+    joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(*VERSIONS))
     group.unheard_configuration = joined.vacated("n4", bytes(16))
     status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
     assert (status, reason.startswith("n4 has not come yet")) == (503, True)
@@ -248,8 +249,8 @@ def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: 
 
 def test_an_upgrade_is_finished_up_to_what_the_node_can_run(node: Node[FakeManagement]) -> None:
     for _ in range(2):
-        assert node.api("cluster/upgrade/finish", "POST").json["version"] == 8
-    assert len(node.management.group.asked_to_change) == 1
+        assert node.api("cluster/upgrade/finish", "POST").json["version"] == VERSIONS[1]
+    assert len(node.management.group.asked_to_change) == VERSIONS[1] - VERSIONS[0]
 
 
 def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done(
@@ -258,7 +259,7 @@ def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done
     group = node.management.group
     group.delayed_changes = 2
     assert node.api("cluster/upgrade/finish", "POST").status == 200
-    assert len(group.asked_to_change) == 3
+    assert len(group.asked_to_change) == 2 + VERSIONS[1] - VERSIONS[0]
     group.delayed_changes = 99
     expected = "the change is not made yet; it may still be made: ask again"
     assert refusal(node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")})) == (503, expected)

@@ -191,12 +191,14 @@ def test_flags_of_features_are_enabled_and_those_of_versions_when_all_have_agree
     def states() -> dict[str, str]:
         return {flag["name"]: flag["state"] for flag in node.api("feature-flags").json}
 
-    assert states() == dict.fromkeys(states(), "enabled") | {"qq_state_version_8": "disabled"}
+    assert states() == dict.fromkeys(states(), "enabled") | {
+        "qq_state_version_8": "disabled",
+        "qq_state_version_9": "disabled",
+    }
     assert node.api("feature-flags/quorum_queue/enable", "PUT", json={}).status == 204
     assert node.management.group.asked_to_change == []
-    assert node.api("feature-flags/qq_state_version_8/enable", "PUT").status == 204
-    [change] = node.management.group.asked_to_change
-    assert change.verb == Verb.FINISH_UPGRADE
+    assert node.api("feature-flags/qq_state_version_9/enable", "PUT").status == 204
+    assert {change.verb for change in node.management.group.asked_to_change} == {Verb.FINISH_UPGRADE}
     assert set(states().values()) == {"enabled"}
     answer = node.api("feature-flags/khepri_db/enable", "PUT")
     assert (answer.status, answer.json["reason"]) == (400, "unsupported")
