@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from qq.machine.core import Core
     from qq.machine.queue import Queue
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
 
 
@@ -95,7 +96,7 @@ class Taking:
         [message] = queue.get(taker, 1, self._core.time_ms)
         history = queue.histories.get(message.history)
         self._got(queue, taker, (message,))
-        return GetOk(taker.id, message, queue.ready, history, queue.counts_failures)
+        return GetOk(taker.id, message, queue.ready, history, self._count_contract(queue))
 
     def get_messages(self, command: GetMessages) -> Got:
         queue = self._queue_to_get_from(command)
@@ -104,12 +105,16 @@ class Taking:
         for _ in range(count, wanted):
             queue.note_empty()
         if not count:
-            return Got(command.consumer, [], 0, {}, queue.counts_failures)
+            return Got(command.consumer, [], 0, {}, self._count_contract(queue))
         taker = self._taker(command, queue)
         ranges = queue.get(taker, count, self._core.time_ms)
         histories = queue.histories_of(ranges)
         self._got(queue, taker, ranges)
-        return Got(taker.id, ranges, queue.ready, histories, queue.counts_failures)
+        return Got(taker.id, ranges, queue.ready, histories, self._count_contract(queue))
+
+    def _count_contract(self, queue: Queue) -> CountContract | None:
+        """Which headers count the deliveries of what is got: before version 9 a dump has no word for none."""
+        return queue.count_contract if self._core.version >= 9 else queue.settings.count_contract
 
     def _queue_to_get_from(self, command: Get | GetMessages) -> Queue:
         core = self._core

@@ -20,6 +20,7 @@ moved from queue to queue. A user's publishers are its own, and a message that w
 its number. Policies may have negative priorities. Several messages may be got at once. Large messages may be stored in
 fragments.
 9: time in which the cluster could serve nobody does not count as idle time of a queue (`x-expires`).
+The answer to basic.get tells which headers count deliveries.
 """
 
 

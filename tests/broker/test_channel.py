@@ -186,7 +186,7 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     socket.frames()
     socket.has_room = False
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, counts_failures=False)
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, count_contract=None)
     )
     for _ in range(ANSWERS_WAITING_MAX + 1):
         assert not socket.paused
@@ -211,7 +211,7 @@ def test_an_acknowledgement_is_urgent_while_its_consumer_may_wait_for_more(
         channel.replied(effects.Done())
     consumer = consume(channel, log)
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 12, 0)], {}, counts_failures=False)
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 12, 0)], {}, count_contract=None)
     )
     for tag in range(1, 12):
         channel.receive(Method(1, amqp.Basic.Ack(tag, False)))
@@ -225,7 +225,7 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, counts_failures=False)
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, count_contract=None)
     )
     socket.has_room = False
     channel.deliver(
@@ -236,7 +236,7 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
             3,
             [Range(2, 0, 5, 0), Range(3, 0, 2, 0)],
             {},
-            counts_failures=False,
+            count_contract=None,
         )
     )
     channel.receive(Method(1, amqp.Basic.Recover(requeue=True)))
