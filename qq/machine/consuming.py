@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.arguments import CLASSIC, check_consumer_arguments
+from qq.machine.arguments import CLASSIC, QUORUM, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.consumers import CREDIT_MAX
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
@@ -124,7 +124,7 @@ class Taking:
             raise not_implemented(f"basic.get not supported by volatile {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
         core.check_fresh(command.consumer)
-        if queue.settings.single_active_consumer:
+        if queue.settings.single_active_consumer and (queue.kind == QUORUM or core.version < 9):
             raise no_access(
                 f"cannot obtain access to locked {the_queue(queue.name, queue.vhost)}. basic.get operations are not "
                 f"supported by {queue.kind} queues with single active consumer"
@@ -218,10 +218,11 @@ class Taking:
             raise precondition_failed(f"only creator channel may consume from {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
         thing = the_queue(queue.name, queue.vhost)
-        check_consumer_arguments(thing, queue.kind, command.arguments)
-        if command.exclusive and queue.settings.single_active_consumer:
-            raise access_refused(f"{thing} in exclusive use")
+        check_consumer_arguments(thing, queue.kind, command.arguments, core.version)
         # RabbitMQ's quorum queues accept the flag and ignore it.
+        is_single = queue.settings.single_active_consumer and (queue.kind == CLASSIC or core.version < 9)
+        if command.exclusive and is_single:
+            raise access_refused(f"{thing} in exclusive use")
         if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
             raise access_refused(f"{thing} in exclusive use")
         self._check_room(command, queue)
