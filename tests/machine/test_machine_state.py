@@ -95,7 +95,7 @@ def test_the_last_answer_is_remembered(command: Command, result: Result) -> None
     [(8, CLASSIC, "4.0"), (8, QUORUM, "4.0"), (9, CLASSIC, None), (9, QUORUM, "4.0")],
 )
 @pytest.mark.parametrize("arguments", [{}, {"x-delivery-count-mode": "4.3"}], ids=["4.0", "4.3"])
-def test_what_is_got_is_counted_at_quorum_queues_only(
+def test_answer_to_get_counts_deliveries_of_quorum_queues_only(
     version: int, kind: str, contract: str | None, arguments: dict[str, str]
 ) -> None:
     if arguments and kind == CLASSIC:

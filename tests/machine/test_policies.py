@@ -307,7 +307,7 @@ LATER = [
 
 
 @pytest.mark.parametrize("definition", LATER, ids=str)
-def test_a_policy_is_entered_since_the_version_of_its_settings(definition: dict[str, Any]) -> None:
+def test_policy_is_entered_since_the_version_of_its_settings(definition: dict[str, Any]) -> None:
     [key] = definition
     for version, names in ((8, []), (9, ["p"])):
         driver = Driver()

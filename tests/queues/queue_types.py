@@ -1,9 +1,9 @@
-"""What a client sees of each type of queue, asked of any broker: the cases, and the command that records them.
+"""The behaviour of each type of queue as a client sees it: cases for any broker, and a command that records them.
 
     python tests/queues/queue_types.py amqp://guest:guest@HOST:PORT/ http://HOST:PORT >tests/queues/queue_types.json
 
-records what a RabbitMQ with its management plugin does. It uses the virtual host `queue-types`, which it deletes in the
-end. A case is a function of a broker and a kind of queue; its outcome is JSON without names of queues.
+records the outcomes of a RabbitMQ with its management plugin. The command makes the virtual host `queue-types` and
+deletes it. A case is a function of a broker and a kind of queue; its outcome is JSON without names of queues.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pika.compat import long
 VHOST = "queue-types"
 ANSWER_S = 10.0
 QUIET_S = 0.3
-"""How long deliveries are awaited that may not come."""
+"""Seconds to wait for deliveries that may never come."""
 STATISTICS_S = 12.0
-"""How long RabbitMQ takes to show what there is: it collects statistics every five seconds."""
+"""Seconds until RabbitMQ shows a change: it collects statistics every five seconds."""
 DELIVERIES = 25
 CLOSED = (pika.exceptions.ChannelClosedByBroker, pika.exceptions.ConnectionClosedByBroker)
 
@@ -66,7 +66,7 @@ class Broker:
         self._connection: BlockingConnection | None = None
         self._numbers = itertools.count(1)
         self.statistics_s = statistics_s
-        """How long the broker takes to show what there is."""
+        """Seconds until the management API shows a change."""
         self.ask("DELETE", f"/api/vhosts/{VHOST}")
         self.ask("PUT", f"/api/vhosts/{VHOST}")
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -100,13 +100,13 @@ class Broker:
         return f"q{next(self._numbers)}"
 
     def is_served(self, seconds: float = QUIET_S) -> None:
-        """Let deliveries come for so long."""
+        """Receive deliveries for some seconds."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             self.connection.process_data_events(0.02)
 
     def outcome(self, do: Callable[[], Any], queue: str = "") -> str:
-        """What came of it: "ok", or why the channel or the connection was closed."""
+        """Return "ok", or the error that closed the channel or the connection."""
         try:
             do()
         except CLOSED as closed:
@@ -129,7 +129,7 @@ class Queue:
         self.name = declare(self.channel, name, kind, {**kind.arguments, **(arguments or {})})
 
     def publish(self, *bodies: str, **properties: Any) -> list[str]:
-        """Publish with confirms; returns what was refused."""
+        """Publish with confirms; returns the bodies that the broker refused."""
         channel, refused = self.broker.channel(), []
         channel.confirm_delivery()
         for body in bodies:
@@ -151,21 +151,21 @@ class Queue:
         raise TimeoutError(f"no message in {self.name}")
 
     def wait(self, count: int) -> None:
-        """Wait until so many messages are ready."""
+        """Wait until `count` messages are ready."""
         end_s = time.monotonic() + ANSWER_S
         while self.channel.queue_declare(self.name, passive=True).method.message_count != count:
             assert time.monotonic() < end_s
             time.sleep(0.01)
 
     def drained(self, count: int) -> list[str]:
-        """The bodies of all messages, of which there are so many."""
+        """Take all messages, `count` of them, and return their bodies."""
         self.wait(count)
         bodies = [self.get()[2] for _ in range(count)]
         self.channel.basic_ack(0, multiple=True)
         return bodies
 
     def consume(self, into: list[str], mark: str = "", **options: Any) -> BlockingChannel:
-        """Have a consumer of its own channel put what it gets into a list, and a mark behind each body."""
+        """Start a consumer on its own channel; it appends each body, with a mark behind it, to a list."""
         channel = self.broker.channel()
         channel.basic_qos(prefetch_count=options.pop("prefetch", 0))
         channel.basic_consume(
@@ -254,7 +254,7 @@ TOGETHER = [
 
 
 def arguments(broker: Broker, kind: Kind) -> Any:
-    """Which arguments a declaration may have, and what is shown of the queue then."""
+    """Accepted and refused arguments of a declaration, and the arguments that the API shows."""
     alone = [{key: value} for key, values in ARGUMENTS.items() for value in values]
     return {str(given): _declared(broker, kind, given) for given in [*alone, *TOGETHER]}
 
@@ -273,7 +273,7 @@ def _declared(broker: Broker, kind: Kind, given: dict[str, Any]) -> str:
 
 
 def properties(broker: Broker, kind: Kind) -> Any:
-    """Which combinations of flags a type allows; the kind counts for its type only."""
+    """The combinations of flags that a type allows. Of the kind only its type matters."""
     outcomes: dict[str, str] = {}
     for durable, exclusive, auto_delete, is_named in itertools.product((True, False), repeat=4):
         each = Kind(kind.arguments, durable, exclusive, auto_delete, is_named)
@@ -316,7 +316,7 @@ AGAIN: dict[str, Kind] = {
 
 
 def redeclared(broker: Broker, kind: Kind) -> Any:
-    """What becomes of a declaration of the same queue with other flags and arguments, of one type or of another."""
+    """Answers to a second declaration with different flags, arguments or type."""
     if not kind.is_named:
         return None
     outcomes: dict[str, str] = {}
@@ -337,7 +337,7 @@ def redeclared(broker: Broker, kind: Kind) -> Any:
 
 
 def redelivered(broker: Broker, kind: Kind) -> Any:
-    """What a message tells of its deliveries, whichever way it came back."""
+    """Headers and the flag `redelivered` of a returned message, for each way to return it."""
     seen: dict[str, Any] = {}
     with typed_fields(), queue_of(broker, kind) as queue:
         for headers in (None, {}, {"mine": "x"}, {"x-delivery-count": 9, "x-acquired-count": 8}):
@@ -364,7 +364,7 @@ def redelivered(broker: Broker, kind: Kind) -> Any:
 
 
 def consumed(broker: Broker, kind: Kind) -> Any:
-    """The same of a consumer."""
+    """Headers and the flag `redelivered` of the messages that a consumer returns."""
     seen: list[Any] = []
     with typed_fields(), queue_of(broker, kind) as queue:
 
@@ -380,7 +380,7 @@ def consumed(broker: Broker, kind: Kind) -> Any:
 
 
 def got_over_http(broker: Broker, kind: Kind) -> Any:
-    """The same of what the management API gets; it cannot get from a queue that a client owns."""
+    """Properties of the messages that the management API returns. It cannot read an exclusive queue."""
     if kind.exclusive:
         return None
     seen: list[Any] = []
@@ -395,7 +395,7 @@ def got_over_http(broker: Broker, kind: Kind) -> Any:
 
 
 def order(broker: Broker, kind: Kind) -> Any:
-    """Where messages go that come back."""
+    """The position of returned messages."""
     seen: dict[str, str] = {}
     for what in ("c, a, b", "all at once", "with the channel"):
         with queue_of(broker, kind) as queue:
@@ -417,7 +417,7 @@ PRIORITIES = (None, 0, 1, 2, 3, 4, 5, 9, 10, 11, 40, 255)
 
 
 def priorities(broker: Broker, kind: Kind) -> Any:
-    """In which order messages with priorities come, by the number of levels."""
+    """The order of messages with priorities, by the number of levels."""
     seen: dict[str, Any] = {}
     for levels in (None,) if kind.arguments == QUORUM else (None, 0, 1, 3, 10, 255):
         with queue_of(broker, kind, {} if levels is None else {"x-max-priority": levels}) as queue:
@@ -428,7 +428,7 @@ def priorities(broker: Broker, kind: Kind) -> Any:
 
 
 def deliveries(broker: Broker, kind: Kind) -> Any:
-    """How often a message is delivered in vain, and what is left of it then."""
+    """The number of deliveries of a message that its consumer returns each time."""
     got: list[str] = []
     with queue_of(broker, kind) as queue:
 
@@ -439,12 +439,15 @@ def deliveries(broker: Broker, kind: Kind) -> Any:
 
         queue.publish("m")
         queue.channel.basic_consume(queue.name, take)
-        broker.is_served()
+        before = -1
+        while before < len(got):
+            before = len(got)
+            broker.is_served()
     return len(got)
 
 
 def limits(broker: Broker, kind: Kind) -> Any:
-    """Which messages a limit drops or refuses, and whether those at a consumer count."""
+    """Messages that a limit drops or refuses, with messages at a consumer."""
     seen: dict[str, Any] = {}
     for overflow in ("drop-head", "reject-publish"):
         with queue_of(broker, kind, {"x-max-length": 2, "x-overflow": overflow}) as queue:
@@ -505,7 +508,7 @@ def _dead_letter(broker: Broker, kind: Kind, given: dict[str, Any], let_die: Cal
 
 
 def expiry(broker: Broker, kind: Kind) -> Any:
-    """What becomes of messages that expire at once, or while a consumer holds them."""
+    """Messages that expire at once, or while a consumer holds them."""
     seen: dict[str, Any] = {}
     with queue_of(broker, kind) as queue:
         queue.publish("m", expiration="0")
@@ -570,7 +573,7 @@ def exclusive_consumers(broker: Broker, kind: Kind) -> Any:
 
 
 def single_active(broker: Broker, kind: Kind) -> Any:
-    """Which consumer is the active one, and whether a client may get a message besides."""
+    """The active consumer, and basic.get beside it."""
     seen: dict[str, Any] = {}
     with queue_of(broker, kind, {"x-single-active-consumer": True}) as queue:
         seen["get"] = broker.outcome(lambda: broker.channel().basic_get(queue.name), queue.name)
@@ -668,7 +671,7 @@ APPLY_TO = ("all", "queues", "classic_queues", "quorum_queues", "streams", "exch
 
 
 def policies(broker: Broker, kind: Kind) -> Any:
-    """Which policies apply to a queue, and which are refused."""
+    """Policies that apply to a queue, and policies that the broker refuses."""
     if kind not in [KINDS[name] for name in ("classic", "exclusive", "quorum")]:
         return None
     wanted = {
@@ -703,11 +706,11 @@ OF_TYPES = {
     *("type", "durable", "exclusive", "auto_delete", "delivery_limit", "leader", "members", "online"),
     *("exclusive_consumer_tag", "single_active_consumer_tag", "owner_pid_details", "state"),
 }
-"""The fields that depend on what a queue is; others are the same for all, or those of RabbitMQ's processes."""
+"""The fields that depend on the type of a queue or its flags."""
 
 
 def fields(broker: Broker, kind: Kind) -> Any:
-    """Which fields the management API shows of a queue."""
+    """Fields of a queue in the management API."""
     with queue_of(broker, kind) as queue:
         queue.consume([])
         time.sleep(broker.statistics_s)
@@ -733,12 +736,12 @@ CASES: tuple[Callable[[Broker, Kind], Any], ...] = (
 
 
 def outcomes(broker: Broker, case: Callable[[Broker, Kind], Any]) -> dict[str, Any]:
-    """What a case comes to for each kind, as JSON says it."""
+    """Run a case for each kind and return the outcomes as JSON values."""
     return {name: json.loads(json.dumps(case(broker, kind))) for name, kind in KINDS.items()}
 
 
 def _grouped(of_kinds: dict[str, Any]) -> list[tuple[list[str], Any]]:
-    """Each outcome with the kinds that have it: most are those of all classic queues."""
+    """Group the kinds by their outcome, because all classic kinds mostly have the same."""
     groups: list[tuple[list[str], Any]] = []
     for name, outcome in of_kinds.items():
         names = next((names for names, known in groups if known == outcome), None)

@@ -1,7 +1,7 @@
-"""Each type of queue does what it does in RabbitMQ, but for the differences that are listed here.
+"""Each type of queue behaves as in RabbitMQ, except for the differences in the list below.
 
-What RabbitMQ 4.0.5 did is in `queue_types.json`, which `queue_types.py` has recorded. A difference that is not listed
-is a failure, and so is one that is listed and is not there any more.
+`queue_types.py` has recorded the outcomes of RabbitMQ 4.0.5 in `queue_types.json`. A difference outside of the list is
+a failure. So is a listed difference that has ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ABSENT = "(absent)"
 class Difference(NamedTuple):
     case: str
     place: str
-    """A regular expression of the places, "KIND / KEY"; it matches all of one."""
+    """A regular expression that matches a whole place, "KIND / KEY"."""
     ours: str
-    """A regular expression of what comes of it here, as JSON."""
+    """A regular expression that matches the whole outcome of qq, as JSON."""
     why: str
 
 
@@ -128,7 +128,7 @@ def broker(cluster_here: ClusterHere) -> Generator[Broker]:
 
 
 def _unlike(theirs: Any, ours: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, str, str]]:
-    """Where two outcomes differ, and what each has there."""
+    """Yield each place where two outcomes differ, with both values."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs.keys() | ours.keys():
             yield from _unlike(theirs.get(key, ABSENT), ours.get(key, ABSENT), (*place, key))
@@ -138,7 +138,7 @@ def _unlike(theirs: Any, ours: Any, place: tuple[str, ...] = ()) -> Iterator[tup
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_queue_does_what_its_type_does_in_rabbitmq(
+def test_queue_of_each_type_behaves_as_in_rabbitmq(
     broker: Broker, case: Callable[[Broker, Kind], Any]
 ) -> None:
     listed = [each for each in DIFFERENCES if each.case == case.__name__]
@@ -150,4 +150,4 @@ def test_a_queue_does_what_its_type_does_in_rabbitmq(
         if not known:
             unlisted.append((place, theirs, ours))
     assert unlisted == []
-    assert found == set(listed), "a listed difference is not there any more"
+    assert found == set(listed), "a listed difference has ended"
