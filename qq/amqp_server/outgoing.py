@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qq.amqp_server.ports import Carrier
     from qq.machine.effects import Deliver, DirectReply, Got, Returned
     from qq.machine.history import History
+    from qq.machine.settings import CountContract
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
@@ -83,7 +84,7 @@ class _Delivery:
     next_id: int
     ranges: deque[Range]
     histories: dict[int, History]
-    counts_failures: bool
+    count_contract: CountContract | None
 
 
 class _Confirm(NamedTuple):
@@ -103,7 +104,7 @@ class _Got:
     ranges: deque[Range]
     remaining: int
     histories: dict[int, History]
-    counts_failures: bool
+    count_contract: CountContract | None
     next_id: int = 0
 
 
@@ -158,11 +159,11 @@ class Outgoing:
         if type(last) is _Delivery and last.consumer is consumer:
             last.ranges.extend(effect.ranges)
             last.histories.update(effect.histories)
-            last.counts_failures = effect.counts_failures
+            last.count_contract = effect.count_contract
         else:
             ranges = deque(effect.ranges)
             histories = dict(effect.histories)
-            self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.counts_failures))
+            self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.count_contract))
 
     def direct_reply(self, tag: str, effect: DirectReply) -> None:
         """Send messages to the consumer of direct replies."""
@@ -174,8 +175,8 @@ class Outgoing:
 
     def got(self, result: Got, *, no_ack: bool) -> None:
         """Send the messages that basic.get has got, of which there is one at least."""
-        consumer, ranges, remaining, histories, counts_failures = result
-        self._put_answer(_Got(consumer, no_ack, deque(ranges), remaining, histories, counts_failures))
+        consumer, ranges, remaining, histories, count_contract = result
+        self._put_answer(_Got(consumer, no_ack, deque(ranges), remaining, histories, count_contract))
 
     def unroutable(self, effect: Returned) -> None:
         self._put_answer(_Return(effect))
@@ -345,7 +346,7 @@ class Outgoing:
                     tag,
                     part.deliveries > 0,
                     *published_to(messages, history),
-                    self._framed(messages, part, history, delivery.counts_failures),
+                    self._framed(messages, part, history, delivery.count_contract),
                     out,
                 )
                 tag += len(messages.messages)
@@ -410,7 +411,7 @@ class Outgoing:
         history = item.histories.get(part.history)
         for messages in stored:
             exchange, routing_key = published_to(messages, history)
-            for message in self._framed(messages, part, history, item.counts_failures):
+            for message in self._framed(messages, part, history, item.count_contract):
                 behind -= 1
                 out.append(get_ok(self._number, tag, redelivered, exchange, routing_key, behind, message))
                 tag += 1
@@ -454,7 +455,7 @@ class Outgoing:
         framed = [
             message
             for messages in stored
-            for message in self._framed(messages, part, None, counts_failures=False)
+            for message in self._framed(messages, part, None, count_contract=None)
         ]
         if effect.delay_ms:
             framed = with_headers(framed, additions={"x-delay": effect.delay_ms})
@@ -472,7 +473,7 @@ class Outgoing:
             return False
         out: list[bytes] = []
         for messages in stored:
-            framed = self._framed(messages, part, None, counts_failures=False)
+            framed = self._framed(messages, part, None, count_contract=None)
             place = messages.exchange, messages.routing_key
             deliveries(self._number, item.tag, self._next_tag, False, *place, framed, out)
             self._next_tag += len(framed)
@@ -511,12 +512,12 @@ class Outgoing:
         self.pump()
 
     def _framed(
-        self, stored: Messages, part: Range, history: History | None, counts_failures: bool
+        self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None
     ) -> Sequence[bytes]:
         """The frames as this channel must send them: usually as they came."""
         messages: Sequence[bytes] = stored.messages
         if part.deliveries or history is not None:
-            messages = delivered(messages, part, history, counts_failures=counts_failures)
+            messages = delivered(messages, part, history, count_contract=count_contract)
         frame_max = self._connection.frame_max
         if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
             return messages

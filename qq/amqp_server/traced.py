@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from qq.machine import commands
     from qq.machine.effects import Deliver
     from qq.machine.history import History
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
@@ -226,10 +227,10 @@ class TracedOutgoing(Outgoing):
         return super()._write(item)
 
     def _framed(
-        self, stored: Messages, part: Range, history: History | None, counts_failures: bool
+        self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None
     ) -> Sequence[bytes]:
         self._shown.append(_Shown(*published_to(stored, history), stored.messages))
-        return super()._framed(stored, part, history, counts_failures)
+        return super()._framed(stored, part, history, count_contract)
 
     def _count_written(
         self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.payloads import payload_of
+from qq.machine.arguments import QUORUM
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
@@ -62,7 +63,21 @@ def plain(value: Any) -> Any:
 
 
 def queue_document(queue: QueueStatus) -> dict[str, Any]:
-    return queue._asdict() | {"arguments": plain(queue.arguments)}
+    document = queue._asdict() | {"arguments": plain(queue.arguments)}
+    return dict(without_other_types(document, queue.type, is_exclusive=queue.exclusive))
+
+
+_ONLY_OF_QUORUM_QUEUES = frozenset({"delivery_limit", "leader", "members", "online"})
+_ONLY_OF_CLASSIC_QUEUES = frozenset({"exclusive_consumer_tag"})
+_ONLY_OF_EXCLUSIVE_QUEUES = frozenset({"owner_pid_details"})
+
+
+def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive: bool) -> Mapping[str, Any]:
+    """The document of a queue of this type, without the fields that RabbitMQ shows for other types of queues only."""
+    hidden = _ONLY_OF_CLASSIC_QUEUES if kind == QUORUM else _ONLY_OF_QUORUM_QUEUES
+    if not is_exclusive:
+        hidden |= _ONLY_OF_EXCLUSIVE_QUEUES
+    return {name: value for name, value in document.items() if name not in hidden}
 
 
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:

@@ -22,6 +22,7 @@ from qq.http.documents import (
     got_document,
     queue_document,
     row_fields,
+    without_other_types,
 )
 from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
@@ -48,6 +49,8 @@ from qq.http.topology import binding_listing
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qq.http.view import ManagementView
 
 BROWSE_COUNT = 50
@@ -86,9 +89,16 @@ class QueueEndpoints:
         vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         rows = await self._management.queues_by_name(is_seen if vhost is None else vhost.__eq__)
         vhost_of, name_of = rows.fields["vhost"], rows.fields["name"]
+        type_of, is_exclusive = rows.fields["type"], rows.fields["exclusive"]
 
         def key_of(queue: Any) -> tuple[str, ...]:
             return "queue", vhost_of(queue), name_of(queue)
+
+        add_samples = adding_samples(request, self._management, key_of)
+
+        def completed(queue: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
+            kind, exclusive = type_of(queue), is_exclusive(queue)
+            return add_samples(queue, without_other_types(document, kind, is_exclusive=exclusive))
 
         listing = Listing(
             rows.things,
@@ -96,7 +106,7 @@ class QueueEndpoints:
             is_in_order=True,
             parts=rows.parts,
             basic=_basics(request),
-            completed=adding_samples(request, self._management, key_of),
+            completed=completed,
         )
         return await write_listing(request, listing)
 

@@ -55,8 +55,10 @@ def check_queue_arguments(queue: str, kind: str, arguments: Table) -> None:
     _check(queue, kind, arguments, _QUEUE_ARGUMENTS, _KNOWN[kind])
 
 
-def check_consumer_arguments(queue: str, kind: str, arguments: Table) -> None:
-    _check(queue, kind, arguments, _CONSUMER_ARGUMENTS, _CONSUMER_KNOWN)
+def check_consumer_arguments(queue: str, kind: str, arguments: Table, version: int) -> None:
+    """Raise Refused for an argument with an impossible value, or one of streams; `version` is that of the state."""
+    checks = _CONSUMER_ARGUMENTS if version >= 9 else _CONSUMER_ARGUMENTS_8
+    _check(queue, kind, arguments, checks, _CONSUMER_KNOWN)
 
 
 def check_equivalent_queue_arguments(queue: str, kind: str, current: Table, received: Table) -> None:
@@ -284,11 +286,18 @@ _KNOWN: dict[str, frozenset[str]] = {
     },
 }
 
-_CONSUMER_ARGUMENTS: dict[str, Check] = {
+_CONSUMER_ARGUMENTS_8: dict[str, Check] = {
     "x-priority": _integer,
     "x-cancel-on-ha-failover": _boolean,
     "x-consumer-timeout": _not_negative,
     "x-live-prefetch": _boolean,
     "x-stream-offset": _anything,
 }
-_CONSUMER_KNOWN = frozenset(_CONSUMER_ARGUMENTS) - {"x-stream-offset"}
+"""The checks of the arguments of consumers up to version 8 of the state."""
+_OF_STREAMS = ("x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered")
+_CONSUMER_KNOWN = frozenset(_CONSUMER_ARGUMENTS_8) - {*_OF_STREAMS}
+# RabbitMQ takes any other value of x-cancel-on-ha-failover for false.
+_CONSUMER_ARGUMENTS = _CONSUMER_ARGUMENTS_8 | dict.fromkeys(
+    (*_OF_STREAMS, "x-cancel-on-ha-failover"), _anything
+)
+"""The checks of the arguments of consumers; those of streams are refused for being known to other types only."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.arguments import CLASSIC, check_consumer_arguments
+from qq.machine.arguments import CLASSIC, QUORUM, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.consumers import CREDIT_MAX
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from qq.machine.core import Core
     from qq.machine.queue import Queue
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
 
 
@@ -95,7 +96,7 @@ class Taking:
         [message] = queue.get(taker, 1, self._core.time_ms)
         history = queue.histories.get(message.history)
         self._got(queue, taker, (message,))
-        return GetOk(taker.id, message, queue.ready, history, queue.counts_failures)
+        return GetOk(taker.id, message, queue.ready, history, self._count_contract(queue))
 
     def get_messages(self, command: GetMessages) -> Got:
         queue = self._queue_to_get_from(command)
@@ -104,12 +105,16 @@ class Taking:
         for _ in range(count, wanted):
             queue.note_empty()
         if not count:
-            return Got(command.consumer, [], 0, {}, queue.counts_failures)
+            return Got(command.consumer, [], 0, {}, self._count_contract(queue))
         taker = self._taker(command, queue)
         ranges = queue.get(taker, count, self._core.time_ms)
         histories = queue.histories_of(ranges)
         self._got(queue, taker, ranges)
-        return Got(taker.id, ranges, queue.ready, histories, queue.counts_failures)
+        return Got(taker.id, ranges, queue.ready, histories, self._count_contract(queue))
+
+    def _count_contract(self, queue: Queue) -> CountContract | None:
+        """Which headers count the deliveries of what is got: before version 9 a dump has no word for none."""
+        return queue.count_contract if self._core.version >= 9 else queue.settings.count_contract
 
     def _queue_to_get_from(self, command: Get | GetMessages) -> Queue:
         core = self._core
@@ -119,7 +124,7 @@ class Taking:
             raise not_implemented(f"basic.get not supported by volatile {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
         core.check_fresh(command.consumer)
-        if queue.settings.single_active_consumer:
+        if queue.settings.single_active_consumer and (queue.kind == QUORUM or core.version < 9):
             raise no_access(
                 f"cannot obtain access to locked {the_queue(queue.name, queue.vhost)}. basic.get operations are not "
                 f"supported by {queue.kind} queues with single active consumer"
@@ -213,10 +218,11 @@ class Taking:
             raise precondition_failed(f"only creator channel may consume from {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
         thing = the_queue(queue.name, queue.vhost)
-        check_consumer_arguments(thing, queue.kind, command.arguments)
-        if command.exclusive and queue.settings.single_active_consumer:
-            raise access_refused(f"{thing} in exclusive use")
+        check_consumer_arguments(thing, queue.kind, command.arguments, core.version)
         # RabbitMQ's quorum queues accept the flag and ignore it.
+        is_single = queue.settings.single_active_consumer and (queue.kind == CLASSIC or core.version < 9)
+        if command.exclusive and is_single:
+            raise access_refused(f"{thing} in exclusive use")
         if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
             raise access_refused(f"{thing} in exclusive use")
         self._check_room(command, queue)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from qq.machine.history import History
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
 
 
@@ -22,8 +23,8 @@ class Deliver(NamedTuple):
     ranges: list[Range]
     histories: dict[int, History]
     """The histories that the ranges refer to, by their ids."""
-    counts_failures: bool
-    """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+    count_contract: CountContract | None
+    """Which headers count the deliveries of a message; None at a classic queue, which adds no such header."""
 
 
 class QueueDeclared(NamedTuple):
@@ -57,7 +58,7 @@ class GetOk(NamedTuple):
     range: Range
     remaining: int
     history: History | None
-    counts_failures: bool
+    count_contract: CountContract | None
 
 
 class GetEmpty(NamedTuple):
@@ -73,7 +74,7 @@ class Got(NamedTuple):
     """How many messages are ready behind the last of these."""
     histories: dict[int, History]
     """The histories that the ranges refer to, by their ids."""
-    counts_failures: bool
+    count_contract: CountContract | None
 
 
 class Recovered(NamedTuple):

@@ -140,7 +140,9 @@ class Operating:
 
     def put_policy(self, command: PutPolicy) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
-        if vhost is not None and self._has_room(command) and vhost.put_policy(policy_of(command)):
+        if vhost is None or not self._has_room(command):
+            return
+        if vhost.put_policy(policy_of(command), self._core.version):
             self._core.review(vhost)
 
     def delete_policy(self, command: DeletePolicy) -> None:

@@ -10,6 +10,7 @@ one name (MATCH_STEPS_MAX): what would take more does not match.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from operator import itemgetter
@@ -19,6 +20,8 @@ from qq.machine.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
 from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from qq.machine.commands import PutPolicy, Table
     from qq.machine.work import Work
 
@@ -27,6 +30,7 @@ MATCH_STEPS_MAX = 30_000
 _SEARCH_STEPS = 8
 """How many steps each search counts as besides its own."""
 
+FILTER_BYTES = range(16, 256)
 INTEGERS = range(-(2**63), 2**63)
 
 ALTERNATE_EXCHANGE = "alternate-exchange"
@@ -174,14 +178,7 @@ def check_policy(policy: Policy) -> None:
         )
     if not policy.definition:
         raise InvalidPolicy("no policy provided")
-    known = _OPERATOR_KEYS if policy.operator else _KEYS
-    unknown = [
-        f"{{{erlang_term(key)},{erlang_term(value)}}}"
-        for key, value in policy.definition.items()
-        if key not in known
-    ]
-    if unknown:
-        raise InvalidPolicy(f"[{','.join(unknown)}] are not recognised policy settings")
+    _check_recognised(policy.definition, _OPERATOR_KEYS if policy.operator else _KEYS)
     for key, value in policy.definition.items():
         valid, complaint = _KEYS[key]
         if not valid(value):
@@ -212,6 +209,22 @@ def _applies(policy: Policy, kind: str) -> bool:
         return False
     unsupported = _UNSUPPORTED.get(kind, frozenset())
     return not any(key in unsupported for key in policy.definition)
+
+
+def check_version(policy: Policy, version: int) -> None:
+    """Raise InvalidPolicy for a setting that only a later version of the state knows."""
+    later = {key for key, since in _KEYS_SINCE.items() if since > version}
+    _check_recognised(policy.definition, _KEYS.keys() - later)
+
+
+def _check_recognised(definition: Table, known: Collection[str]) -> None:
+    unknown = [
+        f"{{{erlang_term(key)},{erlang_term(value)}}}"
+        for key, value in definition.items()
+        if key not in known
+    ]
+    if unknown:
+        raise InvalidPolicy(f"[{','.join(unknown)}] are not recognised policy settings")
 
 
 def _check_pattern(pattern: str) -> None:
@@ -248,6 +261,10 @@ def _one_of(*choices: str) -> Valid:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _is_age(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9]+[YMDhms]", value) is not None
 
 
 def _is_integer(value: Any) -> bool:
@@ -298,6 +315,19 @@ _KEYS: dict[str, tuple[Valid, str]] = {
         _at_least(1),
         "{} is not a valid delayed retry maximum delay. Must be a positive integer",
     ),
+    # Of streams, which there are not here; definitions that were written elsewhere may have them:
+    "max-age": (_is_age, "{} is not a valid max age"),
+    "stream-max-segment-size-bytes": (_at_least(0), "{} is not a valid segment size"),
+    "stream-filter-size-bytes": (
+        lambda value: type(value) is int and value in FILTER_BYTES,
+        "{} is not a valid filter size. Valid range is 16-255",
+    ),
+    "initial-cluster-size": (_at_least(0), "{} is not a valid cluster size"),
+    # Of classic queues, before `queue-leader-locator`:
+    "queue-master-locator": (
+        _one_of("client-local", "random", "min-masters"),
+        "{} is not a valid master locator",
+    ),
     # Ours:
     "priority-mode": (_one_of("ratio", "strict"), "{} is not a valid priority mode"),
     "return-position": (_one_of("returns", "original"), "{} is not a valid return position"),
@@ -308,6 +338,10 @@ _KEYS: dict[str, tuple[Valid, str]] = {
     ),
 }
 """For every setting, which values it may have, and RabbitMQ's text for any other."""
+
+_STREAM_KEYS = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
+_KEYS_SINCE = dict.fromkeys((*_STREAM_KEYS, "stream-filter-size-bytes", "queue-master-locator"), 9)
+"""The version of the state since which a policy may have the setting, if that is not the first one."""
 
 
 def _theirs(_value: Any, operator: Any) -> Any:
@@ -323,6 +357,7 @@ _OPERATOR_KEYS: dict[str, Callable[[Any, Any], Any]] = {
     "max-in-memory-bytes": min,
     "delivery-limit": lower_delivery_limit,
     "queue-version": _theirs,
+    "queue-master-locator": _theirs,
     "overflow": _theirs,
     "target-group-size": max,
     "delayed-retry-type": _theirs,
@@ -339,8 +374,9 @@ _UNSUPPORTED = {
             "max-in-memory-length",
             "max-in-memory-bytes",
             "target-group-size",
+            *_STREAM_KEYS,
         }
     ),
-    QUORUM: frozenset({"queue-mode"}),
+    QUORUM: frozenset({"queue-mode", "queue-master-locator", *_STREAM_KEYS}),
 }
 """For each type of queue, the settings that keep a policy from applying to it at all."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qq.machine.history import FrozenHistories, History
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
-    from qq.machine.settings import QueueSettings
+    from qq.machine.settings import CountContract, QueueSettings
     from qq.ranges import FrozenPieces
 
 SHARES = 8
@@ -180,6 +180,8 @@ class Queue:
     """Whether messages without properties just go to the tail."""
     counts_failures: bool = False
     """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+    count_contract: CountContract | None = None
+    """Which headers count the deliveries of a message; None at a classic queue, which adds no such header."""
     _drops: bool = False
     """Whether the queue has a limit over which messages are dropped."""
     _frozen: FrozenQueue | None = None
@@ -222,6 +224,7 @@ class Queue:
             and not has_limit
         )
         self.counts_failures = settings.count_contract == "4.3"
+        self.count_contract = None if self.kind == CLASSIC else settings.count_contract
         self._drops = settings.overflow == "drop-head" and not (
             settings.max_length is None and settings.max_length_bytes is None
         )
@@ -886,7 +889,7 @@ class Queue:
         """The effect that delivers messages to the consumer; the first of them has the message id `first`."""
         histories = self.histories_of(ranges) if self.histories else {}
         place = consumer.node, consumer.session, consumer.id
-        return Deliver(*place, first, ranges, histories, self.counts_failures)
+        return Deliver(*place, first, ranges, histories, self.count_contract)
 
     def _check_in(self, consumer: Consumer, count: int) -> None:
         """Book that the consumer holds so many messages fewer than before."""

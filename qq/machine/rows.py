@@ -554,7 +554,27 @@ class SessionRow(NamedTuple):
         )
 
 
-CHANGES[SessionRow] = {8: more_fields(())}
+def _with_contract(written: Sequence[Any]) -> Sequence[Any]:
+    """A session's row with a count contract where the answer told whether failures are counted apart."""
+    return _with_counts(written, lambda is_apart: "4.3" if is_apart else "4.0")
+
+
+def _without_contract(row: Any) -> Sequence[Any]:
+    return _with_counts(row, lambda contract: contract == "4.3")
+
+
+def _with_counts(row: Sequence[Any], change: Callable[[Any], Any]) -> Sequence[Any]:
+    """A session's row with another value at the end of an answer to basic.get."""
+    answer = row[_ANSWER]
+    if answer is None or answer[1] not in _GOT_KINDS:
+        return row
+    *fields, counts = answer
+    return [*row[:_ANSWER], [*fields, change(counts)], *row[_ANSWER + 1 :]]
+
+
+_ANSWER = SessionRow._fields.index("answer")
+
+CHANGES[SessionRow] = {8: more_fields(()), 9: Change(_with_contract, _without_contract)}
 
 
 class FailedRow(NamedTuple):
@@ -583,6 +603,7 @@ _RESULTS: tuple[type[Result], ...] = (
     Got,
 )
 """All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New ones go to the end."""
+_GOT_KINDS = [_RESULTS.index(kind) + 1 for kind in (GetOk, Got)]
 
 
 def answer_row(answer: Answer | None) -> Sequence[Any] | None:
@@ -596,8 +617,8 @@ def answer_row(answer: Answer | None) -> Sequence[Any] | None:
     if isinstance(result, GetOk) and result.history is not None:
         fields = tuple(result._replace(history=result.history.row()))
     elif isinstance(result, Got):
-        *fields, histories, counts_failures = result
-        fields += [[(key, each.row()) for key, each in histories.items()], counts_failures]
+        *fields, histories, contract = result
+        fields += [[(key, each.row()) for key, each in histories.items()], contract]
     return answer.number, _RESULTS.index(type(result)) + 1, *fields
 
 
@@ -613,9 +634,9 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
         history = History.of(result.history) if result.history else None
         result = result._replace(range=Range(*result.range), history=history)
     elif isinstance(result, Got):
-        consumer, ranges, remaining, histories, counts_failures = fields
+        consumer, ranges, remaining, histories, contract = fields
         known = {key: History.of(row) for key, row in histories}
-        result = Got(consumer, [Range(*each) for each in ranges], remaining, known, counts_failures)
+        result = Got(consumer, [Range(*each) for each in ranges], remaining, known, contract)
     return Reply(node, session, result, number)
 
 

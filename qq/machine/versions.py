@@ -20,6 +20,9 @@ moved from queue to queue. A user's publishers are its own, and a message that w
 its number. Policies may have negative priorities. Several messages may be got at once. Large messages may be stored in
 fragments.
 9: time in which the cluster could serve nobody does not count as idle time of a queue (`x-expires`).
+The answer to basic.get tells which headers count deliveries. With a single active consumer, basic.get works at a
+classic queue, and the flag `exclusive` has no effect at a quorum queue. Arguments of stream consumers are refused, and
+`x-cancel-on-ha-failover` may be of any type. Policies may have the settings of streams and `queue-master-locator`.
 """
 
 

@@ -23,7 +23,7 @@ from qq.machine.errors import (
     the_exchange,
     the_queue,
 )
-from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange
+from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange, check_version
 from qq.machine.published import Published
 from qq.machine.publishers import Publishers
 from qq.machine.queue import NOBODY, Queue, Tally
@@ -509,9 +509,13 @@ class VirtualHost:
 
     # Policies
 
-    def put_policy(self, policy: Policy) -> bool:
-        """Enter a policy in the place of the one with its name; False if it is not valid. A review lets it apply."""
+    def put_policy(self, policy: Policy, version: int) -> bool:
+        """Enter a policy in the place of the one with its name; False if it is not valid. A review lets it apply.
+
+        `version` is the agreed version of the state.
+        """
         try:
+            check_version(policy, version)
             self.policies.put(policy)
         except InvalidPolicy:
             return False

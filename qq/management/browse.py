@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from qq.machine.history import FrozenHistories, History
     from qq.machine.queue import Queue
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
 
@@ -60,7 +61,7 @@ async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_
         ranges = await asyncio.to_thread(frozen.browse, offset, count)
         if not ranges:
             break
-        messages = _messages(entries, ranges, histories, queue.counts_failures, offset)
+        messages = _messages(entries, ranges, histories, queue.count_contract, offset)
         async with aclosing(messages):
             async for message in messages:
                 bytes_max -= len(message.body)
@@ -72,14 +73,18 @@ async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_
 
 
 async def _messages(
-    entries: Entries, ranges: Sequence[Range], histories: FrozenHistories, counts_failures: bool, offset: int
+    entries: Entries,
+    ranges: Sequence[Range],
+    histories: FrozenHistories,
+    count_contract: CountContract | None,
+    offset: int,
 ) -> AsyncGenerator[Browsed]:
     for number, messages in enumerate(ranges):
         ahead = ranges[number : number + READ_AHEAD_RANGES]
         history = histories.get(messages.history) if messages.history else None
         for part in _steps(entries, messages):
             for place, stored in await _read(entries, part, ahead):
-                for browsed in _browsed(stored, part, history, counts_failures, offset + place):
+                for browsed in _browsed(stored, part, history, count_contract, offset + place):
                     yield browsed
             offset += part.count
             await asyncio.sleep(0)
@@ -147,9 +152,9 @@ class _Reading:
 
 
 def _browsed(
-    stored: Messages, part: Range, history: History | None, counts_failures: bool, offset: int
+    stored: Messages, part: Range, history: History | None, count_contract: CountContract | None, offset: int
 ) -> Iterator[Browsed]:
     exchange, routing_key = published_to(stored, history)
-    framed = delivered(stored.messages, part, history, counts_failures=counts_failures)
+    framed = delivered(stored.messages, part, history, count_contract=count_contract)
     for number, message in enumerate(framed, offset):
         yield Browsed(number, exchange, routing_key, part.deliveries > 0, *content(message))

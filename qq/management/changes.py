@@ -17,9 +17,9 @@ from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
-from qq.machine.codec import check_command
+from qq.machine.codec import InvalidCommand, check_command
 from qq.machine.moves import ID_BYTES
-from qq.machine.policies import policy_of
+from qq.machine.policies import InvalidPolicy, check_version, policy_of
 from qq.management.permitted import check
 from qq.management.room import Room
 from qq.management.sessions import RequestSession, until_applied
@@ -56,7 +56,13 @@ class Changes:
         await until_applied(self._broker, [], lambda: None)
 
     def check_command(self, command: Change | Declaration) -> None:
-        check_command(command, self._broker.machine.version)
+        version = self._broker.machine.version
+        check_command(command, version)
+        if isinstance(command, c.PutPolicy):
+            try:
+                check_version(policy_of(command), version)
+            except InvalidPolicy as error:
+                raise InvalidCommand(str(error)) from None
 
     async def check_permitted(
         self,

@@ -330,8 +330,7 @@ class RequestSession:
     async def _read(self, got: GetOk, offset: int) -> Message:
         stored = await _stored(self._broker, got.range)
         exchange, routing_key = published_to(stored, got.history)
-        counts_failures = got.counts_failures
-        [message] = delivered(stored.messages, got.range, got.history, counts_failures=counts_failures)
+        [message] = delivered(stored.messages, got.range, got.history, count_contract=got.count_contract)
         return Message(
             offset,
             exchange,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.history import Death, History
+    from qq.machine.settings import CountContract
     from qq.ranges import Range
     from qq.sessions.entries import Messages
     from qq.stored.editing import HeaderValue
@@ -30,14 +31,14 @@ def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
 
 
 def delivered(
-    messages: Sequence[bytes], part: Range, history: History | None, *, counts_failures: bool
+    messages: Sequence[bytes], part: Range, history: History | None, *, count_contract: CountContract | None
 ) -> Sequence[bytes]:
     """Stored messages as a consumer gets them.
 
-    `part` tells how often they were delivered before, `history` what befell them, if anything; `counts_failures` that
-    their queue tells failed deliveries from others (RabbitMQ 4.3).
+    `part` tells how often they were delivered before, `history` what befell them, if anything, and
+    `count_contract` which headers of their queue count the deliveries.
     """
-    headers = redelivery_headers(part, counts_failures=counts_failures)
+    headers = redelivery_headers(part, count_contract=count_contract)
     if history is None:
         return with_headers(messages, additions=headers) if headers else messages
     return with_headers(
@@ -49,11 +50,14 @@ def delivered(
     )
 
 
-def redelivery_headers(part: Range, *, counts_failures: bool) -> dict[str, HeaderValue]:
-    """The headers that tell how often messages were delivered before; none at the first delivery."""
-    if not part.deliveries:
+def redelivery_headers(part: Range, *, count_contract: CountContract | None) -> dict[str, HeaderValue]:
+    """The headers that tell how often messages were delivered before; none at the first delivery.
+
+    A classic queue, whose `count_contract` is None, adds none: some clients cannot read 64-bit integers in headers.
+    """
+    if not part.deliveries or count_contract is None:
         return {}
-    if not counts_failures:
+    if count_contract == "4.0":
         return {"x-delivery-count": part.deliveries}
     headers: dict[str, HeaderValue] = {"x-acquired-count": part.deliveries}
     if part.failures:

@@ -287,7 +287,7 @@ class LineConnection(asyncio.Protocol):
             history = effect.histories.get(part.history)
             for messages in found:
                 for message in delivered(
-                    messages.messages, part, history, counts_failures=effect.counts_failures
+                    messages.messages, part, history, count_contract=effect.count_contract
                 ):
                     self._say("MESSAGE", number, content(message).body.decode())
                     number += 1

@@ -181,7 +181,7 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     socket.frames()
     socket.has_room = False
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, counts_failures=False)
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, count_contract=None)
     )
     for _ in range(ANSWERS_WAITING_MAX + 1):
         assert not socket.paused
@@ -197,7 +197,7 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, counts_failures=False)
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, count_contract=None)
     )
     socket.has_room = False
     channel.deliver(
@@ -208,7 +208,7 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
             3,
             [Range(2, 0, 5, 0), Range(3, 0, 2, 0)],
             {},
-            counts_failures=False,
+            count_contract=None,
         )
     )
     channel.receive(Method(1, amqp.Basic.Recover(requeue=True)))

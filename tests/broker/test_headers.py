@@ -3,10 +3,12 @@ from datetime import UTC, datetime
 from pamqp import body, commands, frame, header
 
 from qq.machine.history import EXPIRED, REJECTED, Death, History, died
+from qq.machine.settings import CountContract
 from qq.ranges import Range
 from qq.sessions.headers import death_headers, delivered, redelivery_headers
 from qq.stored.editing import content
 
+CONTRACTS: tuple[CountContract | None, ...] = ("4.0", "4.3", None)
 TIME = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 TIME_MS = int(TIME.timestamp()) * 1000
 
@@ -27,22 +29,28 @@ def twice_dead(new_key: str | None = None) -> History:
 
 def test_a_message_at_its_first_delivery_is_sent_as_it_is_stored() -> None:
     messages = [message(), message(headers={"a": 1})]
-    for counts_failures in (False, True):
-        assert delivered(messages, part(), None, counts_failures=counts_failures) is messages
+    for contract in CONTRACTS:
+        assert delivered(messages, part(), None, count_contract=contract) is messages
 
 
 def test_a_message_tells_how_often_it_was_delivered_before() -> None:
     properties = {"headers": {"x-delivery-count": 7, "CC": ["a"]}, "expiration": "9"}
-    [again] = delivered([message(**properties)], part(2, 1), None, counts_failures=False)
+    [again] = delivered([message(**properties)], part(2, 1), None, count_contract="4.0")
     expected = commands.Basic.Properties(headers={"CC": ["a"], "x-delivery-count": 2}, expiration="9")
     assert content(again) == (expected, b"abc")
     assert b"\x10x-delivery-countl\0\0\0\0\0\0\0\x02" in again
 
 
+def test_a_classic_queue_adds_no_count_to_a_redelivered_message() -> None:
+    for headers in (None, {"x-delivery-count": 7, "mine": "x"}):
+        messages = [message(headers=headers)]
+        assert delivered(messages, part(2, 1), None, count_contract=None) is messages
+
+
 def test_where_failures_are_counted_apart_a_message_tells_both() -> None:
-    assert redelivery_headers(part(3, 0), counts_failures=True) == {"x-acquired-count": 3}
+    assert redelivery_headers(part(3, 0), count_contract="4.3") == {"x-acquired-count": 3}
     both = {"x-acquired-count": 3, "x-delivery-count": 2}
-    assert redelivery_headers(part(3, 2), counts_failures=True) == both
+    assert redelivery_headers(part(3, 2), count_contract="4.3") == both
 
 
 def test_a_dead_lettered_message_tells_its_deaths_newest_first() -> None:
@@ -78,7 +86,7 @@ def test_a_dead_lettered_message_tells_its_deaths_newest_first() -> None:
 def test_the_fields_of_a_death_have_rabbitmqs_types() -> None:
     death = Death("q", "maxlen", 300, TIME_MS, "e", ("k",), None)
     history = History("dlx", "k", False, (death,), ("maxlen", "q", "e"), ("maxlen", "q", "e"), 1)
-    [sent] = delivered([message()], part(), history, counts_failures=False)
+    [sent] = delivered([message()], part(), history, count_contract="4.0")
     fields = {
         "count": b"l" + (300).to_bytes(8, "big"),
         "reason": b"S\0\0\0\6maxlen",
@@ -99,9 +107,9 @@ def test_what_dead_lettering_changes_in_a_message_is_all_that_changes() -> None:
     stored = message(headers=mine | {"x-death": "mine"}, expiration="60000", **properties)
     for new_key, kept in ((None, mine), ("key", {"a": 1})):
         history = twice_dead(new_key)
-        [first] = delivered([stored], part(), history, counts_failures=False)
+        [first] = delivered([stored], part(), history, count_contract="4.0")
         expected = commands.Basic.Properties(headers=kept | death_headers(history), **properties)
         assert content(first) == (expected, b"abc")
-        [again] = delivered([stored], part(1), history, counts_failures=False)
+        [again] = delivered([stored], part(1), history, count_contract="4.0")
         expected.headers["x-delivery-count"] = 1
         assert content(again) == (expected, b"abc")

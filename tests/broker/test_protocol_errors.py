@@ -537,12 +537,12 @@ MESSAGES: dict[str, Mistake] = {
     ),
     "get beside a single active consumer": Mistake(
         [
-            declared("e-single", arguments={"x-single-active-consumer": True}),
+            quorum({"x-single-active-consumer": True}, queue="e-single"),
             Basic.Get(queue="e-single"),
         ],
         405,
         f"RESOURCE_LOCKED - cannot obtain access to locked queue 'e-single' {HERE}. basic.get operations are not "
-        "supported by classic queues with single active consumer",
+        "supported by quorum queues with single active consumer",
         (60, 70),
     ),
     "argument of a consumer": Mistake(

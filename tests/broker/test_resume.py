@@ -169,7 +169,7 @@ def test_a_range_that_was_heard_in_part_is_cut(broker: LoneBroker, client: Clien
             1,
             [Range(index, 1, 1, 0), Range(index, 2, 2, 0)],
             {},
-            counts_failures=False,
+            count_contract=None,
         ),
         Known("n1", channel.session, channel.answered, [consumer.id]),
     ]
@@ -288,7 +288,7 @@ def test_several_consumers_cancelled_by_a_change_of_leader_hear_of_it(
 def test_sessions_that_are_gone_here_are_not_told(broker: LoneBroker, client: Client) -> None:
     gone = [
         Reply("n1", 999, QueueDeclared("q", 0, 0), 1),
-        Deliver("n1", 999, 1, 0, [Range(2, 0, 1, 0)], {}, counts_failures=False),
+        Deliver("n1", 999, 1, 0, [Range(2, 0, 1, 0)], {}, count_contract=None),
         Known("n1", 999, 1, [1]),
     ]
     broker.call(broker.broker.resumed, 0, gone)

@@ -203,7 +203,7 @@ def test_only_the_columns_that_are_asked_for_are_told(node: Node[MachineManageme
 
 def test_without_statistics_a_queue_is_what_it_was_declared_to_be(node: Node[MachineManagement]) -> None:
     [queue, *_] = node.api("queues?disable_stats=true").json
-    assert {"name", "vhost", "type", "durable", "arguments", "members"} < queue.keys()
+    assert {"name", "vhost", "type", "durable", "arguments", "state"} < queue.keys()
     assert not {"messages", "message_stats", "consumers"} & queue.keys()
     [queue, *_] = node.api("queues?disable_stats=true&enable_queue_totals=true").json
     assert (queue["messages"], queue["messages_ready"], queue["messages_unacknowledged"]) == (0, 0, 0)

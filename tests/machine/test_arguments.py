@@ -170,18 +170,29 @@ def test_the_type_of_a_queue_is_classic_or_quorum() -> None:
         ("x-priority", "1", '"expected integer, got longstr"'),
         ("x-priority", True, '"expected integer, got bool"'),
         ("x-consumer-timeout", -1, "{value_negative,-1}"),
-        ("x-cancel-on-ha-failover", "yes", "{unacceptable_type,longstr}"),
         ("x-live-prefetch", 1, "{unacceptable_type,signedint}"),
     ],
 )
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_argument_of_a_consumer_is_refused(kind: str, key: str, value: Any, wrong: str) -> None:
-    assert complaint(check_consumer_arguments, kind, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
+    assert (
+        complaint(check_consumer_arguments, kind, {key: value}, 9) == f"invalid arg '{key}' {HERE}: {wrong}"
+    )
 
 
-def test_an_argument_of_stream_consumers_is_refused() -> None:
-    text = f"invalid arg 'x-stream-offset' {HERE} of queue type rabbit_quorum_queue"
-    assert complaint(check_consumer_arguments, QUORUM, {"x-stream-offset": "first"}) == text
+@pytest.mark.parametrize("key", ["x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"])
+def test_an_argument_of_stream_consumers_is_refused(key: str) -> None:
+    text = f"invalid arg '{key}' {HERE} of queue type rabbit_quorum_queue"
+    assert complaint(check_consumer_arguments, QUORUM, {key: "first"}, 9) == text
+    before = complaint(check_consumer_arguments, QUORUM, {key: "first"}, 8)
+    assert before == (text if key == "x-stream-offset" else None)
+
+
+def test_a_failover_argument_may_be_anything_since_version_9() -> None:
+    arguments = {"x-cancel-on-ha-failover": "yes"}
+    wrong = f"invalid arg 'x-cancel-on-ha-failover' {HERE}: {{unacceptable_type,longstr}}"
+    assert complaint(check_consumer_arguments, CLASSIC, arguments, 8) == wrong
+    assert complaint(check_consumer_arguments, CLASSIC, arguments, 9) is None
 
 
 def test_a_right_argument_of_a_consumer_is_accepted() -> None:
@@ -193,7 +204,7 @@ def test_a_right_argument_of_a_consumer_is_accepted() -> None:
         "other": [],
     }
     for kind in (CLASSIC, QUORUM):
-        assert complaint(check_consumer_arguments, kind, arguments) is None
+        assert complaint(check_consumer_arguments, kind, arguments, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -288,5 +299,5 @@ def test_a_table_is_accepted_or_refused_whatever_it_holds(
 ) -> None:
     complaint(queue_kind, table)
     complaint(check_queue_arguments, kind, table)
-    complaint(check_consumer_arguments, kind, table)
+    complaint(check_consumer_arguments, kind, table, 9)
     complaint(check_equivalent_queue_arguments, kind, table, other)

@@ -32,7 +32,7 @@ def test_one_consumer_gets_a_whole_run_as_one_range() -> None:
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 1000))
     effects = driver.apply(publish(500), messages=[b"x"] * 500)
-    assert effects == [Deliver("n1", 1, 1, 0, [Range(2, 0, 500, size=500)], {}, False)]
+    assert effects == [Deliver("n1", 1, 1, 0, [Range(2, 0, 500, size=500)], {}, None)]
     assert driver.apply(Settle(1, 0, 499)) == []
 
 
@@ -50,7 +50,7 @@ def test_slots_name_the_batch_and_the_message() -> None:
     machine = QueueMachine()
     machine.apply_batch("n1", 1, 0, 9, batch([declare("q"), consume(1, "q", 9)]))
     machine.apply_batch("n1", 1, 3, 9, batch([publish(2, "none"), publish(1)], [b"xx", b"x", b"xxx"]))
-    assert machine.end_entry(9) == [Deliver("n1", 1, 1, 0, [Range(1, 3 << 24 | 2, 1, size=3)], {}, False)]
+    assert machine.end_entry(9) == [Deliver("n1", 1, 1, 0, [Range(1, 3 << 24 | 2, 1, size=3)], {}, None)]
 
 
 def traced_bytes(message: c.Command, *, arguments: dict[str, Any]) -> float:

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
+from qq.machine.arguments import CLASSIC, QUORUM
 from qq.machine.commands import (
     BindQueue,
     Cancel,
@@ -70,11 +71,11 @@ def owed(driver: Driver) -> list[Effect]:
         (PurgeQueue(1, 1, "q"), QueuePurged(2)),
         (BindQueue(1, 1, "q", "amq.direct", "", {}), Done()),
         (consume(5, "q", 0), Consuming(5)),
-        (get(5, "q"), GetOk(5, Range(2, 0, 1, size=1), 1, None, False)),
+        (get(5, "q"), GetOk(5, Range(2, 0, 1, size=1), 1, None, None)),
         (get(5, "empty"), GetEmpty()),
-        (GetMessages(1, 1, 1, 5, "q", False, 0, 3), Got(5, [Range(2, 0, 2, size=2)], 0, {}, False)),
-        (GetMessages(1, 1, 1, 5, "q", True, 0, 1), Got(5, [Range(2, 0, 1, size=1)], 1, {}, False)),
-        (GetMessages(1, 1, 1, 5, "empty", False, 0, 3), Got(5, [], 0, {}, False)),
+        (GetMessages(1, 1, 1, 5, "q", False, 0, 3), Got(5, [Range(2, 0, 2, size=2)], 0, {}, None)),
+        (GetMessages(1, 1, 1, 5, "q", True, 0, 1), Got(5, [Range(2, 0, 1, size=1)], 1, {}, None)),
+        (GetMessages(1, 1, 1, 5, "empty", False, 0, 3), Got(5, [], 0, {}, None)),
         (Recover(1), Recovered()),
     ],
 )
@@ -87,6 +88,34 @@ def test_the_last_answer_is_remembered(command: Command, result: Result) -> None
     assert answer == [Reply("n1", 1, result, 3)]
     live = [result.consumer] if isinstance(result, Consuming) else []
     assert owed(driver) == [*answer, Known("n1", 1, 3, live)]
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "contract"),
+    [(8, CLASSIC, "4.0"), (8, QUORUM, "4.0"), (9, CLASSIC, None), (9, QUORUM, "4.0")],
+)
+@pytest.mark.parametrize("arguments", [{}, {"x-delivery-count-mode": "4.3"}], ids=["4.0", "4.3"])
+def test_answer_to_get_counts_deliveries_of_quorum_queues_only(
+    version: int, kind: str, contract: str | None, arguments: dict[str, str]
+) -> None:
+    if arguments and kind == CLASSIC:
+        arguments = {}
+    elif arguments:
+        contract = "4.3"
+    driver = Driver()
+    driver.machine.raise_to(version)
+    driver.apply(declare("q", **{"x-queue-type": kind}, **arguments))
+    driver.apply(publish(2), messages=[b"x"] * 2)
+    [one] = driver.apply(get(5, "q"))
+    assert isinstance(one, Reply)
+    assert isinstance(one.result, GetOk)
+    assert one.result.count_contract == contract
+    assert owed(driver)[0] == one
+    [several] = driver.apply(GetMessages(1, 1, 1, 6, "q", False, 0, 3))
+    assert isinstance(several, Reply)
+    assert isinstance(several.result, Got)
+    assert several.result.count_contract == contract
+    assert owed(driver)[0] == several
 
 
 def test_a_failure_is_the_last_answer() -> None:
@@ -138,9 +167,9 @@ def test_all_that_a_consumer_holds_is_delivered_as_it_holds_it() -> None:
         Reply("n1", 9, QueueDeclared("q", 0, 0), 1),
         Known("n1", 9, 1, []),
         Reply("n1", 1, Consuming(1), 1),
-        Deliver("n1", 1, 1, 0, [Range(2, 0, 2, size=2)], {}, False),
+        Deliver("n1", 1, 1, 0, [Range(2, 0, 2, size=2)], {}, None),
         Deliver(
-            "n1", 1, 1, 3, [Range(2, 3, 1, size=1, position=3), Range(3, 0, 2, size=2, position=4)], {}, False
+            "n1", 1, 1, 3, [Range(2, 3, 1, size=1, position=3), Range(3, 0, 2, size=2, position=4)], {}, None
         ),
         Known("n1", 1, 2, []),
     ]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_driver import Driver
 
 from qq.machine.arguments import CLASSIC, QUORUM
+from qq.machine.commands import PutPolicy
 from qq.machine.policies import (
     InvalidPolicy,
     Policies,
     Policy,
     alternate_exchange,
     check_policy,
+    check_version,
     effective_definition,
 )
 from qq.machine.work import Work
@@ -242,6 +247,12 @@ def test_without_policies_nothing_is_set() -> None:
         ({"return-position": "x"}, '<<"x">> is not a valid return position'),
         ({"delivery-count-mode": 4.3}, "4.3 is not a valid delivery count mode"),
         ({"consumer-timeout-action": "x"}, '<<"x">> is not a valid consumer timeout action'),
+        ({"max-age": 5}, "5 is not a valid max age"),
+        ({"max-age": "5X"}, '<<"5X">> is not a valid max age'),
+        ({"stream-filter-size-bytes": 15}, "15 is not a valid filter size. Valid range is 16-255"),
+        ({"stream-max-segment-size-bytes": -1}, "-1 is not a valid segment size"),
+        ({"initial-cluster-size": "a"}, '<<"a">> is not a valid cluster size'),
+        ({"queue-master-locator": 1}, "1 is not a valid master locator"),
     ],
 )
 def test_a_wrong_definition_is_refused_with_rabbitmqs_text(
@@ -278,10 +289,44 @@ def test_a_wrong_definition_is_refused_with_rabbitmqs_text(
         },
         {"queue-mode": "lazy", "queue-version": 2, "max-in-memory-length": 0, "max-in-memory-bytes": 0},
         {"alternate-exchange": "ae"},
+        {"max-age": "7D", "stream-max-segment-size-bytes": 0, "stream-filter-size-bytes": 16},
+        {"initial-cluster-size": 3, "queue-master-locator": "min-masters"},
     ],
 )
 def test_a_right_definition_is_accepted(definition: dict[str, object]) -> None:
     check_policy(policy(definition))
+
+
+LATER = [
+    {"max-age": "7D"},
+    {"stream-max-segment-size-bytes": 500},
+    {"stream-filter-size-bytes": 255},
+    {"initial-cluster-size": 3},
+    {"queue-master-locator": "random"},
+]
+
+
+@pytest.mark.parametrize("definition", LATER, ids=str)
+def test_policy_is_entered_since_the_version_of_its_settings(definition: dict[str, Any]) -> None:
+    [key] = definition
+    for version, names in ((8, []), (9, ["p"])):
+        driver = Driver()
+        driver.machine.raise_to(version)
+        driver.apply(PutPolicy("/", "p", False, ".*", "all", 0, definition))
+        assert [each.name for each in driver.machine.vhosts["/"].policies.rows()] == names
+    check_version(policy(definition), 9)
+    with pytest.raises(InvalidPolicy, match=f".*{key}.* are not recognised policy settings"):
+        check_version(policy(definition), 8)
+
+
+@pytest.mark.parametrize("definition", LATER, ids=str)
+def test_settings_of_streams_keep_a_policy_from_other_queues(definition: dict[str, Any]) -> None:
+    policies = Policies(Work())
+    policies.put(policy({**definition, "max-length": 5}))
+    [key] = definition
+    of_all, of_classic = key == "stream-filter-size-bytes", key == "queue-master-locator"
+    assert (policies.match("q", CLASSIC)[0] is not None) == (of_all or of_classic)
+    assert (policies.match("q", QUORUM)[0] is not None) == of_all
 
 
 def test_an_operator_may_only_set_limits() -> None:

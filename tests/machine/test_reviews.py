@@ -150,9 +150,9 @@ def test_no_queue_is_looked_at_before_its_turn() -> None:
     machine.end_entry(7)
     vhost = machine.vhosts["/"]
     vhost.queues = {Name(name): queue for name, queue in vhost.queues.items()}
-    assert vhost.put_policy(policy_of(put(1, "no.*such.*queue")))
+    assert vhost.put_policy(policy_of(put(1, "no.*such.*queue")), 7)
     Name.looks = 0
-    assert vhost.put_policy(policy_of(put(2, "no.*such.*queue")))
+    assert vhost.put_policy(policy_of(put(2, "no.*such.*queue")), 7)
     assert Name.looks == 0
     vhost.review(0)
     assert Name.looks == 1

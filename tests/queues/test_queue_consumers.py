@@ -238,9 +238,9 @@ def test_basic_get_is_refused_where_there_is_a_single_active_consumer(world: Wor
         channel.basic_get(queue)
 
 
-def test_an_exclusive_consumer_and_a_single_active_one_exclude_each_other(world: World, queue: str) -> None:
+def test_classic_queue_refuses_exclusive_single_active_consumers(world: World, queue: str) -> None:
     channel = world.channel(1)
-    declare(channel, queue, SINGLE)
+    channel.queue_declare(queue, durable=True, arguments=dict(SINGLE))
     world.change_leader()
     with refused(403, f"ACCESS_REFUSED - queue '{queue}' {HERE} in exclusive use"):
         Taker(channel, queue, exclusive=True)
@@ -319,7 +319,6 @@ def test_only_a_consumer_that_asked_for_it_is_cancelled_when_the_leader_changes(
         ({"x-priority": "high"}, '"expected integer, got longstr"'),
         ({"x-consumer-timeout": -5}, "{value_negative,-5}"),
         ({"x-live-prefetch": "yes"}, "{unacceptable_type,longstr}"),
-        ({"x-cancel-on-ha-failover": 1}, "{unacceptable_type,signedint}"),
     ],
 )
 def test_wrong_arguments_of_consumers_are_refused(

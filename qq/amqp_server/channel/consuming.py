@@ -346,10 +346,10 @@ def _is_alike(frame: amqp.Basic.Get, event: Event) -> bool:
 def _as_got(result: effects.GetOk | effects.GetEmpty) -> effects.Got:
     """What has come of a `Get`, as that of a `GetMessages`."""
     if isinstance(result, effects.GetEmpty):
-        return effects.Got(0, [], 0, {}, counts_failures=False)
-    consumer, part, remaining, history, counts_failures = result
+        return effects.Got(0, [], 0, {}, count_contract=None)
+    consumer, part, remaining, history, count_contract = result
     histories = {} if history is None else {part.history: history}
-    return effects.Got(consumer, [part], remaining, histories, counts_failures)
+    return effects.Got(consumer, [part], remaining, histories, count_contract)
 
 
 def _cancel_notification(consumer: OutgoingConsumer) -> Frame:

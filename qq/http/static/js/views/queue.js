@@ -95,7 +95,7 @@ function Origins({ queue }) {
       <tbody>${rows.map(([name, value, from]) => html`<tr key=${from + name}><td>${name}</td><td>${value}</td>
         <td><${Badge} state=${from === "argument" ? "plain" : "good"}>${from}<//></td></tr>`)}</tbody></table>`
       : html`<p class="empty">No arguments, and no policy applies.</p>`}
-    <p class="muted">Delivery limit: ${argument(queue.delivery_limit)}</p>
+    ${queue.type === "quorum" && html`<p class="muted">Delivery limit: ${argument(queue.delivery_limit)}</p>`}
   <//>`;
 }
 
@@ -104,7 +104,8 @@ function Replicas({ queue }) {
   const died = Object.entries(queue.message_stats?.died ?? {});
   return html`<${Card} title="Where it is">
     <${Facts} rows=${[
-      ["Leader", queue.leader ?? "none is known"], ["Members", queue.members.join(", ")], ["Connected", queue.online.join(", ")],
+      ["Leader", queue.node ?? "none is known"],
+      ...(queue.type === "quorum" ? [["Members", queue.members.join(", ")], ["Connected", queue.online.join(", ")]] : []),
       ["Single active consumer", queue.single_active_consumer_tag ?? "–"], ["Died here", died.length ? died.map(([reason, count]) => `${reason}: ${short(/** @type {number} */ (count))}`).join(", ") : "none"],
     ]} />
   <//>`;
