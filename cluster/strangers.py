@@ -4,9 +4,9 @@ Lives here: the count of strangers (connections without a login) and of connecti
 stranger that has to go. Not here: logins, and what happens to a socket (the callers).
 
 Law: a stranger keeps its place for a fair time after its arrival and after each step of a correct handshake; only then
-may another connection take the place, and strangers that have come least far make room first. One address holds at most
-as many places as are free for others, and a connection for which there is no place is refused: an attack, however
-large, takes no place from a client that goes on with its handshake. A connection with a login is never pushed out.
+may another connection take the place, and strangers that have come least far make room first. A connection for which
+there is no place is refused, and one address holds at most three quarters of the places: an attack, however large,
+takes no place from a client that goes on with its handshake. A connection with a login is never pushed out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ FAIR_S = 4.0
 """How long a client has for each step while others wait for its place. TCP sends a lost segment again after 1 s, and a
 second time after 2 s more; a second is left for a round trip over a slow link. A shorter time gives more connections a
 place in a flood; a longer one would keep places for connections that send nothing."""
+SHARE = 3
+"""An address may hold so many times as many places as are free: three quarters of all, while no other comes. Clients
+behind a NAT or a load balancer are of one address; what is left is enough for others, of whom few come at a time."""
 _IPV6_NETWORK_BITS = 64
 """IPv6 addresses that share this many bits count as one source: one customer has at least all of those."""
 
@@ -75,7 +78,8 @@ class Places:
         self.known = 0
         """Connections with a login."""
         self.clock = clock
-        self._fair_s = fair_s
+        self.fair_s = fair_s
+        """How long a stranger keeps its place after each step, however many come."""
         self._complaints = complaints
         self._what = what
         self._all = _Strangers()
@@ -106,11 +110,11 @@ class Places:
         """Whether a stranger of the source may come, perhaps because another one was pushed out."""
         free = self.free
         of_source = self._by_source.get(source)
-        if free > (of_source.count if of_source is not None else 0):
+        if (of_source.count if of_source is not None else 0) < SHARE * free:
             return True
         # While others have room, a source that has its share replaces its own strangers only.
         candidates = self._all if free <= 0 else of_source
-        stale = candidates.stale(self.clock() - self._fair_s) if candidates is not None else None
+        stale = candidates.stale(self.clock() - self.fair_s) if candidates is not None else None
         if stale is None:
             return False
         self._push_out(stale)
@@ -121,7 +125,7 @@ class Places:
         place.leave()
         if self._complaints is not None:
             idle_s = self.clock() - place.since_s
-            text = f"no progress for {idle_s:.1f} s since {_SINCE[place.stage]}, and another needs its place"
+            text = f"no progress for {idle_s:.1f} s since {_SINCE[place.stage]}, and another connection needs its place"
             self._complaints.about(
                 "pushed out", f"{self._what} from {place.source} dropped before its login: {text}"
             )
@@ -132,11 +136,12 @@ class Places:
             return
         of_source = self._by_source.get(source)
         if not self.strangers:
-            text = f"all {self.known} places are taken"
+            text = f"{self.known} with a login are there, and there may be no more"
         elif self.free > 0 and of_source is not None:
-            text = f"its address has {of_source.count} connections without a login, and {self.free} are left for others"
+            left = f"{self.free} more may come from other addresses"
+            text = f"its address has {of_source.count} without a login, and {left}"
         else:
-            text = f"{self.strangers} connections without a login are all that there may be"
+            text = f"{self.strangers} without a login are there, and there may be no more"
         self._complaints.about("refused", f"{self._what} from {source} refused: {text}")
 
     # What places tell
