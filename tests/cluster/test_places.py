@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.complaints import Complaints
@@ -358,7 +358,6 @@ class Flood:
 
 
 @pytest.mark.parametrize("attack", Attack)
-@settings(max_examples=10)
 @given(
     seed=st.integers(0, 2**32),
     attackers=st.sampled_from([None, 1, 7, 250]),
