@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 FAIR_S = 4.0
 """How long a client has for each step while others wait for its place. TCP sends a lost segment again after 1 s, and a
-second time after 2 s more; a second is left for a round trip over a slow link. A shorter time gives more connections a
-place in a flood; a longer one would keep places for connections that send nothing."""
+second time after 2 s more; another second is left for the round trip of a slow link. A shorter time would push out
+clients that go on; a longer time would let silent connections hold more places in a flood."""
 SHARE = 3
-"""An address may hold so many times as many places as are free: three quarters of all, while no other comes. Clients
-behind a NAT or a load balancer are of one address; what is left is enough for others, of whom few come at a time."""
+"""An address may hold so many times as many places as are free: three quarters of all places, if it is alone. A herd of
+clients behind a NAT or a load balancer has one address, and the free places are for clients of other addresses."""
 _IPV6_NETWORK_BITS = 64
 """IPv6 addresses that share this many bits count as one source: one customer has at least all of those."""
 
@@ -106,13 +106,22 @@ class Places:
         self.enter(place)
         return place
 
+    def take_known(self, host: str) -> Place | None:
+        """Give a place to a connection that needs no login, because the node itself makes it; None if there is none."""
+        if self.total_max is not None and self.strangers + self.known >= self.total_max:
+            return None
+        place = Place(self, source_of(host))
+        self.enter(place)
+        place.make_known()
+        return place
+
     def _has_room(self, source: str) -> bool:
         """Whether a stranger of the source may come, perhaps because another one was pushed out."""
         free = self.free
         of_source = self._by_source.get(source)
         if (of_source.count if of_source is not None else 0) < SHARE * free:
             return True
-        # While others have room, a source that has its share replaces its own strangers only.
+        # While free places are left, a source that has its share replaces its own strangers only.
         candidates = self._all if free <= 0 else of_source
         stale = candidates.stale(self.clock() - self.fair_s) if candidates is not None else None
         if stale is None:
@@ -181,7 +190,7 @@ class Places:
 
 
 class _Strangers:
-    """Strangers by their stages, in each the one first that has made no step for longest."""
+    """Strangers by their stages, and within a stage in the order of their last steps."""
 
     __slots__ = ("_stages", "count")
 

@@ -55,7 +55,8 @@ def cluster() -> Generator[LocalCluster]:
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    stranger = socket.create_connection(("127.0.0.1", port), 10)
+    """A stranger from another address than the clients; those of one address are in broker/test_herd.py."""
+    stranger = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
     with contextlib.suppress(ConnectionError):
         stranger.sendall(first)
     return stranger

@@ -4,7 +4,7 @@ Lives here: bounds for number and time, around aiohttp, which has none. Not here
 logged in (login.py).
 
 Law: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in time,
-and pushed out when others come. Users' requests are bounded, too, and one too many is told so.
+and pushed out after a while if others come. Users' requests are bounded, too, and one too many is told so.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ the same address for the same user. And an address, and a user, get `LOOKS_PER_S
 connections and however soon those hang up: behind that many, the next login is looked at some moments later.
 
 A right password is answered when it is looked at: at once, but behind a flood of failures of its address, or for its
-user. Even then it waits for no longer than those take who wait with it, and they are few (strangers). And who has
-logged in from an address before waits for nobody but those who guess at that user from that address.
+user. Even then it waits for `LOOK_WAIT_MAX_S` at most; a login that would wait for longer is turned away at once, so
+that another attempt may find a shorter wait. And who has logged in from an address before waits for nobody but those
+who guess at that user from that address.
 
 A password that is a token of OAuth 2 is judged by itself, if the node takes tokens. It is looked at again when the keys
 of whoever issues tokens have been fetched anew, and its failures cost the same.

@@ -116,7 +116,7 @@ def test_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode, fir
     assert "connection from 127.0.0.1 refused: its address has 75 without a login" in log
 
 
-def test_an_http_client_gets_in_beside_strangers_that_keep_coming(node: ClusterNode) -> None:
+def test_http_clients_get_in_beside_strangers_that_keep_coming(node: ClusterNode) -> None:
     async def story() -> int:
         async with strangers(FLOOD, node.http_port, HERE, b"GET /livez HTTP/1.1\r\n", pause_s=1.0):
             _, failures = await herd(CLIENTS, partial(ask, node.http_port, 0.1, ELSEWHERE), WITHIN_S)

@@ -84,7 +84,7 @@ def test_the_stranger_that_has_come_least_far_makes_room(clock: Clock) -> None:
     assert gone == [silent, further, late]
 
 
-def test_one_address_leaves_a_quarter_of_the_places_to_others(clock: Clock) -> None:
+def test_one_address_leaves_places_to_other_addresses(clock: Clock) -> None:
     places = Places(100, clock=clock)
     taken = [place for _ in range(200) if (place := places.take(HERE))]
     assert len(taken) == 75
@@ -120,6 +120,18 @@ def test_a_connection_with_a_login_is_not_pushed_out(clock: Clock) -> None:
     known[0].leave()
     assert places.take(ELSEWHERE) is not None
     assert known[1].is_taken
+
+
+def test_a_connection_of_the_node_itself_needs_no_free_place(clock: Clock) -> None:
+    places = Places(4, total_max=5, clock=clock)
+    for number in range(4):
+        take(places, f"192.0.2.{number}")
+    own = places.take_known("127.0.0.1")
+    assert own is not None
+    assert (places.strangers, places.known) == (4, 1)
+    assert places.take_known("127.0.0.1") is None
+    own.leave()
+    assert places.known == 0
 
 
 def test_all_clients_that_there_may_be_can_be_of_one_address() -> None:
@@ -369,7 +381,7 @@ def test_clients_that_go_on_get_in_beside_any_attack(
     Flood(Random(seed), attack, attackers, honest_hosts).run()
 
 
-def test_attackers_from_one_address_delay_no_other_client() -> None:
+def test_attackers_of_one_address_delay_no_other_address() -> None:
     for attack in Attack:
         flood = Flood(Random(1), attack, 1, HONEST)
         flood.attack_begins()
