@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 HEADER = b"AMQP\0\0\x09\x01"
 PAUSE_S = (0.1, 0.5)
 """How long a client waits before it tries again."""
-ATTEMPT_S = 10.0
 
 
 def _short(text: bytes) -> bytes:
@@ -98,10 +97,12 @@ async def ask(port: int, round_trip_s: float, host: str = "127.0.0.1") -> asynci
         return writer
 
 
-async def herd(clients: int, attempt: Attempt, within_s: float) -> tuple[float, int]:
+async def herd(
+    clients: int, attempt: Attempt, within_s: float, *, attempt_s: float = 10.0
+) -> tuple[float, int]:
     """Let that many clients try until each is in; returns after how many seconds, and how many attempts failed.
 
-    Raises TimeoutError.
+    A client gives an attempt up after `attempt_s`. Raises TimeoutError.
     """
     inside: list[asyncio.StreamWriter] = []
     failures = 0
@@ -110,7 +111,7 @@ async def herd(clients: int, attempt: Attempt, within_s: float) -> tuple[float, 
         nonlocal failures
         while True:
             try:
-                inside.append(await asyncio.wait_for(attempt(), ATTEMPT_S))
+                inside.append(await asyncio.wait_for(attempt(), attempt_s))
             except (OSError, EOFError, TimeoutError):
                 failures += 1
                 await asyncio.sleep(random.uniform(*PAUSE_S))
