@@ -112,7 +112,7 @@ class AmqpPort:
                 ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
             )
         except OSError as error:  # also for time and TLS
-            self._complain(peer, str(error))
+            self._complain(peer, str(error) or type(error).__name__)
             place.leave()
 
     async def _first_heard(self, sock: socket.socket, source: Source, place: Place) -> Peer | None:
