@@ -61,7 +61,10 @@ class LinkLimits(NamedTuple):
     stranger_bytes_max: int = 4096
     """How much is read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
-    """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
+    """Unauthenticated connections at a time."""
+    stranger_fair_s: float = 0.5
+    """How long a connection has for its handshake while others wait for its place. With TLS it takes four round trips,
+    and those between members are short."""
     guests_max: int = 16
     """Authenticated nodes at a time that are no members: there may be seven members, so these are plenty."""
 

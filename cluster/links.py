@@ -153,7 +153,13 @@ class PeerLinks:
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
         """The connection of the current epoch with each peer, by name."""
-        self._strangers = Places(self._limits.strangers_max)
+        self._complaints = Complaints(log, spares_repeats=True)
+        self._strangers = Places(
+            self._limits.strangers_max,
+            fair_s=self._limits.stranger_fair_s,
+            complaints=self._complaints,
+            what="peer connection",
+        )
         """The connections that were accepted and have not authenticated a peer."""
         self._missing: set[str] = set()
         """Peers that were lost, or have not come since the start, and are not known to be dead."""
@@ -166,7 +172,6 @@ class PeerLinks:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = Complaints(log, spares_repeats=True)
         self._told: dict[str | Address, deque[str]] = {}
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
         self._brief: dict[str, int] = {}
@@ -603,9 +608,11 @@ class PeerLinks:
 
     def _take(self, sock: socket.socket, address: Any) -> None:
         place = self._strangers.take(address[0])
-        assert place is not None  # only strangers have places here, so one can be pushed out
+        if place is None:
+            sock.close()
+            return
         task = self._spawn(self._admit(sock, address[0]))
-        place.push_out = partial(self._push_out, task)
+        place.push_out = task.cancel
 
         def ended(task: asyncio.Task[None]) -> None:
             place.leave()
@@ -613,11 +620,6 @@ class PeerLinks:
                 sock.close()
 
         task.add_done_callback(ended)
-
-    def _push_out(self, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        text = f"dropped an unauthenticated connection: {self._limits.strangers_max} others wait for authentication"
-        self._complaints.about("strangers", text)
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -216,18 +216,19 @@ class NodeLimits:
     client_heartbeat_s: int = 60
     """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
     strangers_max: int = 0
-    """Clients of a node that have not logged in; one more pushes out the oldest of the address that has most of them.
-    0: half of the clients that a node may have, and 512 at most."""
+    """Clients of a node that have not logged in; one more takes the place of a client whose handshake makes no
+    progress, or is refused. 0: half of the clients that a node may have, 4096 at most, and as its memory allows."""
     handshake_timeout_s: float = 10.0
     """RabbitMQ's handshake_timeout: how long a client may take from the accepted socket (with TLS, from the end of its
     handshake) to connection.open."""
     tls_handshake_timeout_s: float = 5.0
     """RabbitMQ's ssl_handshake_timeout: how long the TLS handshake may take."""
     http_connection_max: int = 0
-    """HTTP clients of a node; one more pushes out the oldest without a request of a user's under way, of the address
-    that has most of those. 0: a tenth of the files that a node may have open, and 256 at most."""
+    """HTTP clients of a node; one more takes the place of a connection that has had no request of a user's for a while,
+    or is refused. 0: a tenth of the files that a node may have open, and 1024 at most."""
     http_request_max: int = 0
-    """Requests of users that may be under way; one more is answered with 503. 0: half of the connections."""
+    """Requests of users that may be under way; one more is answered with 503. 0: half of the connections, and 128 at
+    most."""
     http_header_timeout_s: float = 10.0
     """How long a request's header may take, from its first byte or from the accepted socket."""
     http_body_timeout_s: float = 60.0

@@ -33,11 +33,16 @@ LEAST = 256
 """The fewest files that a node must be allowed to open: with fewer it does not start."""
 _HTTP_SHARE = 10
 """HTTP gets as many connections as a tenth of the files that are left, _HTTP_MAX at most."""
-_HTTP_MAX = 256
+_HTTP_MAX = 1024
 _FILES_PER_HTTP = 2
 """The files of one HTTP connection: its socket, and the page that is being sent."""
 _STRANGERS_SHARE = 2
-_STRANGERS_MAX = 512
+_STRANGERS_MAX = 4096
+_STRANGER_BYTES = 64 * 1024
+"""The memory that a stranger takes while a TLS handshake is under way; without TLS it is a tenth."""
+_MEMORY_SHARE = 20
+"""Strangers get a twentieth of the memory that a node may use, or what the fewest need."""
+_STRANGERS_MIN = 128
 
 
 class Shares(NamedTuple):
@@ -69,12 +74,15 @@ def in_use() -> int:
     return _OPEN_FILES.stat().st_size or int(_ROOM.findall(_STATUS.read_text())[0])
 
 
-def shares(limits: NodeLimits) -> Shares:
-    """Share out what the limit of this process allows. Raises StartError if that is too little for any node."""
-    return shares_of(allowed(), limits)
+def shares(limits: NodeLimits, memory_bytes: int) -> Shares:
+    """Share out what the limit of this process allows. Raises StartError if that is too little for any node.
+
+    The node may use so many bytes of memory.
+    """
+    return shares_of(allowed(), memory_bytes, limits)
 
 
-def shares_of(files: int, limits: NodeLimits) -> Shares:
+def shares_of(files: int, memory_bytes: int, limits: NodeLimits) -> Shares:
     """Divide this number of files among the kinds of connections. Raises StartError if they are too few."""
     if files < LEAST:
         raise StartError(
@@ -93,5 +101,6 @@ def shares_of(files: int, limits: NodeLimits) -> Shares:
             log.warning(
                 "[limits] %s is %d, but %d open files (ulimit -n) allow %d", name, wanted, files, there
             )
-    strangers = limits.strangers_max or min(clients // _STRANGERS_SHARE, _STRANGERS_MAX)
+    in_memory = max(memory_bytes // _MEMORY_SHARE // _STRANGER_BYTES, _STRANGERS_MIN)
+    strangers = limits.strangers_max or min(clients // _STRANGERS_SHARE, in_memory, _STRANGERS_MAX)
     return Shares(clients, min(limits.connection_max or clients, clients), min(strangers, clients), http)

@@ -33,6 +33,7 @@ HALF_A_REQUEST = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 HALF_A_LOGIN = b"AMQP\0\0\x09"
 FLOOD = 1050
 FILES = 1024
+MEMORY = 8 << 30
 
 
 @contextlib.contextmanager
@@ -54,7 +55,8 @@ def cluster() -> Generator[LocalCluster]:
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    stranger = socket.create_connection(("127.0.0.1", port), 10)
+    """A stranger from another address than the clients; those of one address are in broker/test_herd.py."""
+    stranger = socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))
     with contextlib.suppress(ConnectionError):
         stranger.sendall(first)
     return stranger
@@ -212,18 +214,18 @@ def test_all_connections_together_leave_a_node_its_own_files(files: int) -> None
         NodeLimits(connection_max=10**7, http_connection_max=10**7, strangers_max=10**7),
         NodeLimits(connection_max=1, http_connection_max=1, strangers_max=1),
     ):
-        clients, _, strangers, http = shares_of(files, limits)
+        clients, _, strangers, http = shares_of(files, MEMORY, limits)
         assert clients + 2 * http <= files - OWN
         assert min(clients, strangers, http) > 0
         assert strangers <= clients
 
 
 def test_the_shares_of_usual_limits() -> None:
-    assert shares_of(1024, NodeLimits()) == Shares(clients=666, logged_in=666, strangers=333, http=83)
-    assert shares_of(65_536, NodeLimits()) == Shares(
-        clients=64_832, logged_in=64_832, strangers=512, http=256
+    assert shares_of(1024, MEMORY, NodeLimits()) == Shares(clients=666, logged_in=666, strangers=333, http=83)
+    assert shares_of(65_536, MEMORY, NodeLimits()) == Shares(
+        clients=63_296, logged_in=63_296, strangers=4096, http=1024
     )
-    assert shares_of(1024, NodeLimits(connection_max=40)).logged_in == 40
-    assert shares_of(1024, NodeLimits(connection_max=4000)).logged_in == 666
+    assert shares_of(1024, MEMORY, NodeLimits(connection_max=40)).logged_in == 40
+    assert shares_of(1024, MEMORY, NodeLimits(connection_max=4000)).logged_in == 666
     with pytest.raises(StartError):
-        shares_of(LEAST - 1, NodeLimits())
+        shares_of(LEAST - 1, MEMORY, NodeLimits())

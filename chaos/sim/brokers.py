@@ -125,7 +125,8 @@ class Brokers(NodeEvents):
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         broker.submissions.large_bytes = self._large_bytes
         unfinished = Unfinished(node.runtime, sys.maxsize, lambda: len(broker.connections))
-        server = AmqpServer(broker, Settings(), Places(100, 1000), complaints(), unfinished)
+        places = Places(100, 1000, clock=node.runtime.monotonic)
+        server = AmqpServer(broker, Settings(), places, complaints(), unfinished)
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)

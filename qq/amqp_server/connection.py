@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.alarms import reason_of
 from cluster.envelope import Alarm
+from cluster.strangers import Stage
 from qq.amqp.connection import (
     ChannelCloseRequested,
     ChannelOpened,
@@ -43,7 +44,7 @@ from qq.machine.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.lanes import Lane
-from qq.sessions.login import InvalidToken, Login
+from qq.sessions.login import InvalidToken, Login, LoginsBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -264,9 +265,11 @@ class ClientConnection(asyncio.Protocol):
         self._amqp = ServerConnection(self._server.current_settings, vouched_for)
         self._broker.connection_opened(self)
         if not self._place.is_taken:
-            self._pushed_out()
+            transport.abort()
             return
-        self._place.push_out = self._pushed_out
+        self._place.push_out = transport.abort
+        if self._name_in is not None:
+            self._place.step(Stage.TLS)
         self._deadline = self._broker.runtime.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
 
     @property
@@ -329,9 +332,15 @@ class ClientConnection(asyncio.Protocol):
             self._handle_all(take(*arguments))
         except Exception as error:  # noqa: BLE001  # it is logged
             self.unexpected(error)
+        if self._amqp.phase is not Phase.OPEN:
+            self._note_phase()
+        self._ask_flush()
+
+    def _note_phase(self) -> None:
         if self._amqp.phase is Phase.CLOSED:
             self._hang_up()
-        self._ask_flush()
+        elif self._amqp.phase is Phase.START:
+            self._place.step(Stage.HEADER)
 
     def unexpected(self, error: Exception) -> None:
         """End the connection because of an error in the node itself.
@@ -420,10 +429,15 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._refuse(user, mechanism)
 
+        self._place.step(Stage.CREDENTIALS)
         if self._own is not None and attempt.password is None:
             decided(self._own)
-        else:
+            return
+        try:
             self._attempt = self._broker.logins.attempt(login, decided)
+        except LoginsBusy as busy:
+            self._server.complaints.about("logins", f"connection {self.id} from {self.peer_host}: {busy}")
+            self._end_login(str(busy))
 
     # Tokens
 
@@ -668,7 +682,12 @@ class ClientConnection(asyncio.Protocol):
         why = self._broker.why_undecided() or "the cluster has not answered in time"
         if self._amqp.phase is Phase.VHOST:
             self._let_in_to_say(why)
-        elif self._amqp.phase is Phase.LOGIN and self._amqp.capabilities.authentication_failure_close:
+        else:
+            self._end_login(why)
+
+    def _end_login(self, why: str) -> None:
+        """Close a connection whose login is not decided, with the reason if the client understands it."""
+        if self._amqp.phase is Phase.LOGIN and self._amqp.capabilities.authentication_failure_close:
             self.shut_down(f"{why}; {_TRY_AGAIN}")
         else:
             self._transport.abort()
@@ -686,13 +705,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _say_last_words(self) -> None:
         self.shut_down(self._last_words)
-
-    def _pushed_out(self) -> None:
-        text = (
-            f"connection {self.id} from {self.peer_host}: dropped before its login, as others wait for theirs"
-        )
-        self._server.complaints.about("pushed out", text)
-        self._transport.abort()
 
     def _stop_timers(self) -> None:
         for timer in (self._deadline, self._heartbeat, self._lookout):

@@ -1,7 +1,8 @@
 """The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
 
 Lives here: the way of a socket up to its `ClientConnection`. Not here: certificates (qq/tls.py), the header itself
-(proxy.py), what follows (connection.py), how many there may be (cluster/strangers.py).
+(proxy.py), what follows (connection.py), how many there may be (cluster/strangers.py), how many TLS handshakes begin in
+a second (cluster/work_rate.py).
 
 Law: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only proxies
 that the configuration names are asked, and believed, whose connection it is.
@@ -15,6 +16,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all, begin, listen_on, readable
+from cluster.strangers import Stage
+from cluster.work_rate import WorkRate
 from qq.amqp_server.connection import ClientConnection, Peer
 from qq.amqp_server.proxy import ProxyError, ProxyHeader, Source
 
@@ -32,6 +35,11 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 GOODBYE_S = 3.0
 """How long the other side may take for its part of the end of a TLS connection."""
+TLS_PER_S = 300
+"""TLS handshakes that a port begins in a second. Each is 0.5 to 0.8 ms of work, so a flood of them takes a quarter of a
+core, and 2,000 clients that come back at once have all begun in 7 s."""
+TLS_AT_ONCE = 30
+"""TLS handshakes that may begin together after some quiet: other clients wait for 20 ms then."""
 
 
 class Tls(NamedTuple):
@@ -53,6 +61,7 @@ class AmqpPort:
         self._server = server
         self._tls = tls
         self._proxies = proxies
+        self._tls_rate = WorkRate(TLS_PER_S, TLS_AT_ONCE)
         self._listeners: list[socket.socket] = []
 
     async def listen(self, host: str, port: int) -> None:
@@ -81,17 +90,17 @@ class AmqpPort:
     def _take(self, sock: socket.socket, source: Source, beginnings: asyncio.TaskGroup) -> None:
         place = self._server.places.take(source.host)
         if place is None:
-            text = f"a connection from {source.host} is refused: there are too many"
-            self._server.complaints.about("too many", text)
             sock.close()
             return
         begin(beginnings.create_task(self._begin(sock, source, place)), sock, place)
 
     async def _begin(self, sock: socket.socket, source: Source, place: Place) -> None:
-        peer = Peer(source.host, source.port)
+        peer = await self._first_heard(sock, source, place)
+        if peer is None:
+            sock.close()
+            place.leave()
+            return
         try:
-            if self._is_proxy(source.host):
-                peer = await self._proxied(sock, source, place)
             # From here on the socket is the transport's.
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: ClientConnection(self._server, peer, place, self._tls.name_in if self._tls else None),
@@ -102,14 +111,35 @@ class AmqpPort:
                 else None,
                 ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
             )
+        except OSError as error:  # also for time and TLS
+            self._complain(peer, str(error) or type(error).__name__)
+            place.leave()
+
+    async def _first_heard(self, sock: socket.socket, source: Source, place: Place) -> Peer | None:
+        """Wait for what comes before AMQP; returns whose connection it is, or None if it is not to be served."""
+        peer = Peer(source.host, source.port)
+        try:
+            if self._is_proxy(source.host):
+                peer = await self._proxied(sock, source)
+                if not place.comes_from(peer.host):
+                    return None
+            if self._tls:
+                # The state of a TLS connection takes ten times the memory of the rest: a silent client gets none.
+                async with asyncio.timeout(self._server.broker.limits.tls_handshake_timeout_s):
+                    await readable(sock)
+                await self._tls_rate.wait(place.source)
+                place.step(Stage.TLS_BEGUN)
         except ProxyError as error:
             self._server.complaints.about("proxy", f"a connection from {source.host} is dropped: {error}")
-            sock.close()
-            place.leave()
-        except OSError as error:  # also for time and TLS
-            what = "TLS handshake" if self._tls else "connection"
-            self._server.complaints.about("begin", f"the {what} with {peer.host} failed: {error}")
-            place.leave()
+            return None
+        except TimeoutError:
+            self._complain(peer, "nothing has come in time")
+            return None
+        return peer
+
+    def _complain(self, peer: Peer, why: str) -> None:
+        what = "TLS handshake" if self._tls else "connection"
+        self._server.complaints.about("begin", f"the {what} with {peer.host} failed: {why}")
 
     def _is_proxy(self, host: str) -> bool:
         if not self._proxies:
@@ -119,7 +149,7 @@ class AmqpPort:
             address = address.ipv4_mapped
         return any(address in network for network in self._proxies)
 
-    async def _proxied(self, sock: socket.socket, source: Source, place: Place) -> Peer:
+    async def _proxied(self, sock: socket.socket, source: Source) -> Peer:
         """Read the proxy's header, and return whose connection it passes on. Raises ProxyError."""
         header = ProxyHeader()
         try:
@@ -132,7 +162,6 @@ class AmqpPort:
             raise ProxyError(str(error)) from None
         if header.source is None:
             return Peer(source.host, source.port)
-        place.comes_from(header.source.host)
         return Peer(header.source.host, header.source.port, source.host)
 
 

@@ -48,7 +48,7 @@ def _drop(connecting: asyncio.Task[Streams]) -> None:
 
 
 async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
-    place = server.places.take(HOST)
+    place = server.places.take_known(HOST)
     if place is None:
         raise OSError("this node has too many connections")
     try:

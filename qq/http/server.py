@@ -4,7 +4,7 @@ Lives here: bounds for number and time, around aiohttp, which has none. Not here
 logged in (login.py).
 
 Law: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in time,
-and pushed out when others come. Users' requests are bounded, too, and one too many is told so.
+and pushed out after a while if others come. Users' requests are bounded, too, and one too many is told so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from cluster.accepting import accept_all, begin
 from cluster.complaints import Complaints
-from cluster.strangers import Place, Places
+from cluster.strangers import Place, Places, Stage
 from qq.http.live import STREAM_PATH
 from qq.http.login import has_login, login_of
 from qq.http.shares import UserShares
@@ -47,8 +47,10 @@ class HttpServer:
 
     def __init__(self, app: web.Application, limits: HttpLimits) -> None:
         self.limits = limits
-        self.places = Places(limits.connections, limits.connections)
         self.complaints = Complaints(log)
+        self.places = Places(
+            limits.connections, limits.connections, complaints=self.complaints, what="HTTP connection"
+        )
         # Nobody here need know that a stranger has sent something that is no HTTP.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
@@ -108,9 +110,6 @@ class HttpServer:
     def _take(self, sock: socket.socket, address: Any) -> None:
         place = self.places.take(address[0])
         if place is None:
-            self.complaints.about(
-                "too many", f"a connection from {address[0]} is refused: there are too many"
-            )
             sock.close()
             return
         begin(self._spawn(self._begin(sock, place)), sock, place)
@@ -142,9 +141,9 @@ class _HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = transport
         self._inner.connection_made(transport)
         if not self._place.is_taken:
-            self._pushed_out()
+            transport.abort()
             return
-        self._place.push_out = self._pushed_out
+        self._place.push_out = transport.abort
         self._expect_within(self._server.limits.header_timeout_s)
 
     def _expect_within(self, seconds: float) -> None:
@@ -158,12 +157,6 @@ class _HttpConnection(asyncio.Protocol):
             self._deadline = None
 
     def _too_slow(self) -> None:
-        self._transport.abort()
-
-    def _pushed_out(self) -> None:
-        self._server.complaints.about(
-            "pushed out", "dropped an HTTP connection, as others wait for an answer"
-        )
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -202,6 +195,7 @@ class _HttpConnection(asyncio.Protocol):
     def request_begun(self) -> None:
         """Note that a request's header is complete. Its user is not known yet."""
         self._is_idle = False
+        self._place.step(Stage.HEADER)
         self._expect_within(self._server.limits.idle_timeout_s)
 
     def logged_in(self) -> None:

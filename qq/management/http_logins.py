@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qq.http.view import NOT_CARRIED_OUT, LoggedIn, LoginThrottled, Unavailable
 from qq.scopes import TokenUser
-from qq.sessions.login import Login
+from qq.sessions.login import Login, LoginsBusy
 
 if TYPE_CHECKING:
     from qq.sessions.broker import Broker
@@ -44,7 +44,10 @@ class HttpLogins:
                 decided.set_result(outcome)
 
         login = Login(user, password.encode(), peer_host, protocol="http")
-        attempt = self._broker.logins.attempt(login, answer)
+        try:
+            attempt = self._broker.logins.attempt(login, answer)
+        except LoginsBusy as busy:
+            raise LoginThrottled(busy.wait_s) from None
         if attempt is not None:
             await self._wait_for(attempt, decided)
         outcome = decided.result()

@@ -30,13 +30,17 @@ GIVE_BACK_FACTOR = 50
 """The next look comes when so many times as long has passed as the last one took, if that is less."""
 
 
+def limit_bytes(limits: NodeLimits) -> int:
+    """How much memory a node may have in use before publishers wait."""
+    share = limits.memory_high_watermark * memory.available_bytes()
+    return limits.memory_high_watermark_bytes or int(share)
+
+
 class MemoryWatch:
     """Raises the group's alarm while the process has more memory in use than it should."""
 
     def __init__(self, limits: NodeLimits, group: Group, runtime: Runtime) -> None:
-        self.limit_bytes = limits.memory_high_watermark_bytes or int(
-            limits.memory_high_watermark * memory.available_bytes()
-        )
+        self.limit_bytes = limit_bytes(limits)
         self._group = group
         self._runtime = runtime
         self._garbage = garbage.Collector()

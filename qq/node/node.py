@@ -46,7 +46,7 @@ from qq.management.nodes import OwnNode
 from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
-from qq.node.memory_watch import MemoryWatch
+from qq.node.memory_watch import MemoryWatch, limit_bytes
 from qq.node.node_machine import NodeMachine
 from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
@@ -199,7 +199,7 @@ async def start(
     if config.is_open_to_all:
         text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
         log.warning(text, config.default_user)
-    shares = descriptors.shares(config.limits)
+    shares = descriptors.shares(config.limits, limit_bytes(config.limits))
     loop = asyncio.get_running_loop()
     failure = Failure(config.name)
     loop.set_exception_handler(failure.unhandled)
@@ -232,11 +232,12 @@ async def start(
     await _start(links, config)
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
-    places = Places(shares.strangers, shares.clients)
+    amqp_complaints = complaints()
+    places = Places(shares.strangers, shares.clients, complaints=amqp_complaints, what="connection")
     memory = MemoryWatch(config.limits, group, runtime)
     unfinished = Unfinished(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
     amqp_server = AmqpServer(
-        broker, parts.amqp_settings(config), places, complaints(), unfinished, make_channel
+        broker, parts.amqp_settings(config), places, amqp_complaints, unfinished, make_channel
     )
     shovels = _make_carrier(config, broker, group, amqp_server)
     own = OwnNode(

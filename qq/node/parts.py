@@ -71,11 +71,15 @@ def amqp_settings(config: NodeConfig) -> Settings:
     )
 
 
+HTTP_REQUESTS_MAX = 128
+"""Requests of users that are under way, if the configuration says nothing: each may take as much memory as its body."""
+
+
 def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
     """What the HTTP server is told; there may be so many `connections`."""
     return HttpLimits(
         connections=connections,
-        requests=limits.http_request_max or connections // 2,
+        requests=limits.http_request_max or min(connections // 2, HTTP_REQUESTS_MAX),
         header_timeout_s=limits.http_header_timeout_s,
         body_timeout_s=limits.http_body_timeout_s,
         idle_timeout_s=limits.http_idle_timeout_s,

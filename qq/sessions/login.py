@@ -10,8 +10,9 @@ the same address for the same user. And an address, and a user, get `LOOKS_PER_S
 connections and however soon those hang up: behind that many, the next login is looked at some moments later.
 
 A right password is answered when it is looked at: at once, but behind a flood of failures of its address, or for its
-user. Even then it waits for no longer than those take who wait with it, and they are few (strangers). And who has
-logged in from an address before waits for nobody but those who guess at that user from that address.
+user. Even then it waits for `LOOK_WAIT_MAX_S` at most; a login that would wait for longer is turned away at once, so
+that another attempt may find a shorter wait. And who has logged in from an address before waits for nobody but those
+who guess at that user from that address.
 
 A password that is a token of OAuth 2 is judged by itself, if the node takes tokens. It is looked at again when the keys
 of whoever issues tokens have been fetched anew, and its failures cost the same.
@@ -54,7 +55,10 @@ FAILURES_COUNTED_MAX = 16
 FORGOTTEN_AFTER_S = 300.0
 """After how long without a failure a user's earlier ones at an address no longer count."""
 LOOKS_PER_S = 100
-"""Failed logins of one address, and for one user, that are looked at. With 512 strangers all wait 5 s at most."""
+"""Failed logins of one address, and for one user, that are looked at."""
+LOOK_WAIT_MAX_S = 3.5
+"""The longest that a login waits for its look; one that would wait for longer is turned away. It is less than the time
+for which its connection keeps its place, whatever comes (cluster/strangers.py)."""
 LOOKS_AT_ONCE = 100
 """How many failed logins are looked at without a wait, after some quiet."""
 BARRIER_INTERVAL_S = 0.05
@@ -65,6 +69,16 @@ USER_LENGTH_MAX = 255
 """How many characters of a user's name count for what is remembered: strangers choose what they send."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
 """The user that an unknown user's password is compared with: no password has an empty hash."""
+
+
+class LoginsBusy(Exception):
+    """A login would wait for too long for its look, because so many logins fail."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(
+            f"too many logins from this address or of this user fail: the wait is {wait_s:.1f} s"
+        )
+        self.wait_s = wait_s
 
 
 class InvalidToken(Exception):
@@ -188,7 +202,7 @@ class Logins:
     def attempt(self, login: Login, answer: Callable[[Outcome], None]) -> Attempt | None:
         """Have `answer` called with the outcome; None is returned if that has happened already.
 
-        A good login is answered at once, unless it has to wait because others fail.
+        A good login is answered at once, unless it has to wait because others fail. Raises LoginsBusy.
         """
         key = _key_of(login)
         attempt = Attempt(self, login, self._budgets(key), answer)
@@ -196,6 +210,8 @@ class Logins:
         if wait_s <= 0:
             self._look(attempt)
             return attempt if attempt.answer is not None else None
+        if wait_s > LOOK_WAIT_MAX_S:
+            raise LoginsBusy(wait_s)
         self._charge(attempt)
         self._waiting[attempt] = None
         attempt.wait_s = wait_s

@@ -183,12 +183,13 @@ class LoneBroker:
         self.machine.apply_batch(NAME, 1, 0, 0, b"".join(encode_batch([guest, may_do_all], [])))
         self.group = self._new_group(self.machine, self._loop)
         runtime: Any = _Runtime(self._loop)
-        self.places = Places(self._limits.strangers_max or 512, 1000)
+        the_complaints = complaints()
+        self.places = Places(self._limits.strangers_max or 512, 1000, complaints=the_complaints)
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
         unfinished = Unfinished(runtime, self._unfinished_bytes, lambda: len(self.broker.connections))
         self.server = AmqpServer(
-            self.broker, self._settings, self.places, complaints(), unfinished, self._make_channel
+            self.broker, self._settings, self.places, the_complaints, unfinished, self._make_channel
         )
         self.group.start(self.broker)
         self._begin()

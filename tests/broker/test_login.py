@@ -24,10 +24,12 @@ from qq.sessions.login import (
     DELAY_MAX_S,
     FIRST_DELAY_S,
     FORGOTTEN_AFTER_S,
+    LOOK_WAIT_MAX_S,
     LOOKS_AT_ONCE,
     LOOKS_PER_S,
     Login,
     Logins,
+    LoginsBusy,
     hash_password,
 )
 
@@ -82,6 +84,7 @@ class World:
         machine: Any = SimpleNamespace(users=self.users)
         self.logins = Logins(machine, self.clock, self.clock, ["guest"], self.counters)
         self.answers: list[tuple[str, bool, float]] = []
+        self.turned_away = 0
         self.add("anna", "right")
 
     def add(self, user: str, password: str | None, hashing: str = SHA256) -> None:
@@ -90,10 +93,14 @@ class World:
 
     def attempt(self, user: str = "anna", password: str | None = "wrong", host: str = HERE) -> Any:
         secret = password.encode() if password is not None else None
-        return self.logins.attempt(
-            Login(user, secret, host),
-            lambda admitted: self.answers.append((user, admitted, round(self.clock.now_s, 3))),
-        )
+        try:
+            return self.logins.attempt(
+                Login(user, secret, host),
+                lambda admitted: self.answers.append((user, admitted, round(self.clock.now_s, 3))),
+            )
+        except LoginsBusy:
+            self.turned_away += 1
+            return SimpleNamespace(cancel=lambda: None)
 
     def fail(self, times: int = 1, user: str = "anna", host: str = HERE) -> None:
         for _ in range(times):
@@ -308,6 +315,16 @@ def test_who_hangs_up_before_being_looked_at_is_not_waited_for(world: World) -> 
             attempt.cancel()
     world.attempt(password="right")
     world.clock.go_on(0.05)
+    assert world.admitted == ["anna"]
+
+
+def test_logins_are_turned_away_when_a_look_would_take_too_long(world: World) -> None:
+    world.flood(1000)
+    at_once = LOOKS_AT_ONCE + round(LOOKS_PER_S * LOOK_WAIT_MAX_S) + 1
+    assert world.turned_away == 1000 - at_once
+    world.clock.go_on(0.02)
+    world.attempt(password="right")
+    world.clock.go_on(LOOK_WAIT_MAX_S)
     assert world.admitted == ["anna"]
 
 

@@ -244,15 +244,18 @@ def test_failures_behind_a_proxy_are_counted_for_the_clients_address(broker: Lon
 
 
 def test_strangers_behind_a_proxy_are_counted_for_their_own_addresses(broker: LoneBroker) -> None:
-    broker.places.strangers_max = 5
+    broker.places.strangers_max = 8
     with contextlib.ExitStack() as stack:
         lone = stack.enter_context(connect(broker, b"PROXY TCP4 203.0.113.1 192.0.2.1 1 2\r\n"))
         lone.write(HEADER)
         lone.expect(Conn.Start)
-        for _ in range(20):
+        for number in range(20):
             flood = stack.enter_context(connect(broker, GOOD[0][0]))
-            flood.write(HEADER)
-            flood.expect(Conn.Start)
+            if number < 6:
+                flood.write(HEADER)
+                flood.expect(Conn.Start)
+            else:
+                flood.expect_end()
         lone.send(0, lone.start_ok("\0anna\0secret"))
         lone.expect(Conn.Tune)
-        assert (broker.places.strangers, broker.places.known) == (4, 1)
+        assert (broker.places.strangers, broker.places.known) == (6, 1)

@@ -81,7 +81,7 @@ def test_who_is_pushed_out_while_something_is_made_of_its_socket_loses_it(
 ) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair()
-        places = Places(1)
+        places = Places(1, fair_s=0.0)
         place = places.take("192.0.2.1")
         assert place is not None
         begin(asyncio.get_running_loop().create_task(asyncio.sleep(60)), ours, place)

@@ -119,8 +119,12 @@ async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
 
 def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
+        server.places.fair_s = 0.3
         clients = await flood(server, 300)
         assert server.places.strangers <= 8
+        assert await clients[-1].is_ended()
+        assert await ask(await Client.connect(server, ELSEWHERE)) == 200
+        await asyncio.sleep(0.3)
         assert await ask(await Client.connect(server)) == 200
         assert await clients[0].is_ended()
         assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
