@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
+    from cluster.expulsions import Expulsions
     from cluster.inquiries import Inquiries
     from cluster.introductions import Introductions
     from cluster.leadership import Leadership
@@ -42,6 +43,7 @@ class Epochs:
         departures: Departures,
         introductions: Introductions,
         enrolment: Enrolment,
+        expulsions: Expulsions,
         recovery: Recovery,
         own_status: OwnStatus,
         leadership: Leadership,
@@ -62,6 +64,7 @@ class Epochs:
         self._departures = departures
         self._introductions = introductions
         self._enrolment = enrolment
+        self._expulsions = expulsions
         self._recovery = recovery
         self._own_status = own_status
         self._leadership = leadership
@@ -100,11 +103,22 @@ class Epochs:
             self._engine.peer_lost(peer)
         self._presence.link_ended(peer)
         self._members.meet()
-        if dead and peer in self._members.known:
-            self._peers.died(peer, self._runtime.monotonic())
+        if peer in self._members.known:
+            self._end_known(peer, dead=dead)
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
+
+    def _end_known(self, peer: str, *, dead: bool) -> None:
+        now_s = self._runtime.monotonic()
+        if dead:
+            self._peers.died(peer, now_s)
+            self._expulsions.died()
+        else:
+            self._peers.lost(peer, now_s)
+            self._expulsions.lost()
+            # To all: whether the process is dead depends on whether the others have a link with it.
+            self._departures.transmit_to_all(self._own_status.now())
 
     def has_room(self, peer: str) -> None:
         """The link was congested, and is not any more."""

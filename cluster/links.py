@@ -82,6 +82,14 @@ _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
+# A peer is dead when its host has refused all connections for so long, and at least two: a proxy that is being
+# restarted may refuse one.
+_REFUSES_FOR_S = 0.03
+
+# After a loss both sides dial soon, the one that dials first a little sooner. A process to which no connection comes
+# through thereby shows that it lives, before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
+_REDIAL_S = 0.02
+
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
@@ -159,6 +167,8 @@ class PeerLinks:
         """Peers that were lost, or have not come since the start, and are not known to be dead."""
         self._awaited: set[str] = set()
         """Peers that have not connected since the start: they may be starting, too."""
+        self._refused_since_s: dict[str, float] = {}
+        """When each missing peer's host first refused a connection, since it last accepted one."""
         self._has_started = False
         self._seeds = tuple(seeds)
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
@@ -236,6 +246,7 @@ class PeerLinks:
                 task.cancel()
         self._missing.discard(peer)
         self._awaited.discard(peer)
+        self._refused_since_s.pop(peer, None)
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
@@ -342,6 +353,7 @@ class PeerLinks:
             self._report_lost(peer, dead=False)
         self._missing.discard(peer)
         self._awaited.discard(peer)
+        self._refused_since_s.pop(peer, None)
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
@@ -413,12 +425,15 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Report the peer as dead, because nobody listens at its address, unless that was reported already.
+        """Report the peer as dead if nobody has listened at its address for a while, unless that was reported already.
 
         That is no fault of this node and may last for days, so it is logged once and not as a warning.
         """
         self._told.pop(peer, None)
-        if peer in self._missing:
+        if peer not in self._missing:
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refused_since_s.setdefault(peer, now_s) >= _REFUSES_FOR_S:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
             log.info("%s: nobody listens at %s", found, self._known.addresses[peer])
@@ -434,15 +449,23 @@ class PeerLinks:
         """Find out whether a lost peer is dead, sooner than by dialling it."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
-            try:
-                async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    sock = await connect(self._names, *self._known.addresses[peer])
-            except ConnectionRefusedError:
+            if all([await self._refuses(address) for address in self._known.places(peer)]):
                 self._refused(peer)
-                return
-            except OSError:
-                continue
-            sock.close()
+                if peer not in self._missing:
+                    return
+            else:
+                self._refused_since_s.pop(peer, None)
+
+    async def _refuses(self, address: Address) -> bool:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                sock = await connect(self._names, *address)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        sock.close()
+        return False
 
     # The dialling side.
 
@@ -491,24 +514,32 @@ class PeerLinks:
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
-                pause_s = max(retry_s, patience_s)
+                if peer in self._brief:
+                    pause_s = max(retry_s, patience_s)
+                else:
+                    pause_s = 2 * _REDIAL_S if patience_s else _REDIAL_S
 
     async def _try_peer(self, peer: str) -> str:
+        is_refused = True
         for address in self._known.places(peer):
-            await self._try_place(peer, address)
+            is_refused &= await self._is_refused(peer, address)
             if peer in self._links:
-                break
+                return peer
+        if is_refused:
+            self._refused(peer)
         return peer
 
-    async def _try_place(self, peer: str, address: Address) -> None:
+    async def _is_refused(self, peer: str, address: Address) -> bool:
+        """Dial a peer there; True if nobody listens."""
         try:
             await self._dial(peer, address)
         except ConnectionRefusedError:
-            self._refused(peer)
+            return True
         except (OSError, HandshakeError) as error:
             if not self._may_be(peer, error):
                 reason = _reason(error)
                 self._tell(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
+        return False
 
     async def _try_seed(self, seed: Address) -> str:
         try:

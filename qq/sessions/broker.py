@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.applying import Confirmed, Expelled
 from qq.machine import commands
+from qq.machine.codec import check_command
 from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
@@ -25,9 +26,10 @@ from qq.sessions.mover import Mover
 from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
+from qq.sessions.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cluster.ports import Disk, Runtime
     from qq.config import NodeLimits
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LET_GO_S = 2.0
+"""How long a client that is told of the end of its connection waits at most until the log has let go of it."""
 _IMPERSONATOR = "impersonator"
 
 
@@ -68,6 +72,7 @@ class Broker:
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
+        self._verdicts = Verdicts(name, machine, group.undecided, runtime)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
@@ -131,11 +136,34 @@ class Broker:
             connection.in_log = False
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
+    def let_go(self, connection: Connection, gone: Callable[[], None]) -> bool:
+        """Tell the log that a connection is gone, and have `gone` called when nothing of it is left, or after LET_GO_S.
+
+        False: there is nothing to wait for, or nobody knows how long it would take, and `gone` is not called. It may be
+        called twice.
+        """
+        was_in_log = connection.in_log
+        self.connection_left(connection)
+        if not was_in_log or self.why_undecided() is not None:
+            return False
+        timer = self.runtime.call_later(LET_GO_S, gone)
+
+        def applied() -> None:
+            timer.cancel()
+            gone()
+
+        self.submissions.read_barrier(applied, connection.lane)
+        return True
+
     def connect(self, connection: Connection) -> None:
         """Ask the log to let a connection into its virtual host. Raises InvalidCommand if the log cannot."""
         connection.lane.tenant = self.submissions.tenant(connection.vhost)
         self.submissions.add(self.connection_command(connection), connection.lane)
         connection.in_log = True
+
+    def connect_when_known(self, connection: Connection, connect: Callable[[], None]) -> None:
+        """Have `connect` called, as soon as a limit that is reached is not so for the sake of a node that has died."""
+        self._verdicts.when_known(self.connection_command(connection), connection.vhost, connect)
 
     def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
         """The command that lets a connection in; that for users of tokens is not known to release 0.1."""
@@ -148,6 +176,27 @@ class Broker:
         self.counters.channels_opened += 1
         connection = session.connection
         self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
+
+    def open_when_known(self, session: Session, open_session: Callable[[], None]) -> bool:
+        """Have `open_session` called at once, and return True, or later, as `connect_when_known` does it."""
+        connection = session.connection
+        command = commands.OpenChannel(session.session, connection.id)
+        return self._verdicts.when_known(command, connection.vhost, open_session)
+
+    def ask_when_known(
+        self, command: commands.Method, connection: Connection, is_over: Callable[[], bool]
+    ) -> None:
+        """Have a command carried out, unless `is_over`, as soon as nothing of a node that has died is in its way.
+
+        Raises InvalidCommand if the log cannot hold the command, and then nothing has changed.
+        """
+
+        def submit() -> None:
+            if not is_over():
+                self.submissions.add(command, connection.lane)
+
+        check_command(command, self.machine.version)
+        self._verdicts.when_known(command, connection.vhost, submit)
 
     def session(self, number: int) -> Session | None:
         """The session of this node that the log knows under this number."""
