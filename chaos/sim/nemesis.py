@@ -78,6 +78,7 @@ FAULTS = {
     "drain": 0.4,
     "revive": 0.4,
     "star": 1.0,
+    "broken proxy": 0.7,
 }
 """The faults, with how common each is in a run where all happen."""
 
@@ -130,6 +131,7 @@ class Nemesis:
             "drain": partial(self._maintain, Verb.DRAIN),
             "revive": partial(self._maintain, Verb.REVIVE),
             "star": self._star,
+            "broken proxy": self._broken_proxy,
         }
 
     def start(self) -> None:
@@ -357,6 +359,23 @@ class Nemesis:
         """Two nodes lose each other, everybody else sees both."""
         a, b = self._pair()
         self._cut([(a, b), (b, a)])
+
+    def _broken_proxy(self) -> None:
+        """End the links of a node that lives, and refuse new ones: that node's, or also those that it dials itself."""
+        node = self._anyone()
+        peers = node.peers if self._random.random() < 0.7 else [self._random.choice(node.peers)]
+        refused = [(peer, node.name) for peer in peers]
+        if self._random.random() < 0.5:
+            refused += [(node.name, peer) for peer in peers]
+        for source, target in refused:
+            self._cluster.network.refuse(source, target)
+        for peer in peers:
+            self._cluster.network.reset(node.name, peer)
+        self._until(self._short_or_long_s(4.0), partial(self._mend_proxies, refused))
+
+    def _mend_proxies(self, refused: Sequence[tuple[str, str]]) -> None:
+        for source, target in refused:
+            self._cluster.network.admit(source, target)
 
     def _star(self) -> None:
         """Let one node see all others, and those only that one; then perhaps another one."""

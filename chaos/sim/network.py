@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 GROUP = 0
 PROBES = 6
 """How often an end that lost its peer asks whether the process is still there."""
+REFUSES_FOR_S = 0.03
+"""A peer is dead when its host has refused connections for so long, as with the real links."""
+REDIAL_S = 0.02
+"""How soon both ends dial again after a loss, about, unless the connection was a brief one."""
+BRIEF_S = 1.0
+"""A connection that ends so soon is one that the other side did not want."""
 PART_S = 0.1
 """A frame that takes longer arrives in parts, one after so much time each."""
 PART = b""
@@ -139,6 +145,7 @@ class LinkEpoch:
         """What each end has told of itself."""
         self.protocol = VERSIONS[-1]
         """The newest version that both ends speak."""
+        self.made_s = now_s
         self.heard_s = {dialler: now_s, acceptor: now_s}
         """When anything last arrived at each end."""
         self.welcomed = False
@@ -173,6 +180,8 @@ class SimulatedLinks:
         self.current: dict[str, LinkEpoch] = {}
         self.dialling: set[str | PeerAddress] = set()
         """Peers and seeds that are going to be dialled, or are being dialled."""
+        self.refused_since_s: dict[str, float] = {}
+        """When the hosts of lost peers first refused a connection, since they last did anything else."""
         self.events: LinkEvents | None = None
         self.heard: Callable[[str, bytes], None] = _not_listened_to
         """Who is told of each frame, and of whom it is from, before `events`."""
@@ -227,6 +236,7 @@ class Network:
         self._lives = 0
         self._cuts: dict[tuple[str, str], int] = {}
         self._lag_s: dict[tuple[str, str], float] = {}
+        self._refusals: dict[tuple[str, str], int] = {}
         self._connections: list[LinkEpoch] = []
 
     # Processes
@@ -333,6 +343,13 @@ class Network:
     def lag(self, source: str, target: str, extra_s: float) -> None:
         """Let everything in this direction take longer from now on."""
         self._lag_s[source, target] = extra_s
+
+    def refuse(self, source: str, target: str) -> None:
+        """Let a proxy on the way refuse what `source` dials at `target`, though that may live, until `admit`."""
+        self._refusals[source, target] = self._refusals.get((source, target), 0) + 1
+
+    def admit(self, source: str, target: str) -> None:
+        self._refusals[source, target] -= 1
 
     def reachable(self, source: str, target: str) -> bool:
         """Whether bytes get through both ways."""
@@ -448,13 +465,15 @@ class Network:
 
     def _dial_soon(self, links: SimulatedLinks, whom: str | PeerAddress, *, again: bool = False) -> None:
         """Have a process dial a peer, or whoever listens at the address of a seed."""
-        if whom in links.dialling:
-            return
-        links.dialling.add(whom)
         delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
         if isinstance(whom, str) and not again:
             delay_s += links.known.patience_s(whom)
-        self._world.after(delay_s, partial(self._dial, links, whom))
+        self._dial_in(links, whom, delay_s)
+
+    def _dial_in(self, links: SimulatedLinks, whom: str | PeerAddress, delay_s: float) -> None:
+        if whom not in links.dialling:
+            links.dialling.add(whom)
+            self._world.after(delay_s, partial(self._dial, links, whom))
 
     def _dial(self, links: SimulatedLinks, whom: str | PeerAddress) -> None:
         links.dialling.discard(whom)
@@ -462,9 +481,10 @@ class Network:
             return
         place = self._reached(links, whom)
         is_named = isinstance(whom, str)
-        if place is not None and place.host is Host.REFUSING and is_named:
-            self._tell_dead(links, whom)
-        acceptor = self._links[place.name] if place is not None and place.host is Host.UP else None
+        if is_named:
+            self._note_answer(links, whom, place)
+        is_let_in = place is not None and place.host is Host.UP and not self._refuses(links, place)
+        acceptor = self._links[place.name] if is_let_in else None
         if (
             acceptor is not None
             and (
@@ -557,6 +577,7 @@ class Network:
         connection.welcomed = True
         connection.heard_s[links.name] = self._world.now_s
         links.current[peer] = connection
+        links.refused_since_s.pop(peer, None)
         self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
         if links.events is not None:
             links.events.peer_connected(peer)
@@ -592,7 +613,10 @@ class Network:
             links.events.peer_lost(peer, dead=False)
         if peer in links.known.addresses:
             self._probe(links, peer, PROBES)
-            self._dial_soon(links, peer)
+            if self._world.now_s - connection.made_s < BRIEF_S:
+                self._dial_soon(links, peer)
+            else:
+                self._dial_in(links, peer, REDIAL_S * 2 * self._random.random())
 
     def _shut(self, connection: LinkEpoch, name: str) -> None:
         connection.ends[name] = End.CLOSED
@@ -600,18 +624,31 @@ class Network:
             self._connections.remove(connection)
 
     def _probe(self, links: SimulatedLinks, peer: str, attempts: int) -> None:
-        """Find out whether a lost peer is dead: a host that refuses says so."""
+        """Find out whether a lost peer is dead: a host that refuses again and again says so."""
 
         def ask() -> None:
             if not self._is_wanted(links, peer):
                 return
-            place = self._reached(links, peer)
-            if place is not None and place.host is Host.REFUSING:
-                self._tell_dead(links, peer)
-            elif attempts:
+            is_dead = self._note_answer(links, peer, self._reached(links, peer))
+            if attempts and not is_dead:
                 self._probe(links, peer, attempts - 1)
 
         self._world.after(self._delay_s() * 2, ask)
+
+    def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
+        """Take in what has become of an attempt to connect. Returns whether the peer counts as dead for it."""
+        if place is None or not self._refuses(links, place):
+            links.refused_since_s.pop(peer, None)
+            return False
+        now_s = self._world.now_s
+        is_dead = now_s - links.refused_since_s.setdefault(peer, now_s) >= REFUSES_FOR_S
+        if is_dead:
+            self._tell_dead(links, peer)
+        return is_dead
+
+    def _refuses(self, links: SimulatedLinks, place: Place) -> bool:
+        """Whether a process is told that nobody listens there, by the host or by a proxy before it."""
+        return place.host is Host.REFUSING or self._refusals.get((links.name, place.name), 0) > 0
 
     def _tell_dead(self, links: SimulatedLinks, peer: str) -> None:
         def tell() -> None:
