@@ -91,8 +91,8 @@ class Epochs:
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
-    def ends(self, peer: str, *, dead: bool) -> None:
-        """The link is lost. `dead`: no such process runs any more, or none did when this node started."""
+    def ends(self, peer: str) -> None:
+        """The link is lost."""
         self._members.follow()
         self._departures.drop(peer)
         self._clock.forget(peer)
@@ -104,21 +104,23 @@ class Epochs:
         self._presence.link_ended(peer)
         self._members.meet()
         if peer in self._members.known:
-            self._end_known(peer, dead=dead)
+            self._peers.lost(peer, self._runtime.monotonic())
+            self._expulsions.lost()
+        # To all: whether the process is dead depends on whether the others have a link with it.
+        self._departures.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
-    def _end_known(self, peer: str, *, dead: bool) -> None:
-        now_s = self._runtime.monotonic()
-        if dead:
-            self._peers.died(peer, now_s)
+    def died(self, peer: str) -> None:
+        """A peer without a link is dead: no such process runs any more, or none did when this node started.
+
+        That its link is lost was told before. It is no reason to campaign once more: somebody else may do so by now.
+        """
+        self._members.follow()
+        if peer in self._members.known:
+            self._peers.died(peer, self._runtime.monotonic())
             self._expulsions.died()
-        else:
-            self._peers.lost(peer, now_s)
-            self._expulsions.lost()
-            # To all: whether the process is dead depends on whether the others have a link with it.
-            self._departures.transmit_to_all(self._own_status.now())
 
     def has_room(self, peer: str) -> None:
         """The link was congested, and is not any more."""

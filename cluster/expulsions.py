@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 UNDECIDED_S = 1.5
 """For how long after the end of its link a member may turn out to be dead, or to live: the leader needs less."""
+LATER_S = 0.001
+"""A grace that ends now may not be over by the clock that has waited for it."""
 STALL_S = 1.0
 """A node that does not look for longer was paused, or busy: it looks far more often."""
 
@@ -72,7 +74,7 @@ class Expulsions:
 
     def died(self) -> None:
         """Look when a member that has just been found dead may be expelled, and not only with the next beat."""
-        self._runtime.call_later(self._config.dead_origin_grace_s, self.look)
+        self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.look)
 
     def undecided(self) -> Collection[str]:
         """The members whose links have ended a short while ago, and that may soon be given up. Any member may ask."""
