@@ -483,8 +483,9 @@ class Network:
         is_named = isinstance(whom, str)
         if is_named:
             self._note_answer(links, whom, place)
-        is_let_in = place is not None and place.host is Host.UP and not self._refuses(links, place)
-        acceptor = self._links[place.name] if is_let_in else None
+        acceptor = None
+        if place is not None and place.host is Host.UP and not self._refuses(links, place):
+            acceptor = self._links[place.name]
         if (
             acceptor is not None
             and (

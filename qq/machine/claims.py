@@ -103,7 +103,9 @@ class Claims:
             return self._is_going(queue.owner[0], nodes)
         match command:
             case DeclareQueue(passive=False):
-                return self._goes_with(queue, nodes)  # it would go after it was declared, or has other arguments
+                return self._goes_with(
+                    queue, nodes
+                )  # it would go after it was declared, or has other arguments
             case Checkout(exclusive=is_exclusive):
                 minds_others = is_exclusive or queue.exclusively_consumed
             case DeleteQueue(if_unused=minds_others):

@@ -184,7 +184,7 @@ class Broker:
         return self._verdicts.when_known(command, connection.vhost, open_session)
 
     def ask_when_known(
-        self, command: commands.Method, connection: Connection, is_over: Callable[[], bool]
+        self, command: commands.Command, connection: Connection, is_over: Callable[[], bool]
     ) -> None:
         """Have a command carried out, unless `is_over`, as soon as nothing of a node that has died is in its way.
 

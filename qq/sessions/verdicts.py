@@ -45,7 +45,10 @@ class Verdicts:
         """
         nodes, claims = self._undecided(), self._machine.claims
         if (nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes):
-            self._runtime.call_later(LOOK_S, partial(self.when_known, command, vhost, submit))
+            self._runtime.call_later(LOOK_S, partial(self._look_again, command, vhost, submit))
             return False
         submit()
         return True
+
+    def _look_again(self, command: Command, vhost: str, submit: Callable[[], None]) -> None:
+        self.when_known(command, vhost, submit)
