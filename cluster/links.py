@@ -86,9 +86,8 @@ _PROBE_TIMEOUT_S = 1.0
 # restarted may refuse one.
 _REFUSES_FOR_S = 0.03
 
-# After a loss both sides dial soon, the one that dials first a little sooner. A process to which no connection comes
-# through thereby shows that it lives, before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
 _REDIAL_S = 0.02
+_REDIAL_MAX_S = 1.0
 
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
@@ -103,6 +102,15 @@ _TWICE_AFTER_S = 5.0
 # A link that ends so soon is one that the other side did not want.
 _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
+
+
+def redial_s(brief_times: int, patience_s: float) -> float:
+    """How long a node waits until it dials a peer that it has just lost, after so many brief links in a row.
+
+    Both sides dial soon, the one that dials first (without `patience_s`) a little sooner. So a process to which no
+    connection comes through shows that it lives before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
+    """
+    return min(_REDIAL_S * 2 ** min(brief_times + (patience_s > 0), 10), _REDIAL_MAX_S)
 
 
 class PeerTls(NamedTuple):
@@ -514,10 +522,7 @@ class PeerLinks:
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
-                if peer in self._brief:
-                    pause_s = max(retry_s, patience_s)
-                else:
-                    pause_s = 2 * _REDIAL_S if patience_s else _REDIAL_S
+                pause_s = redial_s(self._brief.get(peer, 0), patience_s)
 
     async def _try_peer(self, peer: str) -> str:
         is_refused = True

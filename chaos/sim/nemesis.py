@@ -78,7 +78,8 @@ FAULTS = {
     "drain": 0.4,
     "revive": 0.4,
     "star": 1.0,
-    "broken proxy": 0.7,
+    "broken proxy": 0.5,
+    "broken proxies": 0.5,
 }
 """The faults, with how common each is in a run where all happen."""
 
@@ -98,6 +99,8 @@ class Nemesis:
         self._random: Random = world.random("nemesis")
         self._operators = Operators(world, cluster, checks, self._random)
         self._stopped = False
+        self._broken_proxies = 0
+        """How many nodes are behind a proxy that refuses connections."""
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
         self._faults: dict[str, Callable[[], bool | None]] = {
@@ -131,7 +134,8 @@ class Nemesis:
             "drain": partial(self._maintain, Verb.DRAIN),
             "revive": partial(self._maintain, Verb.REVIVE),
             "star": self._star,
-            "broken proxy": self._broken_proxy,
+            "broken proxy": partial(self._break_proxies, also_its_own=False),
+            "broken proxies": partial(self._break_proxies, also_its_own=True),
         }
 
     def start(self) -> None:
@@ -360,20 +364,28 @@ class Nemesis:
         a, b = self._pair()
         self._cut([(a, b), (b, a)])
 
-    def _broken_proxy(self) -> None:
-        """End the links of a node that lives, and refuse new ones: that node's, or also those that it dials itself."""
+    def _break_proxies(self, *, also_its_own: bool) -> bool:
+        """End the links of a node that lives, and refuse new ones to it; with `also_its_own`, its own ones, too.
+
+        Else it can dial all others: no other one has a broken proxy at that time.
+        """
+        if self._broken_proxies and not also_its_own:
+            return False
         node = self._anyone()
         peers = node.peers if self._random.random() < 0.7 else [self._random.choice(node.peers)]
         refused = [(peer, node.name) for peer in peers]
-        if self._random.random() < 0.5:
+        if also_its_own:
             refused += [(node.name, peer) for peer in peers]
         for source, target in refused:
             self._cluster.network.refuse(source, target)
         for peer in peers:
             self._cluster.network.reset(node.name, peer)
+        self._broken_proxies += 1
         self._until(self._short_or_long_s(4.0), partial(self._mend_proxies, refused))
+        return True
 
     def _mend_proxies(self, refused: Sequence[tuple[str, str]]) -> None:
+        self._broken_proxies -= 1
         for source, target in refused:
             self._cluster.network.admit(source, target)
 

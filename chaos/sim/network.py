@@ -28,6 +28,7 @@ from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers, Link
+from cluster.links import redial_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +43,6 @@ PROBES = 6
 """How often an end that lost its peer asks whether the process is still there."""
 REFUSES_FOR_S = 0.03
 """A peer is dead when its host has refused connections for so long, as with the real links."""
-REDIAL_S = 0.02
-"""How soon both ends dial again after a loss, about, unless the connection was a brief one."""
 BRIEF_S = 1.0
 """A connection that ends so soon is one that the other side did not want."""
 PART_S = 0.1
@@ -180,6 +179,8 @@ class SimulatedLinks:
         self.current: dict[str, LinkEpoch] = {}
         self.dialling: set[str | PeerAddress] = set()
         """Peers and seeds that are going to be dialled, or are being dialled."""
+        self.brief: dict[str, int] = {}
+        """How many brief connections there were in a row with each peer."""
         self.refused_since_s: dict[str, float] = {}
         """When the hosts of lost peers first refused a connection, since they last did anything else."""
         self.events: LinkEvents | None = None
@@ -614,10 +615,9 @@ class Network:
             links.events.peer_lost(peer, dead=False)
         if peer in links.known.addresses:
             self._probe(links, peer, PROBES)
-            if self._world.now_s - connection.made_s < BRIEF_S:
-                self._dial_soon(links, peer)
-            else:
-                self._dial_in(links, peer, REDIAL_S * 2 * self._random.random())
+            is_brief = self._world.now_s - connection.made_s < BRIEF_S
+            times = links.brief[peer] = links.brief.get(peer, 0) + 1 if is_brief else 0
+            self._dial_in(links, peer, redial_s(times, links.known.patience_s(peer)))
 
     def _shut(self, connection: LinkEpoch, name: str) -> None:
         connection.ends[name] = End.CLOSED

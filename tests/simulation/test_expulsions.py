@@ -1,0 +1,67 @@
+"""Which nodes are given up in simulated runs: those that have died, and not those that live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from long_cases import cases
+
+from chaos.sim import network
+from chaos.sim.cluster import NodeEvents, SimulatedCluster, SimulationOptions
+from chaos.sim.run import Simulation
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import SimulatedNode
+
+SEEDS = range(12)
+SEEDS_MAX = 40
+"""How many seeds are tried until one shows a mistake."""
+LIVING = SimulationOptions(
+    duration_s=12.0,
+    submit_interval_s=0.2,
+    fault_interval_s=0.4,
+    faults={"broken proxy": 2.0, "reset": 2.0, "kill": 1.0, "transfer": 0.5},
+)
+"""Links end and nodes refuse, but a node that lives can always dial the others."""
+CUT_OFF = replace(LIVING, faults={"broken proxies": 2.0, "reset": 1.0, "kill": 0.5})
+
+
+class GivenUp(NodeEvents):
+    """Counts how often a node that lives is told that the others have given it up."""
+
+    count = 0
+
+    def expelled(self, node: SimulatedNode) -> None:
+        self.count += 1
+
+
+def given_up_alive(seed: int, options: SimulationOptions) -> int:
+    simulation = Simulation(seed, options)
+    given_up = GivenUp()
+    simulation.cluster.events.append(given_up)
+    simulation.run()
+    assert simulation.nemesis.done
+    return given_up.count
+
+
+@pytest.mark.parametrize("seed", cases(SEEDS, {0, 1, 2}.__contains__))
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_a_node_that_lives_is_not_given_up_for_a_broken_proxy(seed: int, nodes: int) -> None:
+    assert given_up_alive(seed, replace(LIVING, nodes=nodes)) == 0
+
+
+def test_a_node_that_cannot_dial_either_is_given_up_and_goes_on() -> None:
+    assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
+
+
+def test_a_node_that_lives_is_given_up_if_one_refusal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "REFUSES_FOR_S", 0.0)
+    group_config = SimulatedCluster.group_config
+    monkeypatch.setattr(
+        SimulatedCluster,
+        "group_config",
+        lambda self, node: replace(group_config(self, node), dead_origin_grace_s=0.0),
+    )
+    assert any(given_up_alive(seed, LIVING) for seed in range(SEEDS_MAX))
