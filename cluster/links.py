@@ -87,7 +87,7 @@ _PROBE_TIMEOUT_S = 1.0
 _REFUSES_FOR_S = 0.03
 
 _REDIAL_S = 0.02
-_REDIAL_MAX_S = 1.0
+_REDIAL_MAX_S = 0.08
 
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
@@ -110,7 +110,7 @@ def redial_s(brief_times: int, patience_s: float) -> float:
     Both sides dial soon, the one that dials first (without `patience_s`) a little sooner. So a process to which no
     connection comes through shows that it lives before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
     """
-    return min(_REDIAL_S * 2 ** min(brief_times + (patience_s > 0), 10), _REDIAL_MAX_S)
+    return min(_REDIAL_S * 2 ** min(brief_times + bool(patience_s), 8), _REDIAL_MAX_S)
 
 
 class PeerTls(NamedTuple):

