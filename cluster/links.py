@@ -25,6 +25,7 @@ import secrets
 import socket
 from collections import deque
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -82,8 +83,8 @@ _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
-# A peer is dead when its host has refused all connections for so long, and at least two: a proxy that is being
-# restarted may refuse one.
+# A peer is dead when its host has refused a connection, and accepted none that was tried so much later: a proxy that is
+# being restarted may refuse one. The address of a container that was killed may be gone by then.
 _REFUSES_FOR_S = 0.03
 
 _REDIAL_S = 0.02
@@ -118,6 +119,16 @@ class PeerTls(NamedTuple):
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+
+class _Answer(Enum):
+    """What comes of asking a host for a connection."""
+
+    ACCEPTED = auto()
+    REFUSED = auto()
+    """Nobody listens."""
+    NONE = auto()
+    """The host cannot be reached, or its name not be looked up."""
 
 
 class _Span(NamedTuple):
@@ -457,23 +468,24 @@ class PeerLinks:
         """Find out whether a lost peer is dead, sooner than by dialling it."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
-            if all([await self._refuses(address) for address in self._known.places(peer)]):
+            answers = [await self._answer(address) for address in self._known.places(peer)]
+            if _Answer.ACCEPTED in answers:
+                self._refused_since_s.pop(peer, None)
+            elif peer in self._refused_since_s or set(answers) == {_Answer.REFUSED}:
                 self._refused(peer)
                 if peer not in self._missing:
                     return
-            else:
-                self._refused_since_s.pop(peer, None)
 
-    async def _refuses(self, address: Address) -> bool:
+    async def _answer(self, address: Address) -> _Answer:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 sock = await connect(self._names, *address)
         except ConnectionRefusedError:
-            return True
+            return _Answer.REFUSED
         except OSError:
-            return False
+            return _Answer.NONE
         sock.close()
-        return False
+        return _Answer.ACCEPTED
 
     # The dialling side.
 

@@ -638,8 +638,10 @@ class Network:
 
     def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
         """Take in what has become of an attempt to connect. Returns whether the peer counts as dead for it."""
-        if place is None or not self._refuses(links, place):
+        is_refused = place is not None and self._refuses(links, place)
+        if not is_refused and place is not None and place.host is Host.UP:
             links.refused_since_s.pop(peer, None)
+        if not is_refused and peer not in links.refused_since_s:
             return False
         now_s = self._world.now_s
         is_dead = now_s - links.refused_since_s.setdefault(peer, now_s) >= REFUSES_FOR_S

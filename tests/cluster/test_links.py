@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import random
@@ -586,6 +587,36 @@ def test_a_host_that_refuses_for_a_moment_is_not_dead(run: Run, monkeypatch: pyt
             assert node.recorder.events()[-1] == ("lost", "n1", False)
             await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True), timeout_s=5)
             assert time.monotonic() - began_s >= 0.4
+
+    run(story())
+
+
+@pytest.mark.parametrize("is_refused_first", [True, False])
+def test_a_host_that_is_gone_is_dead_if_it_refused_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, is_refused_first: bool
+) -> None:
+    """So it is with a container that was killed: its address is taken away a moment later."""
+    attempts: list[str] = []
+
+    async def connect(_names: HostNames, host: str, _port: int) -> socket.socket:
+        attempts.append(host)
+        if is_refused_first and len(attempts) == 1:
+            raise ConnectionRefusedError
+        raise OSError(errno.EHOSTUNREACH, "no route")
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        async with started({"n2": node}):
+            dialler = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            monkeypatch.setattr(links_module, "connect", connect)
+            dialler.writer.close()
+            if is_refused_first:
+                await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True))
+            else:
+                await until(lambda: len(attempts) >= 6)
+                assert node.recorder.events()[-1] == ("lost", "n1", False)
 
     run(story())
 
