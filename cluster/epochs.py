@@ -106,16 +106,16 @@ class Epochs:
         if peer in self._members.known:
             self._peers.lost(peer, self._runtime.monotonic())
             self._expulsions.lost()
-        # To all: whether the process is dead depends on whether the others have a link with it.
+        # The leader asks whether a majority has lost the link before it takes the process for dead.
         self._departures.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
     def died(self, peer: str) -> None:
-        """A peer without a link is dead: no such process runs any more, or none did when this node started.
+        """The process of a peer without a link has ended, or did not run when this node started.
 
-        That its link is lost was told before. It is no reason to campaign once more: somebody else may do so by now.
+        `ends` has told of the lost link before. A second campaign now would disturb a member that already campaigns.
         """
         self._members.follow()
         if peer in self._members.known:

@@ -3,9 +3,10 @@
 Lives here: who has been away for too long. Not here: since when a node is away (peers.py), what an expulsion does
 (applying.py), how the node goes on when it is back (group.py).
 
-A process is dead if its links have closed and its host refuses connections. A proxy on the way to a node that lives may
-do the same. So a majority must have no link with the node, and the node has time to dial the others; a node that one
-other member hears is not expelled. A paused process keeps its links, and its host goes on accepting connections.
+A process is dead if its links have closed and its host refuses connections. A proxy before a process that lives may do
+the same. So a majority must have no link with the node, and the node has time to dial the other members. A leader
+without such a majority expels no node that another member hears. A paused process keeps its links, and its host goes on
+accepting connections.
 
 Laws: nobody is expelled who may still be there before `silent_origin_grace_s`; who is known to be dead is after
 `dead_origin_grace_s`. Silence is what this node has listened to: when it goes on after a pause, everybody seems to have
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNDECIDED_S = 1.5
-"""For how long after the end of its link a member may turn out to be dead, or to live: the leader needs less."""
+"""How long after the end of a member's link the verdict on the member is open: the leader needs less time."""
 LATER_S = 0.001
 """A grace that ends now may not be over by the clock that has waited for it."""
 STALL_S = 1.0
@@ -73,11 +74,11 @@ class Expulsions:
         self._lost_s = self._runtime.monotonic()
 
     def died(self) -> None:
-        """Look when a member that has just been found dead may be expelled, and not only with the next beat."""
+        """Look as soon as a member that was just found dead may be expelled, before the next beat."""
         self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.look)
 
     def undecided(self) -> Collection[str]:
-        """The members whose links have ended a short while ago, and that may soon be given up. Any member may ask."""
+        """The members whose links ended a short while ago, and on which the verdict is open, at any member."""
         now_s = self._runtime.monotonic()
         if now_s - self._lost_s >= UNDECIDED_S:
             return ()
@@ -110,7 +111,7 @@ class Expulsions:
         return lost_s is not None and lost_s < UNDECIDED_S and origin is not None and not origin.expelled
 
     def _is_dead(self, peer: str, now_s: float) -> bool:
-        """Whether a peer's host has refused connections for long enough, and the other members bear that out."""
+        """Whether a peer's host has refused connections for long enough, and the other members confirm it."""
         dead_s, members = self._peers.dead_s(peer, now_s), self._members
         if dead_s is None or dead_s < self._config.dead_origin_grace_s:
             return False

@@ -205,7 +205,7 @@ class Group:
         return self.statuses.why_undecided()
 
     def undecided(self) -> Collection[str]:
-        """The other members that may have died a moment ago: either they are given up soon, or they live."""
+        """The other members that may have died a moment ago: the cluster gives them up soon, or they live."""
         return self._expulsions.undecided()
 
     def _is_majority_alone(self) -> bool:

@@ -121,7 +121,7 @@ class PeerTls(NamedTuple):
     client: ssl.SSLContext
 
 
-class _Answer(Enum):
+class _HostAnswer(Enum):
     """What comes of asking a host for a connection."""
 
     ACCEPTED = auto()
@@ -469,23 +469,23 @@ class PeerLinks:
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
             answers = [await self._answer(address) for address in self._known.places(peer)]
-            if _Answer.ACCEPTED in answers:
+            if _HostAnswer.ACCEPTED in answers:
                 self._refused_since_s.pop(peer, None)
-            elif peer in self._refused_since_s or set(answers) == {_Answer.REFUSED}:
+            elif peer in self._refused_since_s or set(answers) == {_HostAnswer.REFUSED}:
                 self._refused(peer)
                 if peer not in self._missing:
                     return
 
-    async def _answer(self, address: Address) -> _Answer:
+    async def _answer(self, address: Address) -> _HostAnswer:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 sock = await connect(self._names, *address)
         except ConnectionRefusedError:
-            return _Answer.REFUSED
+            return _HostAnswer.REFUSED
         except OSError:
-            return _Answer.NONE
+            return _HostAnswer.NONE
         sock.close()
-        return _Answer.ACCEPTED
+        return _HostAnswer.ACCEPTED
 
     # The dialling side.
 

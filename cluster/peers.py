@@ -60,7 +60,7 @@ class KnownPeer:
     heard_s: float
     """When anything from the peer last arrived; at first, when this node started."""
     lost_since_s: float | None = None
-    """Since when there is no link with the peer, after there was one; None while there is one, and before the first."""
+    """When the last link with the peer ended; None while there is a link, and before the first link."""
     dead_since_s: float | None = None
     """Since when the peer's host says that no such process listens; None if it does not say that."""
     directory: bytes | None = None
@@ -127,7 +127,7 @@ class Peers:
         return self.silent_s(peer, now_s) >= SILENT_S
 
     def lost_s(self, peer: str, now_s: float) -> float | None:
-        """For how many seconds there has been no link with the peer; None if there is one, or never was."""
+        """For how many seconds there has been no link with the peer; None if there is a link, or never was."""
         since_s = self._peers[peer].lost_since_s
         return None if since_s is None else now_s - since_s
 

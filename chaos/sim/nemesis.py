@@ -365,9 +365,9 @@ class Nemesis:
         self._cut([(a, b), (b, a)])
 
     def _break_proxies(self, *, also_its_own: bool) -> bool:
-        """End the links of a node that lives, and refuse new ones to it; with `also_its_own`, its own ones, too.
+        """End the links of a node that lives, and refuse new links to it; with `also_its_own`, also those it dials.
 
-        Else it can dial all others: no other one has a broken proxy at that time.
+        Without `also_its_own` the node can dial all other nodes: no second node has a broken proxy at that time.
         """
         if self._broken_proxies and not also_its_own:
             return False

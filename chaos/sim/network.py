@@ -44,7 +44,7 @@ PROBES = 6
 REFUSES_FOR_S = 0.03
 """A peer is dead when its host has refused connections for so long, as with the real links."""
 BRIEF_S = 1.0
-"""A connection that ends so soon is one that the other side did not want."""
+"""The other side did not want a connection that ends so soon."""
 PART_S = 0.1
 """A frame that takes longer arrives in parts, one after so much time each."""
 PART = b""
@@ -637,7 +637,7 @@ class Network:
         self._world.after(self._delay_s() * 2, ask)
 
     def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
-        """Take in what has become of an attempt to connect. Returns whether the peer counts as dead for it."""
+        """Note the answer to an attempt to connect. Returns whether the peer counts as dead now."""
         is_refused = place is not None and self._refuses(links, place)
         if not is_refused and place is not None and place.host is Host.UP:
             links.refused_since_s.pop(peer, None)

@@ -246,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
         self._last_words = ""
         """Why the connection will be closed at once, though it was opened; empty if it will not."""
         self._withholds = False
-        """Whether nothing is written before the log has let go of the connection."""
+        """Whether all that is to be written waits until the end of the connection's claims is applied."""
         self._parting = False
         """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
@@ -346,7 +346,7 @@ class ClientConnection(asyncio.Protocol):
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
-        self._log_has_let_go()  # what was withheld is written now or never
+        self._log_has_let_go()  # the transport closes in a moment, and writes no more
         self._end()
         self._broker.connection_left(self)
         self._close_later()
@@ -646,9 +646,9 @@ class ClientConnection(asyncio.Protocol):
             self._part()
 
     def _let_go(self) -> None:
-        """Have the log let go of all that the connection holds, and write no more before it has.
+        """End the connection's claims in the log, and write nothing more before that is applied.
 
-        The client may connect to another node as soon as it hears of the end: nothing is to be locked for it then.
+        The client may connect to another node as soon as it hears of the end, and must find its queues unlocked there.
         """
         self._flush()
         self._withholds = self._broker.let_go(self, self._log_has_let_go)

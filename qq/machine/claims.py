@@ -1,9 +1,9 @@
-"""What clients of nodes that may be gone hold, as far as a command of somebody else would be refused for it.
+"""Claims: queues, consumers and places within limits that clients of a node hold, and that bar other clients.
 
-Lives here: whether to wait with a command is of use. Not here: how such a node is given up (cluster/expulsions.py), what
-goes then (core.py), how long a command waits (qq/sessions/verdicts.py).
+Lives here: whether a claim of a node that may be dead bars a command. Not here: how the cluster gives a node up
+(cluster/expulsions.py), how its claims end (core.py), how long a command waits (qq/sessions/verdicts.py).
 
-Law: looks, and changes nothing; nothing that the log does follows from it.
+Law: this module reads the state and never changes it; entries do the same with and without it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """What nodes hold for their clients."""
+    """The claims of all nodes."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     @property
     def is_any_leaving(self) -> bool:
-        """Whether a node was given up of which not everything is gone yet, because that is very much."""
+        """Whether claims of a node that was given up are still ending: very many claims end in portions."""
         return bool(self._core.lost or self._core.abandoned)
 
     def bar(self, origin: str, vhost_name: str, command: Command, nodes: Container[str]) -> bool:
-        """Whether something that one of these nodes holds, or one that was given up, is in the way of a command.
+        """Whether a claim of these nodes, or of a node that was given up, bars a command.
 
-        Node `origin` would submit it for a client in this virtual host.
+        Node `origin` is about to submit the command for a client in this virtual host.
         """
         vhost = self._core.catalog.vhosts.get(vhost_name)
         if vhost is None:
@@ -103,9 +103,8 @@ class Claims:
             return self._is_going(queue.owner[0], nodes)
         match command:
             case DeclareQueue(passive=False):
-                return self._goes_with(
-                    queue, nodes
-                )  # it would go after it was declared, or has other arguments
+                # The queue might go right after its declaration, or has other arguments.
+                return self._goes_with(queue, nodes)
             case Checkout(exclusive=is_exclusive):
                 minds_others = is_exclusive or queue.exclusively_consumed
             case DeleteQueue(if_unused=minds_others):
@@ -120,7 +119,7 @@ class Claims:
         limit = limit_of(vhost.limits, MAX_QUEUES)
         if limit is None or len(vhost.queues) < limit:
             return False
-        # Also those that a node given up has left, and queues that go with their last consumer.
+        # Abandoned queues, and auto-delete queues whose consumers go, make room, too.
         return any(
             queue in self._core.abandoned or self._goes_with(queue, nodes) for queue in vhost.queues.values()
         )

@@ -80,7 +80,7 @@ class QueueMachine:
         self.costs = Costs(core)
         """What commands will cost, for those who gather them. `adopt` makes a new one."""
         self.claims = Claims(core)
-        """What is in the way of commands, and may soon be gone. `adopt` makes a new one."""
+        """The claims of nodes that may be dead. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.StoreFragment: publishing.store_fragment,

@@ -387,7 +387,7 @@ async def _leave(name: str, group: Group, broker: Broker, failure: Failure, read
         await _until(lambda: group.leader not in (name, None) or group.members.is_alone, LEADER_HANDOVER_S)
     for connection in list(broker.connections.values()):
         connection.shut_down(SHUTDOWN)
-    # They are told when the log has let go of them: else what they hold would be refused to them elsewhere.
+    # The claims of the clients end first (`Broker.let_go`): else other nodes would refuse them to the same clients.
     await _until(lambda: failure.has_come or not broker.submissions.pending_bytes, LET_GO_S)
     await asyncio.sleep(0)
     # This node's disk should have all that the node has applied, unless that disk has failed.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LET_GO_S = 2.0
-"""How long a client that is told of the end of its connection waits at most until the log has let go of it."""
+"""How long a client waits for close-ok, or for connection.close, at most until the end of its connection is applied."""
 _IMPERSONATOR = "impersonator"
 
 
@@ -137,10 +137,9 @@ class Broker:
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
     def let_go(self, connection: Connection, gone: Callable[[], None]) -> bool:
-        """Tell the log that a connection is gone, and have `gone` called when nothing of it is left, or after LET_GO_S.
+        """Tell the log that a connection is gone, and call `gone` when its claims have ended, or after LET_GO_S.
 
-        False: there is nothing to wait for, or nobody knows how long it would take, and `gone` is not called. It may be
-        called twice.
+        Returns False, and never calls `gone`, if the connection has no claims or there is no leader.
         """
         was_in_log = connection.in_log
         self.connection_left(connection)
@@ -162,7 +161,7 @@ class Broker:
         connection.in_log = True
 
     def connect_when_known(self, connection: Connection, connect: Callable[[], None]) -> None:
-        """Have `connect` called, as soon as a limit that is reached is not so for the sake of a node that has died."""
+        """Call `connect`, as soon as no claim of a dead node takes the connection's place within a limit."""
         self._verdicts.when_known(self.connection_command(connection), connection.vhost, connect)
 
     def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
@@ -178,7 +177,7 @@ class Broker:
         self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
 
     def open_when_known(self, session: Session, open_session: Callable[[], None]) -> bool:
-        """Have `open_session` called at once, and return True, or later, as `connect_when_known` does it."""
+        """Call `open_session`, as soon as no claim of a dead node takes its place; True if that is at once."""
         connection = session.connection
         command = commands.OpenChannel(session.session, connection.id)
         return self._verdicts.when_known(command, connection.vhost, open_session)
@@ -186,9 +185,9 @@ class Broker:
     def ask_when_known(
         self, command: commands.Command, connection: Connection, is_over: Callable[[], bool]
     ) -> None:
-        """Have a command carried out, unless `is_over`, as soon as nothing of a node that has died is in its way.
+        """Submit a command, unless `is_over` by then, as soon as no claim of a dead node bars it.
 
-        Raises InvalidCommand if the log cannot hold the command, and then nothing has changed.
+        Raises InvalidCommand at once if the log cannot hold the command.
         """
 
         def submit() -> None:

@@ -86,7 +86,7 @@ class Log(MessageStore, Protocol):
         ...
 
     def undecided(self) -> Collection[str]:
-        """The other nodes that may have died a moment ago: either they are given up soon, or they live."""
+        """The other nodes that may have died a moment ago: the cluster gives them up soon, or they live."""
         ...
 
 

@@ -1,12 +1,12 @@
-"""Commands that wait until it is known whether a node is gone whose clients hold what is in the way.
+"""Commands that wait for the verdict on a node that may be dead.
 
-A node that has died is given up within some tenths of a second. What would be refused meanwhile for the sake of its
-clients, such as the declaration of an exclusive queue, waits for that: many clients take a refusal for final.
+The cluster gives a dead node up within some tenths of a second. A command that the node's claims bar meanwhile, such as
+the declaration of an exclusive queue, waits for that: many clients take a refusal for final.
 
-Lives here: what waits, and for how long. Not here: what is in the way (qq/machine/claims.py), when a node is given up
-(cluster/expulsions.py).
+Lives here: which commands wait, and how. Not here: which claims bar a command (qq/machine/claims.py), when the cluster
+gives a node up (cluster/expulsions.py).
 
-Law: a command waits for a node only while that is undecided, which takes a bounded time, or while what it has left goes.
+Law: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
 
 LOOK_S = 0.02
-"""How often it is looked whether a command that waits may go on."""
+"""How many seconds pass between two looks at a command that waits."""
 
 
 class Verdicts:
@@ -31,17 +31,17 @@ class Verdicts:
     def __init__(
         self, node: str, machine: QueueMachine, undecided: Callable[[], Collection[str]], runtime: Runtime
     ) -> None:
-        """`undecided` tells which nodes may be gone."""
+        """`undecided` tells which nodes may be dead."""
         self._node = node
         self._machine = machine
         self._undecided = undecided
         self._runtime = runtime
 
     def when_known(self, command: Command, vhost: str, submit: Callable[[], None]) -> bool:
-        """Have `submit` called at once, and return True, unless something of a node that may be gone is in the way.
+        """Call `submit` and return True, unless a claim of a node that may be dead bars the command.
 
-        Then it is called as soon as the node is given up, or turns out to live: who submits has to see to it that the
-        command is still wanted.
+        In that case `submit` is called when the cluster has given the node up, or the node turns out to live. It must
+        check that the client still wants the command.
         """
         nodes, claims = self._undecided(), self._machine.claims
         if (nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes):

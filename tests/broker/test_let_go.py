@@ -1,4 +1,4 @@
-"""A client hears of the end of its connection when the log has let go of all that it held."""
+"""A client hears of the end of its connection when its claims have ended in the log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ End = Callable[[LoneBroker, RawClient], None]
 
 
 @by_endings
-def test_a_client_is_told_when_nothing_is_held_any_more(
+def test_a_client_hears_of_the_end_when_its_claims_are_free(
     broker: LoneBroker, client: RawClient, end: End, told: type[commands.Frame]
 ) -> None:
     broker.group.holding = True
@@ -89,7 +89,7 @@ def test_a_client_is_told_when_nothing_is_held_any_more(
 
 
 @by_endings
-def test_a_client_is_told_after_a_while_if_the_log_is_slow(
+def test_a_client_hears_of_the_end_when_the_log_is_slow(
     broker: LoneBroker,
     client: RawClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,7 +105,7 @@ def test_a_client_is_told_after_a_while_if_the_log_is_slow(
     broker.call(broker.group.release)
 
 
-def test_what_was_answered_before_the_end_does_not_wait(broker: LoneBroker, client: RawClient) -> None:
+def test_an_answer_before_the_end_does_not_wait(broker: LoneBroker, client: RawClient) -> None:
     broker.group.holding = True
     client.write(marshal(1, Basic.Qos(prefetch_count=1)) + marshal(0, BYE))
     client.expect(Basic.QosOk, 1)
@@ -124,10 +124,10 @@ def test_a_client_that_half_closes_is_answered_at_once(broker: LoneBroker, clien
     broker.call(broker.group.release)
 
 
-def test_a_client_that_has_gone_holds_nothing_while_its_socket_lingers(
+def test_claims_are_free_while_a_half_closed_socket_lingers(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not read may keep the socket open for a while."""
+    """Deliveries that the client has not read keep its socket open for a while."""
     monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 60.0)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     client.send(1, Basic.Consume(queue="mine", no_ack=True))

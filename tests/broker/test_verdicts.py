@@ -1,4 +1,4 @@
-"""What a node that may be gone holds is refused to nobody before it is known whether that node is gone."""
+"""Commands that a claim of a node bars wait until the cluster knows whether the node is dead."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_command_is_refused_when_the_node_turns_out_to_live(broker: LoneBroker
     assert client.expect(Chan.Close, 1).reply_code == LOCKED
 
 
-def test_a_command_that_nothing_is_in_the_way_of_is_carried_out(client: RawClient) -> None:
+def test_a_command_that_no_claim_bars_does_not_wait(client: RawClient) -> None:
     client.call(1, Queue.Declare(queue="other", exclusive=True), Queue.DeclareOk)
 
 
-def test_a_channel_that_closes_asks_for_nothing_more(broker: LoneBroker, client: RawClient) -> None:
+def test_a_channel_that_closes_submits_no_waiting_command(broker: LoneBroker, client: RawClient) -> None:
     client.open_channel(2)
     [connection] = broker.broker.connections.values()
     client.send(1, MINE)
@@ -92,7 +92,7 @@ def test_a_channel_that_closes_asks_for_nothing_more(broker: LoneBroker, client:
     [SetVhostLimits("/", {"max-connections": 1}), SetUserLimits("guest", {"max-connections": 1})],
     ids=["vhost", "user"],
 )
-def test_a_connection_waits_for_the_place_of_another(broker: LoneBroker, limit: Any) -> None:
+def test_a_connection_waits_for_the_place_of_a_dead_nodes_client(broker: LoneBroker, limit: Any) -> None:
     broker.learn(limit)
     with RawClient(broker.amqp_port, admitted=False) as client:
         expect_nothing(client)
@@ -110,7 +110,7 @@ def test_a_connection_that_hangs_up_waits_for_no_place(broker: LoneBroker) -> No
         assert len(broker.machine.catalog.connections) == 1
 
 
-def test_a_channel_waits_for_the_place_of_another(broker: LoneBroker) -> None:
+def test_a_channel_waits_for_the_place_of_a_dead_nodes_client(broker: LoneBroker) -> None:
     broker.learn(SetUserLimits("guest", {"max-channels": 1}))
     with RawClient(broker.amqp_port) as client:
         client.send(1, Chan.Open(), Queue.Declare(queue="q"))

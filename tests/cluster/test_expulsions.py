@@ -148,7 +148,7 @@ def test_a_dead_node_is_given_up_soon_if_a_majority_lost_it(leader: Leader) -> N
     assert leader.expelled == [("c", pytest.approx(found_s + DEAD_S, abs=0.01))]
 
 
-def test_a_node_is_kept_while_another_member_has_a_link_with_it(leader: Leader) -> None:
+def test_a_node_is_kept_while_a_follower_has_a_link_with_it(leader: Leader) -> None:
     leader.lose("c")
     leader.find_dead("c")
     leader.listen(GRACE_S / 2, "b")
@@ -158,7 +158,7 @@ def test_a_node_is_kept_while_another_member_has_a_link_with_it(leader: Leader) 
     assert [peer for peer, _ in leader.expelled] == ["c"]
 
 
-def test_what_a_silent_member_said_of_its_links_counts_no_more(leader: Leader) -> None:
+def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
     leader.lose("c")
     leader.find_dead("c")
     leader.listen(SILENT_S + 1)

@@ -1,4 +1,4 @@
-"""What is in the way of a command as long as a node that may be gone holds it."""
+"""Claims of a node that may be dead bar commands of other clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def takes(queue: str, *, exclusive: bool = False, number: int = 1) -> Command:
 
 class Row(NamedTuple):
     held: list[Command]
-    """What the client of the node that is gone does."""
+    """The commands of the client whose node is dead."""
     wanted: Command
     limits: Sequence[Command] = ()
 
@@ -84,10 +84,12 @@ ROWS = {
         [brief("mine"), takes("mine")], declare("q", SESSION), [SetVhostLimits("/", {"max-queues": 1})]
     ),
 }
-CHANGES_NOTHING = {"exclusive queue, asked for", "exclusive queue, consumed", "exclusive queue, got from"} | {
-    f"exclusive queue, {done}" for done in ("purged", "bound")
-}
-"""Rows whose queue is gone with its node: the command is refused then, too, and for the right reason."""
+REFUSED_AFTERWARDS = {
+    "exclusive queue, asked for",
+    "exclusive queue, consumed",
+    "exclusive queue, got from",
+} | {f"exclusive queue, {done}" for done in ("purged", "bound")}
+"""Rows whose queue goes with its node: the log refuses the command then, because there is no such queue."""
 
 
 def driver_of(row: Row) -> Driver:
@@ -109,7 +111,7 @@ def refusals(driver: Driver, command: Command) -> list[Failed]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_a_node_holds_bars_a_command_until_it_is_gone(name: str) -> None:
+def test_a_claim_bars_a_command_until_its_node_is_gone(name: str) -> None:
     row = ROWS[name]
     driver = driver_of(row)
     claims = driver.machine.claims
@@ -120,10 +122,10 @@ def test_what_a_node_holds_bars_a_command_until_it_is_gone(name: str) -> None:
     assert refusals(driver_of(row), row.wanted)
     driver.machine.origin_down(GONE, driver.time_ms, expelled=True)
     assert not claims.bar(OTHER, "/", row.wanted, {GONE})
-    assert bool(refusals(driver, row.wanted)) == (name in CHANGES_NOTHING)
+    assert bool(refusals(driver, row.wanted)) == (name in REFUSED_AFTERWARDS)
 
 
-def test_what_nobody_refuses_is_barred_by_nothing() -> None:
+def test_no_claim_bars_a_command_that_the_log_accepts() -> None:
     driver = driver_of(Row([SHARED, takes("q")], SHARED))
     for command in (
         SHARED,
@@ -136,8 +138,8 @@ def test_what_nobody_refuses_is_barred_by_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_what_goes_in_portions_bars_a_command_until_it_has_gone() -> None:
-    """The consumers of a node that was given up end a little later, if they are very many; so do its queues."""
+def test_claims_that_end_in_portions_bar_until_they_have_ended() -> None:
+    """Very many consumers and queues of a node that was given up end in several entries."""
     row = Row([SHARED], takes("q", exclusive=True))
     driver = driver_of(row)
     driver.apply(

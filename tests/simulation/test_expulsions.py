@@ -1,4 +1,4 @@
-"""Which nodes are given up in simulated runs: those that have died, and not those that live."""
+"""Simulated clusters give up dead nodes, and keep nodes that live."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEEDS = range(12)
 SEEDS_MAX = 40
 """How many seeds are tried until one shows a mistake."""
 SETTLED_S = 4.0
-"""From then on nodes are not in the middle of the first wait for each other, in which they dial later."""
+"""Before that nodes wait for the first connection of their peers, and dial later."""
 LIVING = SimulationOptions(
     duration_s=20.0,
     submit_interval_s=0.3,
     fault_interval_s=0.8,
     faults={"broken proxy": 2.0, "reset": 1.0, "transfer": 0.5},
 )
-"""Links end and nodes refuse, but a node can always dial the others, and does so soon if it was linked for a while."""
+"""Links end and proxies refuse connections, but each node can dial the others."""
 CUT_OFF = replace(LIVING, faults={"broken proxies": 2.0, "reset": 1.0, "kill": 0.5})
 
 
@@ -53,15 +53,15 @@ def given_up_alive(seed: int, options: SimulationOptions) -> int:
 
 @pytest.mark.parametrize("seed", cases(SEEDS, {0}.__contains__))
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_a_node_that_lives_is_not_given_up_for_a_broken_proxy(seed: int, nodes: int) -> None:
+def test_a_living_node_behind_a_broken_proxy_is_kept(seed: int, nodes: int) -> None:
     assert given_up_alive(seed, replace(LIVING, nodes=nodes)) == 0
 
 
-def test_a_node_that_cannot_dial_either_is_given_up_and_goes_on() -> None:
+def test_a_living_node_that_cannot_dial_is_given_up() -> None:
     assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
 
 
-def test_a_node_that_lives_is_given_up_if_one_refusal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_node_is_given_up_when_one_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "REFUSES_FOR_S", 0.0)
     group_config = SimulatedCluster.group_config
     monkeypatch.setattr(

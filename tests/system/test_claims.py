@@ -1,4 +1,4 @@
-"""What belongs to a connection is free for the next one, at another node, as soon as the client hears of the end."""
+"""Claims of a connection are free for the next connection, at another node, as soon as the client hears of the end."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ USER = "claimant"
 FREE_MAX_S = 5.0
 """Measured: 0.2 s after a kill, 0.02 s after any other end. The bound is for a busy machine."""
 LOOK_S = 0.3
+PAUSED_S = 3.0
+"""Longer than the cluster takes to give up a dead node."""
 
 Client = pika.BlockingConnection
 Connect = Callable[[], Client]
 
 
 class Row(NamedTuple):
-    """Something that a connection holds."""
+    """A claim of a connection."""
 
     hold: Callable[[Client], object]
     claim: Callable[[Connect], object]
-    """Do what is refused while it is held, or return False while that has no effect. It leaves the connection open."""
+    """Ask for the claim at another connection, which stays open. Raises a refusal, or returns False in vain."""
     limit: tuple[str, str] | None = None
-    """Of whom it is the only one: "vhost" or "user", and the name of the limit."""
+    """The limit that the claim reaches: that of a "vhost" or a "user", and its name."""
     is_refused: bool = True
-    """Whether a client is refused it: then the first claim after the end has to succeed."""
+    """Whether the broker refuses the claim: then the first attempt after the end must succeed."""
 
 
 def declared(
@@ -70,7 +72,7 @@ def gets(connect: Connect, queue: str) -> bool:
 
 
 def is_active(connect: Connect) -> bool:
-    """Whether a consumer is given what comes into the queue."""
+    """Whether a new consumer gets a message of the queue."""
     channel = connect().channel()
     channel.basic_publish("", "single", b"")
     return next(channel.consume("single", inactivity_timeout=LOOK_S))[0] is not None
@@ -119,7 +121,7 @@ ROWS = {
 
 
 class Holding:
-    """One row in a virtual host of its own, with a user of its own, and a client that holds what the row says."""
+    """A row in a virtual host of its own, with a user of its own, and a client that has the claim."""
 
     def __init__(
         self, number: int, name: str, row: Row, held_at: ClusterNode, claimed_at: ClusterNode
@@ -133,7 +135,7 @@ class Holding:
         self._prepare()
         self.holder = self._connect(held_at)
         row.hold(self.holder)
-        assert not self._is_claimed(), f"{name} is not held"
+        assert not self.is_claimed(), f"{name} is not held"
         self._close_all_but_holder()
 
     def _prepare(self) -> None:
@@ -162,7 +164,8 @@ class Holding:
             self._clients.append(client)
         return client
 
-    def _is_claimed(self) -> bool:
+    def is_claimed(self) -> bool:
+        """Whether another client gets the claim."""
         try:
             return self._row.claim(lambda: self._connect(self._claimed_at)) is not False
         except pika.exceptions.AMQPError as error:
@@ -170,12 +173,12 @@ class Holding:
             return False
 
     def claimed_after(self, end: Callable[[Client], None]) -> float:
-        """Let the holder's connection end, and claim at once what it held; returns how many seconds it took."""
+        """Let the holder's connection end, and ask for its claim at once. Returns how many seconds that took."""
         end(self.holder)
         began_s = time.monotonic()
         if self._row.is_refused:
-            assert self._is_claimed(), f"{self.name} is refused: {self.refusal!r}"
-        while not self._row.is_refused and not self._is_claimed():
+            assert self.is_claimed(), f"{self.name} is refused: {self.refusal!r}"
+        while not self._row.is_refused and not self.is_claimed():
             assert time.monotonic() < began_s + FREE_MAX_S, f"{self.name} is held"
         return time.monotonic() - began_s
 
@@ -197,7 +200,7 @@ def ask(port: int, method: str, path: str, body: object = None) -> None:
     try:
         urlopen(request, timeout=20).close()
     except HTTPError as error:
-        if method != "DELETE":  # what is not there need not be deleted
+        if method != "DELETE":  # the first deletion finds no virtual host
             raise AssertionError(f"{method} {path}: {error.read()!r}") from None
 
 
@@ -233,7 +236,7 @@ def check_rows(
     end: Callable[[Client], None],
     end_node: Callable[[], object] = lambda: None,
 ) -> None:
-    """Have each row held at one node, end that, and claim each at another node as soon as the holder hears of it."""
+    """Make each claim at a node, end the connection, and make the claim at another node when the holder hears of it."""
 
     def holding(number: int, name: str) -> Holding:
         return Holding(number, name, ROWS[name], held_at, claimed_at)
@@ -253,7 +256,7 @@ def check_rows(
 @pytest.mark.parametrize(
     "leads", [pytest.param(True, id="leader"), pytest.param(False, id="follower", marks=pytest.mark.long)]
 )
-def test_what_clients_held_is_free_when_their_node_is_killed(
+def test_claims_are_free_when_the_node_is_killed(
     cluster: LocalCluster, workers: ThreadPoolExecutor, *, leads: bool
 ) -> None:
     held_at = cluster.leader() if leads else cluster.followers()[0]
@@ -264,7 +267,7 @@ def test_what_clients_held_is_free_when_their_node_is_killed(
 @pytest.mark.parametrize(
     "leads", [pytest.param(True, id="leader", marks=pytest.mark.long), pytest.param(False, id="follower")]
 )
-def test_what_clients_held_is_free_when_their_node_is_stopped(
+def test_claims_are_free_when_the_node_is_stopped(
     cluster: LocalCluster, workers: ThreadPoolExecutor, *, leads: bool
 ) -> None:
     held_at = cluster.leader() if leads else cluster.followers()[0]
@@ -272,7 +275,7 @@ def test_what_clients_held_is_free_when_their_node_is_stopped(
     check_rows(workers, held_at, claimed_at, loses_connection, held_at.stop)
 
 
-def test_what_clients_held_is_free_when_they_have_closed(
+def test_claims_are_free_when_the_client_has_closed(
     cluster: LocalCluster, workers: ThreadPoolExecutor
 ) -> None:
     held_at, claimed_at = cluster.followers()
@@ -280,9 +283,7 @@ def test_what_clients_held_is_free_when_they_have_closed(
 
 
 @pytest.mark.long
-def test_what_clients_held_is_free_when_their_node_is_drained(
-    cluster: LocalCluster, workers: ThreadPoolExecutor
-) -> None:
+def test_claims_are_free_when_the_node_is_drained(cluster: LocalCluster, workers: ThreadPoolExecutor) -> None:
     held_at, claimed_at = cluster.followers()
     try:
         check_rows(
@@ -294,3 +295,16 @@ def test_what_clients_held_is_free_when_their_node_is_drained(
         )
     finally:
         run_command(claimed_at, "revive", held_at.name)
+
+
+def test_a_paused_node_keeps_the_claims_of_its_clients(cluster: LocalCluster) -> None:
+    held_at, claimed_at = cluster.followers()
+    held = Holding(len(ROWS), "exclusive queue", ROWS["exclusive queue"], held_at, claimed_at)
+    held_at.pause()
+    try:
+        time.sleep(PAUSED_S)
+        assert not held.is_claimed()
+    finally:
+        held_at.resume()
+    declared(held.holder, "mine", exclusive=True)
+    held.close()

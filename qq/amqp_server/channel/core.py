@@ -126,7 +126,7 @@ class ChannelCore:
         self._waits = True
 
     def wait(self) -> None:
-        """Keep all events until `go_on`."""
+        """Hold all events back until `go_on`."""
         self._waits = True
 
     def go_on(self) -> None:
