@@ -189,12 +189,15 @@ class Broker:
 
         Raises InvalidCommand at once if the log cannot hold the command.
         """
+        if not self._verdicts.are_awaited(command, connection.vhost):
+            self.submissions.add(command, connection.lane)
+            return
+        check_command(command, self.machine.version)
 
         def submit() -> None:
             if not is_over():
                 self.submissions.add(command, connection.lane)
 
-        check_command(command, self.machine.version)
         self._verdicts.when_known(command, connection.vhost, submit)
 
     def session(self, number: int) -> Session | None:

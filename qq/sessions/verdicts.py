@@ -43,12 +43,16 @@ class Verdicts:
         In that case `submit` is called when the cluster has given the node up, or the node turns out to live. It must
         check that the client still wants the command.
         """
-        nodes, claims = self._undecided(), self._machine.claims
-        if (nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes):
+        if self.are_awaited(command, vhost):
             self._runtime.call_later(LOOK_S, partial(self._look_again, command, vhost, submit))
             return False
         submit()
         return True
+
+    def are_awaited(self, command: Command, vhost: str) -> bool:
+        """Whether a claim of a node that may be dead bars the command, for a client in this virtual host."""
+        nodes, claims = self._undecided(), self._machine.claims
+        return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
 
     def _look_again(self, command: Command, vhost: str, submit: Callable[[], None]) -> None:
         self.when_known(command, vhost, submit)
