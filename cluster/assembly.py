@@ -210,7 +210,14 @@ class Assembly:
             self.departures.transmit,
         )
         self.expulsions = Expulsions(
-            self._config, members, self._peers, own.state, self.proposals, self.turns, runtime
+            self._config,
+            members,
+            self._peers,
+            own.state,
+            self.proposals,
+            self.turns,
+            runtime,
+            lambda: engine.is_leader,
         )
 
     def _prepare_copies(self) -> None:
@@ -277,6 +284,7 @@ class Assembly:
             self.departures,
             self.introductions,
             self._enrolment,
+            self.expulsions,
             own.recovery,
             self.own_status,
             self.leadership,

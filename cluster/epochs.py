@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
+    from cluster.expulsions import Expulsions
     from cluster.inquiries import Inquiries
     from cluster.introductions import Introductions
     from cluster.leadership import Leadership
@@ -42,6 +43,7 @@ class Epochs:
         departures: Departures,
         introductions: Introductions,
         enrolment: Enrolment,
+        expulsions: Expulsions,
         recovery: Recovery,
         own_status: OwnStatus,
         leadership: Leadership,
@@ -62,6 +64,7 @@ class Epochs:
         self._departures = departures
         self._introductions = introductions
         self._enrolment = enrolment
+        self._expulsions = expulsions
         self._recovery = recovery
         self._own_status = own_status
         self._leadership = leadership
@@ -88,8 +91,8 @@ class Epochs:
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
-    def ends(self, peer: str, *, dead: bool) -> None:
-        """The link is lost. `dead`: no such process runs any more, or none did when this node started."""
+    def ends(self, peer: str) -> None:
+        """The link is lost."""
         self._members.follow()
         self._departures.drop(peer)
         self._clock.forget(peer)
@@ -100,11 +103,24 @@ class Epochs:
             self._engine.peer_lost(peer)
         self._presence.link_ended(peer)
         self._members.meet()
-        if dead and peer in self._members.known:
-            self._peers.died(peer, self._runtime.monotonic())
+        if peer in self._members.known:
+            self._peers.lost(peer, self._runtime.monotonic())
+            self._expulsions.lost()
+        # The leader asks whether a majority has lost the link before it takes the process for dead.
+        self._departures.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
+
+    def died(self, peer: str) -> None:
+        """The process of a peer without a link has ended, or did not run when this node started.
+
+        `ends` has told of the lost link before. A second campaign now would disturb a member that already campaigns.
+        """
+        self._members.follow()
+        if peer in self._members.known:
+            self._peers.died(peer, self._runtime.monotonic())
+            self._expulsions.died()
 
     def has_room(self, peer: str) -> None:
         """The link was congested, and is not any more."""

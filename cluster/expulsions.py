@@ -3,6 +3,11 @@
 Lives here: who has been away for too long. Not here: since when a node is away (peers.py), what an expulsion does
 (applying.py), how the node goes on when it is back (group.py).
 
+A process is dead if its links have closed and its host refuses connections. A proxy before a process that lives may do
+the same. So a majority must have no link with the node, and the node has time to dial the other members. A leader
+without such a majority expels no node that another member hears. A paused process keeps its links, and its host goes on
+accepting connections.
+
 Laws: nobody is expelled who may still be there before `silent_origin_grace_s`; who is known to be dead is after
 `dead_origin_grace_s`. Silence is what this node has listened to: when it goes on after a pause, everybody seems to have
 been silent for as long.
@@ -15,6 +20,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from cluster.group_config import GroupConfig
     from cluster.members import Members
     from cluster.peers import Peers
@@ -25,6 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+UNDECIDED_S = 1.5
+"""How long after the end of a member's link the verdict on the member is open: the leader needs less time."""
+LATER_S = 0.001
+"""A grace that ends now may not be over by the clock that has waited for it."""
 STALL_S = 1.0
 """A node that does not look for longer was paused, or busy: it looks far more often."""
 
@@ -41,7 +52,9 @@ class Expulsions:
         proposals: Proposals,
         turns: TurnTimer,
         runtime: Runtime,
+        leads: Callable[[], bool],
     ) -> None:
+        """`leads` tells whether this node is the leader now."""
         self._config = config
         self._members = members
         self._peers = peers
@@ -49,11 +62,29 @@ class Expulsions:
         self._proposals = proposals
         self._turns = turns
         self._runtime = runtime
+        self._leads = leads
         self._looked_s = runtime.monotonic()
+        self._lost_s = -UNDECIDED_S
+        """When a link was lost last."""
         self._stalls: deque[tuple[float, float]] = deque()
         """When this node has not listened: the end of each time, as far as it matters, and how long that was."""
 
-    def look(self, *, is_leader: bool) -> None:
+    def lost(self) -> None:
+        """Note that the link with a member has just ended."""
+        self._lost_s = self._runtime.monotonic()
+
+    def died(self) -> None:
+        """Look as soon as a member that was just found dead may be expelled, before the next beat."""
+        self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.look)
+
+    def undecided(self) -> Collection[str]:
+        """The members whose links ended a short while ago, and on which the verdict is open, at any member."""
+        now_s = self._runtime.monotonic()
+        if now_s - self._lost_s >= UNDECIDED_S:
+            return ()
+        return [peer for peer in self._members.peers if self._is_undecided(peer, now_s)]
+
+    def look(self) -> None:
         """Propose to expel each member that has been away for too long, once. To be called with each beat."""
         now_s = self._runtime.monotonic()
         if now_s - self._looked_s > STALL_S:
@@ -61,7 +92,7 @@ class Expulsions:
         self._looked_s = now_s
         while self._stalls and now_s - self._stalls[0][0] > self._config.silent_origin_grace_s:
             self._stalls.popleft()
-        if is_leader:
+        if self._leads():
             self._propose(now_s)
 
     def _propose(self, now_s: float) -> None:
@@ -70,10 +101,31 @@ class Expulsions:
             if origin is None or origin.expelled:
                 continue
             is_silent = self._silent_s(peer, now_s) > self._config.silent_origin_grace_s
-            is_dead = self._peers.dead_s(peer, now_s) > self._config.dead_origin_grace_s
-            if (is_silent or is_dead) and self._proposals.expel(peer, origin.incarnation):
+            is_gone = is_silent or self._is_dead(peer, now_s)
+            if is_gone and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
                 self._turns.ask()
+
+    def _is_undecided(self, peer: str, now_s: float) -> bool:
+        lost_s, origin = self._peers.lost_s(peer, now_s), self._state.origins.get(peer)
+        return lost_s is not None and lost_s < UNDECIDED_S and origin is not None and not origin.expelled
+
+    def _is_dead(self, peer: str, now_s: float) -> bool:
+        """Whether a peer's host has refused connections for long enough, and the other members confirm it."""
+        dead_s, members = self._peers.dead_s(peer, now_s), self._members
+        if dead_s is None or dead_s < self._config.dead_origin_grace_s:
+            return False
+        misses = {
+            other: peer in status.misses
+            for other in members.peers
+            if other not in (peer, *members.of_release_0_1)
+            and members.hears(other)
+            and (status := self._peers.status(other)) is not None
+        }
+        without = [members.name, *(other for other, does_miss in misses.items() if does_miss)]
+        if members.configurations.membership.is_majority(without):
+            return True
+        return all(misses.values()) and dead_s >= self._config.doubted_origin_grace_s
 
     def _silent_s(self, peer: str, now_s: float) -> float:
         """For how long this node has listened to a peer's silence."""

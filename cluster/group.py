@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cluster.applying import Confirmed, Expelled
 from cluster.assembly import Assembly, Hooks
@@ -204,6 +204,10 @@ class Group:
         """Why nothing is committed now, and who does not answer; None if a leader is known."""
         return self.statuses.why_undecided()
 
+    def undecided(self) -> Collection[str]:
+        """The other members that may have died a moment ago: the cluster gives them up soon, or they live."""
+        return self._expulsions.undecided()
+
     def _is_majority_alone(self) -> bool:
         return self.configurations.membership.is_majority([self.config.name])
 
@@ -231,7 +235,7 @@ class Group:
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
             self._shortage.look()
             self.stopping.leave_if_the_others_can_go_on()
-            self._expulsions.look(is_leader=self.engine.is_leader)
+            self._expulsions.look()
             if self.engine.is_leader:
                 self.leadership.leave_if_late(self._turns.beat_s)
                 self.leadership.leave_for_maintenance()
@@ -292,6 +296,7 @@ class Group:
         reign = Reign(engine.leader, engine.term)
         if self.leadership.begins(reign):
             self._proposals.clear()
+            self._expulsions.look()
         # Else they would know for up to a second that this node hears no leader.
         self._departures.transmit_to_all(self.own_status.now())
         self._turns.ask()  # submissions go to the new leader

@@ -35,8 +35,11 @@ class GroupConfig:
     """Whether the cluster goes over to the next version of the state by itself, once all members can run it."""
     group_id: int = 0
     timing: Timing = field(default_factory=Timing)
-    dead_origin_grace_s: float = 1.0
-    """A node whose process is known to be gone is expelled after this long: its consumers' messages return."""
+    dead_origin_grace_s: float = 0.1
+    """A node whose process is known to be gone is expelled after this long, if a majority has no link with it: its
+    consumers' messages return. A process that lives behind a broken proxy has dialled the other members by then."""
+    doubted_origin_grace_s: float = 1.0
+    """A node whose process only the leader knows to be gone is expelled after this long."""
     silent_origin_grace_s: float = 60.0
     """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
     clock_patience_s: float = PATIENCE_S

@@ -85,7 +85,10 @@ class Inbox:
         self._epochs.begins(peer)
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self._epochs.ends(peer, dead=dead)
+        if dead:
+            self._epochs.died(peer)
+        else:
+            self._epochs.ends(peer)
 
     def peer_drained(self, peer: str) -> None:
         self._epochs.has_room(peer)

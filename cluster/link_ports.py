@@ -24,8 +24,8 @@ class LinkEvents(Protocol):
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         """The epoch has ended. `dead`: the peer's host answered that no such process listens any more.
 
-        Called again with ``dead=True`` if that is learnt only after the connection was lost, and so for a peer that was
-        not there when this node started.
+        That is learnt after the connection was lost, so this is called again then with ``dead=True``, and so for a peer
+        that was not there when this node started.
         """
         ...
 

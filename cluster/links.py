@@ -25,6 +25,7 @@ import secrets
 import socket
 from collections import deque
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -82,6 +83,13 @@ _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
+# A peer is dead when its host has refused a connection, and accepted none that was tried so much later: a proxy that is
+# being restarted may refuse one. The address of a container that was killed may be gone by then.
+_REFUSES_FOR_S = 0.03
+
+_REDIAL_S = 0.02
+_REDIAL_MAX_S = 0.08
+
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
@@ -97,11 +105,30 @@ _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
 
 
+def redial_s(brief_times: int, patience_s: float) -> float:
+    """How long a node waits until it dials a peer that it has just lost, after so many brief links in a row.
+
+    Both sides dial soon, the one that dials first (without `patience_s`) a little sooner. So a process to which no
+    connection comes through shows that it lives before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
+    """
+    return min(_REDIAL_S * 2 ** min(brief_times + bool(patience_s), 8), _REDIAL_MAX_S)
+
+
 class PeerTls(NamedTuple):
     """Contexts for accepted and dialled connections; both should demand a certificate of the cluster's CA."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+
+class _HostAnswer(Enum):
+    """What comes of asking a host for a connection."""
+
+    ACCEPTED = auto()
+    REFUSED = auto()
+    """Nobody listens."""
+    NONE = auto()
+    """The host cannot be reached, or its name not be looked up."""
 
 
 class _Span(NamedTuple):
@@ -165,6 +192,8 @@ class PeerLinks:
         """Peers that were lost, or have not come since the start, and are not known to be dead."""
         self._awaited: set[str] = set()
         """Peers that have not connected since the start: they may be starting, too."""
+        self._refused_since_s: dict[str, float] = {}
+        """When each missing peer's host first refused a connection, since it last accepted one."""
         self._has_started = False
         self._seeds = tuple(seeds)
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
@@ -241,6 +270,7 @@ class PeerLinks:
                 task.cancel()
         self._missing.discard(peer)
         self._awaited.discard(peer)
+        self._refused_since_s.pop(peer, None)
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
@@ -347,6 +377,7 @@ class PeerLinks:
             self._report_lost(peer, dead=False)
         self._missing.discard(peer)
         self._awaited.discard(peer)
+        self._refused_since_s.pop(peer, None)
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
@@ -418,12 +449,15 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Report the peer as dead, because nobody listens at its address, unless that was reported already.
+        """Report the peer as dead if nobody has listened at its address for a while, unless that was reported already.
 
         That is no fault of this node and may last for days, so it is logged once and not as a warning.
         """
         self._told.pop(peer, None)
-        if peer in self._missing:
+        if peer not in self._missing:
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refused_since_s.setdefault(peer, now_s) >= _REFUSES_FOR_S:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
             log.info("%s: nobody listens at %s", found, self._known.addresses[peer])
@@ -439,15 +473,24 @@ class PeerLinks:
         """Find out whether a lost peer is dead, sooner than by dialling it."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
-            try:
-                async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    sock = await connect(self._names, *self._known.addresses[peer])
-            except ConnectionRefusedError:
+            answers = [await self._answer(address) for address in self._known.places(peer)]
+            if _HostAnswer.ACCEPTED in answers:
+                self._refused_since_s.pop(peer, None)
+            elif peer in self._refused_since_s or set(answers) == {_HostAnswer.REFUSED}:
                 self._refused(peer)
-                return
-            except OSError:
-                continue
-            sock.close()
+                if peer not in self._missing:
+                    return
+
+    async def _answer(self, address: Address) -> _HostAnswer:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                sock = await connect(self._names, *address)
+        except ConnectionRefusedError:
+            return _HostAnswer.REFUSED
+        except OSError:
+            return _HostAnswer.NONE
+        sock.close()
+        return _HostAnswer.ACCEPTED
 
     # The dialling side.
 
@@ -496,24 +539,29 @@ class PeerLinks:
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
-                pause_s = max(retry_s, patience_s)
+                pause_s = redial_s(self._brief.get(peer, 0), patience_s)
 
     async def _try_peer(self, peer: str) -> str:
+        is_refused = True
         for address in self._known.places(peer):
-            await self._try_place(peer, address)
+            is_refused &= await self._is_refused(peer, address)
             if peer in self._links:
-                break
+                return peer
+        if is_refused:
+            self._refused(peer)
         return peer
 
-    async def _try_place(self, peer: str, address: Address) -> None:
+    async def _is_refused(self, peer: str, address: Address) -> bool:
+        """Dial a peer there; True if nobody listens."""
         try:
             await self._dial(peer, address)
         except ConnectionRefusedError:
-            self._refused(peer)
+            return True
         except (OSError, HandshakeError) as error:
             if not self._may_be(peer, error):
                 reason = _reason(error)
                 self._tell(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
+        return False
 
     async def _try_seed(self, seed: Address) -> str:
         try:

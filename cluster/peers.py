@@ -59,6 +59,8 @@ class KnownPeer:
 
     heard_s: float
     """When anything from the peer last arrived; at first, when this node started."""
+    lost_since_s: float | None = None
+    """When the last link with the peer ended; None while there is a link, and before the first link."""
     dead_since_s: float | None = None
     """Since when the peer's host says that no such process listens; None if it does not say that."""
     directory: bytes | None = None
@@ -93,14 +95,21 @@ class Peers:
     # What happens
 
     def connected(self, peer: str, now_s: float) -> None:
-        self._peers[peer].heard_s = now_s
-        self._peers[peer].dead_since_s = None
+        known = self._peers[peer]
+        known.heard_s = now_s
+        known.lost_since_s = known.dead_since_s = None
 
     def heard(self, peer: str, now_s: float) -> None:
         self._peers[peer].heard_s = now_s
 
     def said(self, peer: str, status: Status) -> None:
         self._peers[peer].status = status
+
+    def lost(self, peer: str, now_s: float) -> None:
+        """Note that the link with the peer has ended; harmless if that was known."""
+        known = self._peers[peer]
+        if known.lost_since_s is None:
+            known.lost_since_s = now_s
 
     def died(self, peer: str, now_s: float) -> None:
         """Note that the peer's process is gone; harmless if that was known."""
@@ -117,10 +126,15 @@ class Peers:
         """Whether the peer has been silent for so long that it is not known what it does, link or not."""
         return self.silent_s(peer, now_s) >= SILENT_S
 
-    def dead_s(self, peer: str, now_s: float) -> float:
-        """For how many seconds the peer has been known to be dead; 0 if it is not."""
+    def lost_s(self, peer: str, now_s: float) -> float | None:
+        """For how many seconds there has been no link with the peer; None if there is a link, or never was."""
+        since_s = self._peers[peer].lost_since_s
+        return None if since_s is None else now_s - since_s
+
+    def dead_s(self, peer: str, now_s: float) -> float | None:
+        """For how many seconds the peer has been known to be dead; None if it is not."""
         since_s = self._peers[peer].dead_since_s
-        return 0.0 if since_s is None else now_s - since_s
+        return None if since_s is None else now_s - since_s
 
     def alarmed(self, alarm: Alarm) -> list[str]:
         """The names of the peers that say that they are low on this."""

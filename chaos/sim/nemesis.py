@@ -78,6 +78,8 @@ FAULTS = {
     "drain": 0.4,
     "revive": 0.4,
     "star": 1.0,
+    "broken proxy": 0.5,
+    "broken proxies": 0.5,
 }
 """The faults, with how common each is in a run where all happen."""
 
@@ -97,6 +99,8 @@ class Nemesis:
         self._random: Random = world.random("nemesis")
         self._operators = Operators(world, cluster, checks, self._random)
         self._stopped = False
+        self._broken_proxies = 0
+        """How many nodes are behind a proxy that refuses connections."""
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
         self._faults: dict[str, Callable[[], bool | None]] = {
@@ -130,6 +134,8 @@ class Nemesis:
             "drain": partial(self._maintain, Verb.DRAIN),
             "revive": partial(self._maintain, Verb.REVIVE),
             "star": self._star,
+            "broken proxy": partial(self._break_proxies, also_its_own=False),
+            "broken proxies": partial(self._break_proxies, also_its_own=True),
         }
 
     def start(self) -> None:
@@ -357,6 +363,31 @@ class Nemesis:
         """Two nodes lose each other, everybody else sees both."""
         a, b = self._pair()
         self._cut([(a, b), (b, a)])
+
+    def _break_proxies(self, *, also_its_own: bool) -> bool:
+        """End the links of a node that lives, and refuse new links to it; with `also_its_own`, also those it dials.
+
+        Without `also_its_own` the node can dial all other nodes: no second node has a broken proxy at that time.
+        """
+        if self._broken_proxies and not also_its_own:
+            return False
+        node = self._anyone()
+        peers = node.peers if self._random.random() < 0.7 else [self._random.choice(node.peers)]
+        refused = [(peer, node.name) for peer in peers]
+        if also_its_own:
+            refused += [(node.name, peer) for peer in peers]
+        for source, target in refused:
+            self._cluster.network.refuse(source, target)
+        for peer in peers:
+            self._cluster.network.reset(node.name, peer)
+        self._broken_proxies += 1
+        self._until(self._short_or_long_s(4.0), partial(self._mend_proxies, refused))
+        return True
+
+    def _mend_proxies(self, refused: Sequence[tuple[str, str]]) -> None:
+        self._broken_proxies -= 1
+        for source, target in refused:
+            self._cluster.network.admit(source, target)
 
     def _star(self) -> None:
         """Let one node see all others, and those only that one; then perhaps another one."""

@@ -28,6 +28,7 @@ from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers, Link
+from cluster.links import redial_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 GROUP = 0
 PROBES = 6
 """How often an end that lost its peer asks whether the process is still there."""
+REFUSES_FOR_S = 0.03
+"""A peer is dead when its host has refused connections for so long, as with the real links."""
+BRIEF_S = 1.0
+"""The other side did not want a connection that ends so soon."""
 PART_S = 0.1
 """A frame that takes longer arrives in parts, one after so much time each."""
 PART = b""
@@ -139,6 +144,7 @@ class LinkEpoch:
         """What each end has told of itself."""
         self.protocol = VERSIONS[-1]
         """The newest version that both ends speak."""
+        self.made_s = now_s
         self.heard_s = {dialler: now_s, acceptor: now_s}
         """When anything last arrived at each end."""
         self.welcomed = False
@@ -173,6 +179,10 @@ class SimulatedLinks:
         self.current: dict[str, LinkEpoch] = {}
         self.dialling: set[str | PeerAddress] = set()
         """Peers and seeds that are going to be dialled, or are being dialled."""
+        self.brief: dict[str, int] = {}
+        """How many brief connections there were in a row with each peer."""
+        self.refused_since_s: dict[str, float] = {}
+        """When the hosts of lost peers first refused a connection, since they last did anything else."""
         self.events: LinkEvents | None = None
         self.heard: Callable[[str, bytes], None] = _not_listened_to
         """Who is told of each frame, and of whom it is from, before `events`."""
@@ -227,6 +237,7 @@ class Network:
         self._lives = 0
         self._cuts: dict[tuple[str, str], int] = {}
         self._lag_s: dict[tuple[str, str], float] = {}
+        self._refusals: dict[tuple[str, str], int] = {}
         self._connections: list[LinkEpoch] = []
 
     # Processes
@@ -333,6 +344,13 @@ class Network:
     def lag(self, source: str, target: str, extra_s: float) -> None:
         """Let everything in this direction take longer from now on."""
         self._lag_s[source, target] = extra_s
+
+    def refuse(self, source: str, target: str) -> None:
+        """Let a proxy on the way refuse what `source` dials at `target`, though that may live, until `admit`."""
+        self._refusals[source, target] = self._refusals.get((source, target), 0) + 1
+
+    def admit(self, source: str, target: str) -> None:
+        self._refusals[source, target] -= 1
 
     def reachable(self, source: str, target: str) -> bool:
         """Whether bytes get through both ways."""
@@ -448,13 +466,15 @@ class Network:
 
     def _dial_soon(self, links: SimulatedLinks, whom: str | PeerAddress, *, again: bool = False) -> None:
         """Have a process dial a peer, or whoever listens at the address of a seed."""
-        if whom in links.dialling:
-            return
-        links.dialling.add(whom)
         delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
         if isinstance(whom, str) and not again:
             delay_s += links.known.patience_s(whom)
-        self._world.after(delay_s, partial(self._dial, links, whom))
+        self._dial_in(links, whom, delay_s)
+
+    def _dial_in(self, links: SimulatedLinks, whom: str | PeerAddress, delay_s: float) -> None:
+        if whom not in links.dialling:
+            links.dialling.add(whom)
+            self._world.after(delay_s, partial(self._dial, links, whom))
 
     def _dial(self, links: SimulatedLinks, whom: str | PeerAddress) -> None:
         links.dialling.discard(whom)
@@ -462,9 +482,11 @@ class Network:
             return
         place = self._reached(links, whom)
         is_named = isinstance(whom, str)
-        if place is not None and place.host is Host.REFUSING and is_named:
-            self._tell_dead(links, whom)
-        acceptor = self._links[place.name] if place is not None and place.host is Host.UP else None
+        if is_named:
+            self._note_answer(links, whom, place)
+        acceptor = None
+        if place is not None and place.host is Host.UP and not self._refuses(links, place):
+            acceptor = self._links[place.name]
         if (
             acceptor is not None
             and (
@@ -557,6 +579,7 @@ class Network:
         connection.welcomed = True
         connection.heard_s[links.name] = self._world.now_s
         links.current[peer] = connection
+        links.refused_since_s.pop(peer, None)
         self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
         if links.events is not None:
             links.events.peer_connected(peer)
@@ -592,7 +615,9 @@ class Network:
             links.events.peer_lost(peer, dead=False)
         if peer in links.known.addresses:
             self._probe(links, peer, PROBES)
-            self._dial_soon(links, peer)
+            is_brief = self._world.now_s - connection.made_s < BRIEF_S
+            times = links.brief[peer] = links.brief.get(peer, 0) + 1 if is_brief else 0
+            self._dial_in(links, peer, redial_s(times, links.known.patience_s(peer)))
 
     def _shut(self, connection: LinkEpoch, name: str) -> None:
         connection.ends[name] = End.CLOSED
@@ -600,18 +625,33 @@ class Network:
             self._connections.remove(connection)
 
     def _probe(self, links: SimulatedLinks, peer: str, attempts: int) -> None:
-        """Find out whether a lost peer is dead: a host that refuses says so."""
+        """Find out whether a lost peer is dead: a host that refuses again and again says so."""
 
         def ask() -> None:
             if not self._is_wanted(links, peer):
                 return
-            place = self._reached(links, peer)
-            if place is not None and place.host is Host.REFUSING:
-                self._tell_dead(links, peer)
-            elif attempts:
+            is_dead = self._note_answer(links, peer, self._reached(links, peer))
+            if attempts and not is_dead:
                 self._probe(links, peer, attempts - 1)
 
         self._world.after(self._delay_s() * 2, ask)
+
+    def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
+        """Note the answer to an attempt to connect. Returns whether the peer counts as dead now."""
+        is_refused = place is not None and self._refuses(links, place)
+        if not is_refused and place is not None and place.host is Host.UP:
+            links.refused_since_s.pop(peer, None)
+        if not is_refused and peer not in links.refused_since_s:
+            return False
+        now_s = self._world.now_s
+        is_dead = now_s - links.refused_since_s.setdefault(peer, now_s) >= REFUSES_FOR_S
+        if is_dead:
+            self._tell_dead(links, peer)
+        return is_dead
+
+    def _refuses(self, links: SimulatedLinks, place: Place) -> bool:
+        """Whether a process is told that nobody listens there, by the host or by a proxy before it."""
+        return place.host is Host.REFUSING or self._refusals.get((links.name, place.name), 0) > 0
 
     def _tell_dead(self, links: SimulatedLinks, peer: str) -> None:
         def tell() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.watched import TAG
@@ -49,6 +49,9 @@ class TaggedLog:
 
     def why_undecided(self) -> str | None:
         return self._group.why_undecided()
+
+    def undecided(self) -> Collection[str]:
+        return self._group.undecided()
 
 
 def _without_tags(entry: bytes) -> bytes:

@@ -17,6 +17,7 @@ import logging
 import socket
 import sys
 from fcntl import ioctl
+from functools import partial
 from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,6 +163,7 @@ class ClientConnection(asyncio.Protocol):
         "_unfinished_bytes",
         "_unused_s",
         "_unused_turns",
+        "_withholds",
         "_writes",
         "_writing_paused",
         "_written_bytes",
@@ -244,6 +246,8 @@ class ClientConnection(asyncio.Protocol):
         """Whether the client has asked to close the connection, and what it published before still has to wait."""
         self._last_words = ""
         """Why the connection will be closed at once, though it was opened; empty if it will not."""
+        self._withholds = False
+        """Whether all that is to be written waits until the end of the connection's claims is applied."""
         self._parting = False
         """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
@@ -351,7 +355,9 @@ class ClientConnection(asyncio.Protocol):
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
+        self._log_has_let_go()  # the transport closes in a moment, and writes no more
         self._end()
+        self._broker.connection_left(self)
         self._close_later()
         return False
 
@@ -400,9 +406,7 @@ class ClientConnection(asyncio.Protocol):
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
-                    channel = self._server.make_channel(self._broker, self, event.channel)
-                    self._channels[event.channel] = channel
-                    self._broker.session_opened(channel)
+                    self._open_channel(event.channel)
                 case _:
                     channel = self._channels.get(event.channel)
                     if channel is not None:
@@ -410,6 +414,16 @@ class ClientConnection(asyncio.Protocol):
                     elif isinstance(event, ChannelCloseRequested):
                         # Both sides have closed: nothing is left to be done before the answer.
                         self._amqp.channel_closed(event.channel)
+
+    def _open_channel(self, number: int) -> None:
+        channel = self._channels[number] = self._server.make_channel(self._broker, self, number)
+        if not self._broker.open_when_known(channel, partial(self._opened, channel)):
+            channel.core.wait()
+
+    def _opened(self, channel: Channel) -> None:
+        if not channel.closed:
+            self._broker.session_opened(channel)
+            channel.core.go_on()
 
     def _login(self, attempt: LoginAttempt) -> None:
         login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
@@ -532,7 +546,11 @@ class ClientConnection(asyncio.Protocol):
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, why, 10, 40))
             return
         self.vhost = vhost
-        self._broker.connect(self)
+        self._broker.connect_when_known(self, self._connect)
+
+    def _connect(self) -> None:
+        if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
+            self._broker.connect(self)
 
     def admitted(self) -> None:
         """The log has let the connection into its virtual host."""
@@ -576,6 +594,7 @@ class ClientConnection(asyncio.Protocol):
                 text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
                 self._server.complaints.about("stranger", text)
             self._end()
+            self._let_go()
             self._amqp.fail(error)
             self._unfinished_bytes = 0
             self._server.unfinished.left(self)  # else the close-ok might have to wait for others
@@ -651,11 +670,24 @@ class ClientConnection(asyncio.Protocol):
         if self._leaves and not is_busy:
             self._part()
 
+    def _let_go(self) -> None:
+        """End the connection's claims in the log, and write nothing more before that is applied.
+
+        The client may connect to another node as soon as it hears of the end, and must find its queues unlocked there.
+        """
+        self._flush()
+        self._withholds = self._broker.let_go(self, self._log_has_let_go)
+
+    def _log_has_let_go(self) -> None:
+        if self._withholds:
+            self._withholds = False
+            self._flush()
+
     def _part(self) -> None:
         """Answer the client's connection.close; nothing of the connection is left then but its socket."""
         self._end()
+        self._let_go()
         self._amqp.closed()
-        self._broker.connection_left(self)
         self._flush()
         self._parting = True
         self._stop_timers()
@@ -803,6 +835,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_asked = False
+        if self._withholds:
+            return
         large = self._out_bytes >= UNJOINED_BYTES and self._amqp.large_buffers(UNJOINED_BYTES)
         data = b"" if large else self._amqp.data_to_send()
         self._out_bytes = 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import commands as c
 from qq.machine.access import User
+from qq.machine.claims import Claims
 from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
 from qq.machine.consuming import Taking
@@ -78,6 +79,8 @@ class QueueMachine:
         self._publishing = publishing
         self.costs = Costs(core)
         """What commands will cost, for those who gather them. `adopt` makes a new one."""
+        self.claims = Claims(core)
+        """The claims of nodes that may be dead. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.StoreFragment: publishing.store_fragment,

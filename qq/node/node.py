@@ -52,7 +52,7 @@ from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.node.shown import ShownNode
-from qq.sessions.broker import Broker
+from qq.sessions.broker import LET_GO_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.connecting import READ_AHEAD_BYTES
@@ -388,6 +388,8 @@ async def _leave(name: str, group: Group, broker: Broker, failure: Failure, read
         await _until(lambda: group.leader not in (name, None) or group.members.is_alone, LEADER_HANDOVER_S)
     for connection in list(broker.connections.values()):
         connection.shut_down(SHUTDOWN)
+    # The claims of the clients end first (`Broker.let_go`): else other nodes would refuse them to the same clients.
+    await _until(lambda: failure.has_come or not broker.submissions.pending_bytes, LET_GO_S)
     await asyncio.sleep(0)
     # This node's disk should have all that the node has applied, unless that disk has failed.
     await _until(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.applying import Confirmed, Expelled
 from qq.machine import commands
+from qq.machine.codec import check_command
 from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
@@ -25,9 +26,10 @@ from qq.sessions.mover import Mover
 from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
+from qq.sessions.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cluster.ports import Disk, Runtime
     from qq.config import NodeLimits
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LET_GO_S = 2.0
+"""How long a client waits for close-ok, or for connection.close, at most until the end of its connection is applied."""
 _IMPERSONATOR = "impersonator"
 
 
@@ -68,6 +72,7 @@ class Broker:
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
+        self._verdicts = Verdicts(name, machine, group.undecided, runtime)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._mover = Mover(machine, self.submissions, self.entries, runtime, lambda: self.alarm is not None)
         self._shovels = Shovels(machine, self.submissions, runtime)
@@ -131,11 +136,33 @@ class Broker:
             connection.in_log = False
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
+    def let_go(self, connection: Connection, gone: Callable[[], None]) -> bool:
+        """Tell the log that a connection is gone, and call `gone` when its claims have ended, or after LET_GO_S.
+
+        Returns False, and never calls `gone`, if the connection has no claims or there is no leader.
+        """
+        was_in_log = connection.in_log
+        self.connection_left(connection)
+        if not was_in_log or self.why_undecided() is not None:
+            return False
+        timer = self.runtime.call_later(LET_GO_S, gone)
+
+        def applied() -> None:
+            timer.cancel()
+            gone()
+
+        self.submissions.read_barrier(applied, connection.lane)
+        return True
+
     def connect(self, connection: Connection) -> None:
         """Ask the log to let a connection into its virtual host. Raises InvalidCommand if the log cannot."""
         connection.lane.tenant = self.submissions.tenant(connection.vhost)
         self.submissions.add(self.connection_command(connection), connection.lane)
         connection.in_log = True
+
+    def connect_when_known(self, connection: Connection, connect: Callable[[], None]) -> None:
+        """Call `connect`, as soon as no claim of a dead node takes the connection's place within a limit."""
+        self._verdicts.when_known(self.connection_command(connection), connection.vhost, connect)
 
     def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
         """The command that lets a connection in; that for users of tokens is not known to release 0.1."""
@@ -148,6 +175,30 @@ class Broker:
         self.counters.channels_opened += 1
         connection = session.connection
         self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
+
+    def open_when_known(self, session: Session, open_session: Callable[[], None]) -> bool:
+        """Call `open_session`, as soon as no claim of a dead node takes its place; True if that is at once."""
+        connection = session.connection
+        command = commands.OpenChannel(session.session, connection.id)
+        return self._verdicts.when_known(command, connection.vhost, open_session)
+
+    def ask_when_known(
+        self, command: commands.Command, connection: Connection, is_over: Callable[[], bool]
+    ) -> None:
+        """Submit a command, unless `is_over` by then, as soon as no claim of a dead node bars it.
+
+        Raises InvalidCommand at once if the log cannot hold the command.
+        """
+        if not self._verdicts.are_awaited(command, connection.vhost):
+            self.submissions.add(command, connection.lane)
+            return
+        check_command(command, self.machine.version)
+
+        def submit() -> None:
+            if not is_over():
+                self.submissions.add(command, connection.lane)
+
+        self._verdicts.when_known(command, connection.vhost, submit)
 
     def session(self, number: int) -> Session | None:
         """The session of this node that the log knows under this number."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from qq.sessions.batch import Payer, Unconfirmed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cluster.ports import Buffer
     from qq.machine.effects import (
@@ -83,6 +83,10 @@ class Log(MessageStore, Protocol):
 
     def why_undecided(self) -> str | None:
         """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        ...
+
+    def undecided(self) -> Collection[str]:
+        """The other nodes that may have died a moment ago: the cluster gives them up soon, or they live."""
         ...
 
 

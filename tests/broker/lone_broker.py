@@ -73,6 +73,9 @@ class LoneGroup:
     def why_undecided(self) -> str | None:
         return "no majority: n2, n3 do not answer" if self.holding else None
 
+    def undecided(self) -> list[str]:
+        return []
+
     def start(self, broker: Broker) -> None:
         self._broker = broker
 

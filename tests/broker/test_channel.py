@@ -118,6 +118,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         machine=machine,
         new_id=lambda: next(numbers),
         submissions=log,
+        ask_when_known=lambda command, *_: log.add(command),
         counters=Counters(),
         entries=Stored(),
         session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import random
@@ -561,6 +562,114 @@ def test_a_frozen_peer_that_is_killed_later_is_found_dead_then(
             assert node.recorder.events()[-1] == ("lost", "n1", False)
             listener.close()
             await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True), timeout_s=2)
+
+    run(story())
+
+
+def test_a_host_that_refuses_for_a_moment_is_not_dead(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "_PROBE_DELAYS_S", (0.0,))
+    monkeypatch.setattr(links_module, "_PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(links_module, "_REFUSES_FOR_S", 0.4)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        async with started({"n2": node}):
+            listener = socket.create_server(address(nodes["n1"]))
+            dialler = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            listener.close()
+            dialler.writer.close()
+            await until(lambda: "n1" in node.links._refused_since_s)
+            with socket.create_server(address(nodes["n1"])):
+                await until(lambda: "n1" not in node.links._refused_since_s)
+            began_s = time.monotonic()
+            assert node.recorder.events()[-1] == ("lost", "n1", False)
+            await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True), timeout_s=5)
+            assert time.monotonic() - began_s >= 0.4
+
+    run(story())
+
+
+@pytest.mark.parametrize("is_refused_first", [True, False])
+def test_a_host_that_is_gone_is_dead_if_it_refused_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, is_refused_first: bool
+) -> None:
+    """So it is with a container that was killed: its address is taken away a moment later."""
+    attempts: list[str] = []
+
+    async def connect(_names: HostNames, host: str, _port: int) -> socket.socket:
+        attempts.append(host)
+        if is_refused_first and len(attempts) == 1:
+            raise ConnectionRefusedError
+        raise OSError(errno.EHOSTUNREACH, "no route")
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        async with started({"n2": node}):
+            dialler = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            monkeypatch.setattr(links_module, "connect", connect)
+            dialler.writer.close()
+            if is_refused_first:
+                await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True))
+            else:
+                await until(lambda: len(attempts) >= 6)
+                assert node.recorder.events()[-1] == ("lost", "n1", False)
+
+    run(story())
+
+
+class Proxy:
+    """Stands before a node, and can break."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def listen(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", port)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other_writer = await asyncio.open_connection(*self._target)
+        self._writers += [writer, other_writer]
+        with suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, other_writer), self._pump(other_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    def break_down(self) -> None:
+        """Refuse connections, and reset those that there are."""
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hidden", "other"), [("n1", "n2"), ("n2", "n1")])
+def test_a_peer_behind_a_broken_proxy_shows_that_it_lives(
+    run: Run, monkeypatch: pytest.MonkeyPatch, hidden: str, other: str
+) -> None:
+    monkeypatch.setattr(links_module, "_BRIEF_S", 0.0)  # the links are old enough not to be unwanted
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        proxy, [port] = Proxy(address(nodes[hidden])), free_ports(1)
+        await proxy.listen(port)
+        nodes[other].configure(members({other: address(nodes[other]), hidden: ("127.0.0.1", port)}))
+        async with started(nodes):
+            await until(lambda: meshed(nodes[hidden], nodes) and meshed(nodes[other], nodes))
+            await asyncio.sleep(
+                known_members._PATIENCE_S + 0.1
+            )  # the side that does not dial first was waiting
+            proxy.break_down()
+            nodes[other].cut(hidden)  # also if the hidden one has dialled
+            await until(lambda: ("lost", hidden, False) in nodes[other].recorder.events())
+            await until(lambda: meshed(nodes[other], nodes), timeout_s=1)
 
     run(story())
 

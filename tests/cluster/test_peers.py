@@ -45,13 +45,22 @@ def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Pe
 
 
 def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_learnt(peers: Peers) -> None:
-    assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, 0.0)
+    assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, None)
     peers.heard("b", 11.0)
     peers.died("b", 12.0)
     peers.died("b", 13.0)
     assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
     peers.connected("b", 15.0)
-    assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, 0.0)
+    assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, None)
+
+
+def test_a_link_is_lost_since_its_end_until_there_is_another(peers: Peers) -> None:
+    assert peers.lost_s("b", 12.0) is None
+    peers.lost("b", 12.0)
+    peers.lost("b", 13.0)
+    assert peers.lost_s("b", 14.0) == 2.0
+    peers.connected("b", 15.0)
+    assert peers.lost_s("b", 16.0) is None
 
 
 def test_what_a_directory_has_said_is_not_known_of_another_one_under_its_name(peers: Peers) -> None:

@@ -237,6 +237,9 @@ class _Group:
     def why_undecided(self) -> str | None:
         return None if self.leader else "no majority: n2, n3 do not answer"
 
+    def undecided(self) -> list[str]:
+        return []
+
     def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)

@@ -1086,7 +1086,7 @@ HAZARDS = [
         20,
         "both lead",
         ("cluster.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
-        shown_by=61,
+        shown_by=75,
     ),
     Hazard(
         Parts(group=StaysThoughRemoved),

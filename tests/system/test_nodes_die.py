@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(90)]
 PAUSE_MAX_S = 5.0
 """Measured: 0.1 to 0.3 s on an idle machine. The bound is for one that is busy with other tests."""
 GONE_MAX_S = 20.0
-"""The others wait a second for a node whose process is gone; the bound is for a busy machine."""
+"""The others wait 0.2 s for a node whose process is gone; the bound is for a busy machine."""
 NOT_FOUND, LOCKED = 404, 405
 
 

@@ -130,6 +130,10 @@ class ChannelCore:
         self._held.appendleft(event)
         self._waits = True
 
+    def wait(self) -> None:
+        """Hold all events back until `go_on`."""
+        self._waits = True
+
     def go_on(self) -> None:
         """Carry out what was kept."""
         self._waits = False
@@ -206,7 +210,10 @@ class ChannelCore:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
         self.expect(answered)
-        self.broker.submissions.add(command, self.connection.lane)
+        self.broker.ask_when_known(command, self.connection, self._is_over)
+
+    def _is_over(self) -> bool:
+        return self.closed
 
     def send(self, frame: Frame) -> None:
         self.outgoing.send(encode(self.number, frame))

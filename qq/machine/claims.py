@@ -1,0 +1,133 @@
+"""Claims: queues, consumers and places within limits that clients of a node hold, and that bar other clients.
+
+Lives here: whether a claim of a node that may be dead bars a command. Not here: how the cluster gives a node up
+(cluster/expulsions.py), how its claims end (core.py), how long a command waits (qq/sessions/verdicts.py).
+
+Law: this module reads the state and never changes it; entries do the same with and without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine.commands import (
+    BindQueue,
+    Checkout,
+    Connect,
+    ConnectVouched,
+    DeclareQueue,
+    DeleteQueue,
+    Get,
+    GetMessages,
+    OpenChannel,
+    PurgeQueue,
+    UnbindQueue,
+)
+from qq.machine.declaring import stripped
+from qq.machine.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from qq.machine.commands import Command
+    from qq.machine.core import Core
+    from qq.machine.queue import Queue
+    from qq.machine.vhost import VirtualHost
+
+
+class Claims:
+    """The claims of all nodes."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def is_any_leaving(self) -> bool:
+        """Whether claims of a node that was given up are still ending: very many claims end in portions."""
+        return bool(self._core.lost or self._core.abandoned)
+
+    def bar(self, origin: str, vhost_name: str, command: Command, nodes: Container[str]) -> bool:
+        """Whether a claim of these nodes, or of a node that was given up, bars a command.
+
+        Node `origin` is about to submit the command for a client in this virtual host.
+        """
+        vhost = self._core.catalog.vhosts.get(vhost_name)
+        if vhost is None:
+            return False
+        match command:
+            case Connect() | ConnectVouched():
+                return self._bar_connection(vhost, command.user, nodes)
+            case OpenChannel():
+                connection = self._core.catalog.connections.get((origin, command.connection))
+                return connection is not None and self._bar_channel(connection.user, nodes)
+            case DeclareQueue() | DeleteQueue() | PurgeQueue():
+                name = command.name
+            case BindQueue() | UnbindQueue() | Checkout() | Get() | GetMessages():
+                name = command.queue
+            case _:
+                return False
+        session = self._core.sessions.get((origin, command.session))
+        name = stripped(name) or (session.queue if session is not None else "")
+        queue = vhost.queues.get(name)
+        if queue is not None:
+            return self._bar_queue(queue, command, nodes)
+        return isinstance(command, DeclareQueue) and not command.passive and self._bar_new_queue(vhost, nodes)
+
+    def _is_going(self, node: str, nodes: Container[str]) -> bool:
+        return node in nodes or node in self._core.lost
+
+    def _bar_connection(self, vhost: VirtualHost, user: str, nodes: Container[str]) -> bool:
+        catalog = self._core.catalog
+        limit = limit_of(vhost.limits, MAX_CONNECTIONS)
+        vhost_is_full = limit is not None and vhost.connections >= limit
+        limit = limit_of(catalog.access.limits.get(user, {}), MAX_CONNECTIONS)
+        user_is_full = limit is not None and catalog.connections_of(user) >= limit
+        return (vhost_is_full or user_is_full) and any(
+            connection.node in nodes
+            and ((vhost_is_full and connection.vhost is vhost) or (user_is_full and connection.user == user))
+            for connection in catalog.connections.values()
+        )
+
+    def _bar_channel(self, user: str, nodes: Container[str]) -> bool:
+        catalog = self._core.catalog
+        limit = limit_of(catalog.access.limits.get(user, {}), MAX_CHANNELS)
+        if limit is None or catalog.channels_of(user) < limit:
+            return False
+        return any(
+            session.user == user and self._is_going(node, nodes)
+            for (node, _), session in self._core.sessions.items()
+        )
+
+    def _bar_queue(self, queue: Queue, command: Command, nodes: Container[str]) -> bool:
+        if queue.owner is not None:
+            return self._is_going(queue.owner[0], nodes)
+        match command:
+            case DeclareQueue(passive=False):
+                # The queue might go right after its declaration, or has other arguments.
+                return self._goes_with(queue, nodes)
+            case Checkout(exclusive=is_exclusive):
+                minds_others = is_exclusive or queue.exclusively_consumed
+            case DeleteQueue(if_unused=minds_others):
+                pass
+            case _:
+                return False
+        return minds_others and any(
+            holder.live and self._is_going(holder.node, nodes) for holder in queue.holders
+        )
+
+    def _bar_new_queue(self, vhost: VirtualHost, nodes: Container[str]) -> bool:
+        limit = limit_of(vhost.limits, MAX_QUEUES)
+        if limit is None or len(vhost.queues) < limit:
+            return False
+        # Abandoned queues, and auto-delete queues whose consumers go, make room, too.
+        return any(
+            queue in self._core.abandoned or self._goes_with(queue, nodes) for queue in vhost.queues.values()
+        )
+
+    def _goes_with(self, queue: Queue, nodes: Container[str]) -> bool:
+        if queue.owner is not None:
+            return self._is_going(queue.owner[0], nodes)
+        holders = [holder for holder in queue.holders if holder.live]
+        return (
+            queue.auto_delete and bool(holders) and all(self._is_going(each.node, nodes) for each in holders)
+        )
