@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
 
 NOT_ALLOWED = 530
-UNSEEN_MS = 1_500
+UNSEEN_MS = 1_000
 """How much of a time without a majority may count as idle time of a queue: until a leader is silent for unusually long,
 and what was under way before and is applied behind it."""
 LOOKED_AT_EVERY = 16
@@ -267,6 +267,8 @@ class QueueOracle:
                 self._move_messages(machine, command)
             elif isinstance(command, StoreFragment):
                 next(slots)
+            elif isinstance(command, DeclareQueue):
+                self._declared(machine, origin, command, outcomes)
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[told:])
@@ -372,6 +374,14 @@ class QueueOracle:
         model.used_ms = self._available_ms
         is_known = self._majority_s is not None and self._counts_outages
         model.used_s = self._majority_s() if is_known else -math.inf
+
+    def _declared(
+        self, machine: QueueMachine, origin: str, command: DeclareQueue, outcomes: Outcomes
+    ) -> None:
+        session, result = machine.sessions.get((origin, command.session)), outcomes.results.get(command.session)
+        is_here = session is not None and session.vhost is machine.vhosts[DEFAULT_VHOST]
+        if is_here and isinstance(result, QueueDeclared) and result.name in self._queues:
+            self._use(self._queues[result.name])
 
     def _check_unused(self, model: QueueModel) -> None:
         """Check that clients could have used a queue that has expired, and did not."""
@@ -753,10 +763,6 @@ class QueueOracle:
 
     def _command(self, origin: str, command: Command, outcomes: Outcomes) -> None:
         match command:
-            case DeclareQueue():
-                declared = outcomes.results.get(command.session)
-                if isinstance(declared, QueueDeclared) and declared.name in self._queues:
-                    self._use(self._queues[declared.name])
             case Checkout():
                 if isinstance(outcomes.results.get(command.session), Consuming):
                     self._begin(origin, command, command.credit)
