@@ -71,8 +71,8 @@ class Applying:
     def configuration(self, payload: bytes) -> Outcome:
         """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
 
-        It cannot declare an outage, and may be the first one of a reign. So all the time since the entry before counts
-        as one: that this is too much does no harm.
+        It cannot declare an outage, and may be the first entry of a reign. So all the time since the entry before
+        counts as an outage: too much of it does no harm.
 
         The version that it tells is that of the entries behind it. Raises OtherVersion, also if the entries before the
         first configuration were of a version that this program cannot run.

@@ -35,7 +35,7 @@ OFF_MS = 5_000
 OFF_NO_MORE_MS = OFF_MS / 2
 """A wall clock that was off is right again when it differs by less than this."""
 LEAP_MS = 500.0
-"""Time that is put forward by more than this has leapt: while the monotonic clocks stood still, nobody was served."""
+"""Time that is put forward by more than this has leapt: the monotonic clocks, and the processes, stood still."""
 SLOWER = 0.99
 """The pace at which time goes on while it is ahead of the clocks: an hour is made up for in four days."""
 WALL_MAX_MS = 2**43

@@ -793,9 +793,9 @@ class Engine(Stock):
         return self.leader is not None and self._elections.has_heard_leader(self._awake_s())
 
     def served_s(self) -> float | None:
-        """When this member last heard a leader, or as the leader a majority, on the monotonic clock; None if it has none.
+        """When this member last heard a leader, or as the leader a majority, on the monotonic clock.
 
-        A leader that was stalled counts as one that has just heard what it had heard before.
+        It is None while this member knows no leader. For a leader, its own stalls count as if they had not been.
         """
         if self.is_leader:
             return self._runtime.monotonic() - self._tracker.silent_s(self._awake_s())

@@ -1,22 +1,22 @@
-"""Time in which the group could serve no client, as its leader declares it in the log.
+"""Outages: time in which the group could serve no client, as the leader declares it in the log.
 
-While there is no majority, while every process is paused, while a disk holds up each commit, no client can act. What
-waits for an act of a client must not count that time. So a leader says with an entry how much of the time since the
-entry before was outage:
+While there is no majority, while all processes are paused, while disks hold up each commit, clients cannot act. A timer
+that waits for an act of a client must not count that time. So the leader says with an entry how much of the time since
+the entry before was outage:
 
-- The first entry of a reign declares what this node has seen since it last heard a leader, and `MARGIN` of it more: a
-  leader without a majority goes on for so long. A process that has heard no leader yet declares all of the time.
-- In its reign, a leader declares each time in which it had no majority, committed nothing of what it had proposed, or
-  was paused, if that was longer than `GAP_S`, and each leap of the cluster's time: the wall clocks have gone on
-  while the monotonic ones stood still. It does so at once, with an entry of its own if there is none.
+- The first entry of a reign declares the time since this node last heard a leader, and a margin: a leader that has lost
+  its majority goes on for a while. A process that has never heard a leader declares the whole time.
+- Within its reign, a leader declares each time in which it had no majority, could not commit its proposals, or was
+  paused, if that was longer than `GAP_S`. It also declares each leap of the cluster's time: wall clocks have gone on
+  while the monotonic clocks stood still. It does so at once, with a tick entry if clients submit nothing.
 
 Each node keeps this account along, because it may be the next leader.
 
-Lives here: what was seen of outages, and when an entry has to declare them. Not here: what an entry does with it
+Lives here: the outages that a node has seen, and when an entry has to declare them. Not here: how an entry is applied
 (applying.py), which timers go by it (the machine), when a majority was heard (engine.py).
 
 Law: in doubt it was an outage. Too much of it does no harm: a declaration never counts for more than the time since the
-entry before. What a node has seen it forgets only when a later entry, made after it, is applied.
+entry before. A node forgets an outage when an entry is applied that was made after the outage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cluster.timing import Timing
 
 GAP_S = LEAP_MS / 1000
-"""A shorter time between two signs that a leader has a majority is no outage: processes and networks stumble."""
+"""A shorter silence of a leader or of its majority is no outage: processes and networks stumble."""
 ALL_MS = 2**62
 """Longer than any time between two entries."""
 
@@ -64,7 +64,7 @@ class Outages:
     ) -> None:
         """Entries declare outages since that version of the state."""
         self.gap: Gap | None = None
-        """The outages that are to be declared, but for one that may be going on; None if there was none."""
+        """The outages that have ended and are to be declared, if there are any."""
         self._name = name
         self._since_version = since_version
         self._engine = engine
@@ -73,7 +73,7 @@ class Outages:
         self._runtime = runtime
         self._margin_s = timing.election_min_s + GAP_S
         self._served_s: float | None = None
-        """When the group was last seen to serve, on the monotonic clock; None if it never was in this life."""
+        """When this process last saw the group serve, on the monotonic clock; None if it never has."""
         self._commit_index = engine.commit_index
         self._leapt_ms = clock.leapt_ms
         self._declared_term = 0
@@ -85,7 +85,7 @@ class Outages:
         engine = self._engine
         commit_index, self._commit_index = self._commit_index, engine.commit_index
         if engine.commit_index == commit_index < engine.journal.last_index:
-            return  # nothing of what was proposed is committed
+            return  # the proposals of the leader cannot be committed
         served_s = engine.served_s()
         if served_s is None:
             return
@@ -99,17 +99,17 @@ class Outages:
                 self._note(int(silent_s * 1000))
 
     def applied(self, index: int, time_ms: int) -> None:
-        """Note that an entry is applied: it has declared what was before it, as far as its leader found it to be one."""
+        """Note that an entry is applied, whose leader has declared the outages before it."""
         if self.gap is not None and index > self.gap.index and time_ms >= self.gap.end_ms:
             self.gap = None
 
     @property
     def is_over(self) -> bool:
-        """Whether this leader has an outage to declare that is over, or has declared none in its reign."""
+        """Whether this leader has an outage to declare that has ended, or is to declare the first one of its reign."""
         return self._is_counted and (self.gap is not None or self._is_new)
 
     def declaration(self, now_s: float) -> SubmittedBatch | None:
-        """The batch with which the next entry of this leader has to begin; None if there was no outage."""
+        """The batch with which the next entry of this leader must begin; None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
             self._look_at_clock()
         served_s = self._served_s
@@ -141,7 +141,7 @@ class Outages:
             self._note(int(leapt_ms) + 1)
 
     def _note(self, length_ms: int) -> None:
-        """Add an outage that has just ended to those that are to be declared."""
+        """Remember an outage that has just ended until it is declared."""
         if self.gap is not None:
             length_ms += self.gap.length_ms
         time_ms = self._clock.time_ms(self._runtime.monotonic())

@@ -619,7 +619,7 @@ class Checks:
             self.fail(f"{node.name} campaigns though cut off from the majority since {since_s:.3f} s")
 
     def majority_s(self) -> float:
-        """For how long there was a majority of nodes that ran and reached each other: else no client could do anything."""
+        """For how long a majority of the nodes has run and reached each other, so that clients could act."""
         since_s = self._majority_since_s
         return self._majority_s + (0.0 if since_s is None else self._world.now_s - since_s)
 

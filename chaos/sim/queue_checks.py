@@ -92,8 +92,8 @@ if TYPE_CHECKING:
 
 NOT_ALLOWED = 530
 UNSEEN_MS = 1_000
-"""How much of a time without a majority may count as idle time of a queue: until a leader is silent for unusually long,
-and what was under way before and is applied behind it."""
+"""How much of a time without a majority may count as idle time of a queue: a short silence is no outage, and an entry
+may be applied later than it was made."""
 LOOKED_AT_EVERY = 16
 """Once in this many entries all places are compared, not only how many messages there are."""
 
@@ -372,13 +372,17 @@ class QueueOracle:
     def _use(self, model: QueueModel) -> None:
         """Note that a client uses a queue."""
         model.used_ms = self._available_ms
-        is_known = self._majority_s is not None and self._counts_outages
-        model.used_s = self._majority_s() if is_known else -math.inf
+        model.used_s = -math.inf
+        if self._majority_s is not None and self._counts_outages:
+            model.used_s = self._majority_s()
 
     def _declared(
         self, machine: QueueMachine, origin: str, command: DeclareQueue, outcomes: Outcomes
     ) -> None:
-        session, result = machine.sessions.get((origin, command.session)), outcomes.results.get(command.session)
+        session, result = (
+            machine.sessions.get((origin, command.session)),
+            outcomes.results.get(command.session),
+        )
         is_here = session is not None and session.vhost is machine.vhosts[DEFAULT_VHOST]
         if is_here and isinstance(result, QueueDeclared) and result.name in self._queues:
             self._use(self._queues[result.name])
@@ -391,7 +395,9 @@ class QueueOracle:
         if self._majority_s is not None:
             could_ms = 1000 * (self._majority_s() - model.used_s)
             if could_ms < expires_ms - UNSEEN_MS:
-                self._fail(f"{model.name} is gone, and there was a majority for {could_ms:.0f} of {expires_ms} ms")
+                self._fail(
+                    f"{model.name} is gone, and there was a majority for {could_ms:.0f} of {expires_ms} ms"
+                )
         self.fates["queues expired"] += 1
 
     def _forget(self, model: QueueModel) -> None:
@@ -940,7 +946,7 @@ class QueueOracle:
                 self._fail(f"{key} and {other_key} are both active at {holder.model.name}")
 
     def _give(self, holder: Holder, key: Consumer, range_: Range, history: History | None) -> None:
-        model, now_ms = holder.model, self._now_ms
+        model = holder.model
         deaths = deaths_of(history)
         for slot in range(range_.slot, range_.slot + range_.count):
             name = (range_.index, slot, deaths)

@@ -180,7 +180,7 @@ class Core:
         self.index = 0
         self.time_ms = 0
         self.outage_ms = 0
-        """How much of the cluster's time was outage: the cluster could serve no client. It is 0 before version 9."""
+        """How much of the cluster's time was outage, in which clients could not act. It is 0 before version 9."""
         self.next_slot = 0
         """The slot of the first message of the batch that no command has published yet."""
         self.sizes = array("I")
@@ -203,7 +203,7 @@ class Core:
 
     @property
     def available_ms(self) -> int:
-        """The available time: the cluster's, without the outages. What waits for an act of a client goes by it."""
+        """The available time: the cluster's time without outages. Timers that wait for an act of a client go by it."""
         return self.time_ms - self.outage_ms
 
     def take_apart(self, remains: Remains) -> None:
@@ -650,7 +650,7 @@ class Core:
         """Review a part of a virtual host. Where settings change, limits are enforced and timers set anew."""
         for queue, before in vhost.review(REVIEW_STEPS_MAX):
             if self.version >= 9 and queue.settings.expires_ms != before.expires_ms:
-                queue.use(self.available_ms)  # what was idle before cannot have been meant
+                queue.use(self.available_ms)  # the policy cannot have meant the time before it
             self.touch(queue)
             for consumer in queue.holders:
                 self.consumer_timers.set(consumer, None)
@@ -731,7 +731,7 @@ class Core:
         return due_ms
 
     def _is_abandoned(self, queue: Queue) -> bool:
-        """Whether the queue is to go because it is unused (x-expires); first, what has died goes where it is to go."""
+        """Whether the queue is to go because it is unused (x-expires), and its dead messages are elsewhere."""
         abandoned_ms = queue.abandoned_ms()
         if abandoned_ms is None or abandoned_ms > self.available_ms:
             return False

@@ -182,7 +182,7 @@ class QueueMachine:
         return self._core.take_effects()
 
     def outage(self, length_ms: int) -> None:
-        """Count so much of the time up to the entry that begins as outage; before version 9 nothing is told of it."""
+        """Count so much of the time before the entry that begins as outage; before version 9 it counts as any time."""
         if self._core.version >= self.outages_since:
             self._core.outage_ms += length_ms
 
@@ -199,7 +199,7 @@ class QueueMachine:
         core = self._core
         before, core.version = core.version, version
         if before < 9 <= version:
-            core.restore_timers()  # that of abandoned queues is another one
+            core.restore_timers()  # unused queues have timers of their own from now on
 
     def due_ms(self) -> int | None:
         """The time at which an entry will do something although nobody asks for anything; None for never."""
@@ -284,7 +284,7 @@ class QueueMachine:
 
     @property
     def outage_ms(self) -> int:
-        """How much of the cluster's time was outage. What a consumer or a queue waits for goes by the time without."""
+        """How much of the cluster's time was outage. Queues expire, and consumers time out, by the time without it."""
         return self._core.outage_ms
 
     @property

@@ -143,7 +143,7 @@ class Queue:
     unacked_size: int = 0
     consumers: int = 0
     used_ms: int = 0
-    """The available time (`Core.available_ms`) at which it was last declared, asked for a message, or had a consumer."""
+    """The available time at which it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
     rotation: Rotation[Consumer] = field(default_factory=Rotation)
@@ -371,9 +371,9 @@ class Queue:
     ) -> tuple[list[Served], int]:
         """Release what is due, drop what is expired or too much, give consumers what is theirs: about `most` ranges.
 
-        Consumers have from `available_ms` on to settle what they are given; those of nodes that are `lost` are given
-        nothing. Returns what the others are given, and how many ranges have gone elsewhere: a few may, even if `most`
-        is 0.
+        The time of consumers to settle their messages begins at `available_ms`. Consumers of nodes that are `lost` are
+        given nothing. Returns what the others are given, and how many ranges have gone elsewhere: a few may, even if
+        `most` is 0.
         """
         self._frozen = None
         self.revision += 1
@@ -427,7 +427,7 @@ class Queue:
         return due_ms
 
     def abandoned_ms(self) -> int | None:
-        """The available time from which on the queue is unused for as long as it is to be kept (x-expires).
+        """The available time at which the queue has been unused for as long as it is to be kept (x-expires).
 
         None while a consumer uses it, and for queues that are kept for ever.
         """
@@ -436,7 +436,7 @@ class Queue:
 
     @property
     def has_dead(self) -> bool:
-        """Whether messages are on their way to the dead-letter exchange, or what consumers gave back may get there."""
+        """Whether messages are on their way to the dead-letter exchange, or consumers have just given some back."""
         return bool(self.dying or self.leaving or self.returning)
 
     def loses_dead(self, now_ms: int) -> bool:
@@ -809,7 +809,7 @@ class Queue:
     def get(self, consumer: Consumer, count: int, available_ms: int) -> list[Range]:
         """Check out the first `count` messages, which have to be there, to a consumer that wants no more.
 
-        The consumer has from `available_ms` on to settle them.
+        The time of the consumer to settle them begins at `available_ms`.
         If the consumer is `no_ack` it does not hold the messages, and the caller has to call `forget`.
         """
         ranges = self._take(count, count)

@@ -1,26 +1,29 @@
-"""Entries tell how much of the time clients could not act: as much as it was, or a little more."""
+"""Leaders declare the outages that happened, or a little more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_group_timers import Alarms, Member, Trio, _nothing
 
-from cluster.entry import KIND_OUTAGE, batches_of, entry_time_ms, is_regular, make_batch, make_entry
-from cluster.outages import ALL_MS, GAP_S
-from cluster.submission import PendingSubmissions
 from cluster.applying import Applying
+from cluster.configuration import Configuration, PeerAddress, make_configuration
+from cluster.configuration import Member as Member_
+from cluster.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, make_entry
+from cluster.outages import ALL_MS, GAP_S, Outages
 from cluster.state import GroupState
+from cluster.submission import PendingSubmissions
 from cluster.timing import Timing
 
 DAY_MS = 86_400_000
 OUTAGE_MS = 20_000
 ELECTION_MS = 3_000
 COUNTED_MS = GAP_S * 1000 + 200
-"""So much of an outage may count as available time, at most: a gap that is none, and how long it takes to notice."""
+"""So much of an outage may count as available time, at most: a short silence, and the time until it is seen."""
 MARGIN_MS = 1000 * (Timing().election_min_s + GAP_S) + 200
 """So much available time may count as outage when the leader changes."""
 
@@ -32,7 +35,9 @@ def trio() -> Trio:
 
 def available_ms(trio: Trio) -> int:
     """The available time, at an entry that is made now."""
-    trio.until(lambda: sum(member.runtime.alive and member.group.engine.is_leader for member in trio.members) == 1)
+    trio.until(
+        lambda: sum(member.runtime.alive and member.group.engine.is_leader for member in trio.members) == 1
+    )
     leader = trio.leader()
     leader.set_alarms()
     return leader.group._state.time_ms - leader.machine.outage_ms
@@ -127,9 +132,7 @@ OUTAGES: list[Callable[[Trio], None]] = [
 
 
 @pytest.mark.parametrize("goes_out", OUTAGES)
-def test_time_in_which_nobody_can_act_counts_as_outage(
-    trio: Trio, goes_out: Callable[[Trio], None]
-) -> None:
+def test_a_leader_declares_the_time_of_an_outage(trio: Trio, goes_out: Callable[[Trio], None]) -> None:
     before_ms = begin(trio)
     begin_s = trio.world.now_s
     goes_out(trio)
@@ -139,7 +142,6 @@ def test_time_in_which_nobody_can_act_counts_as_outage(
     lasted_ms = (trio.world.now_s - begin_s) * 1000
     assert lasted_ms > OUTAGE_MS
     assert -1 <= passed_ms <= COUNTED_MS + (trio.world.now_s - end_s) * 1000
-    # All members count the same, and what was before stays.
     trio.pass_ms(1_000)
     machines = [member.machine for member in trio.members]
     if not goes_out.__name__.startswith("kill"):
@@ -156,7 +158,7 @@ def test_time_after_an_outage_counts_again(trio: Trio, goes_out: Callable[[Trio]
     assert 9_900 <= available_ms(trio) - before_ms <= 10_200
 
 
-def test_a_healthy_group_declares_nothing_beyond_its_leader_s_first_entry(trio: Trio) -> None:
+def test_a_leader_declares_no_outage_in_a_healthy_group(trio: Trio) -> None:
     before_ms = begin(trio)
     before = declared(trio.leader())
     for _ in range(100):
@@ -166,8 +168,8 @@ def test_a_healthy_group_declares_nothing_beyond_its_leader_s_first_entry(trio: 
     assert declared(trio.leader()) == before
 
 
-def test_a_leader_that_changes_often_costs_little_available_time(trio: Trio) -> None:
-    """Else a queue that nobody uses would be kept for as long as leaders change."""
+def test_handovers_cost_little_available_time(trio: Trio) -> None:
+    """Else an unused queue would stay for as long as leaders change."""
     before_ms = begin(trio)
     begin_s, changes = trio.world.now_s, 5
     for _ in range(changes):
@@ -180,7 +182,7 @@ def test_a_leader_that_changes_often_costs_little_available_time(trio: Trio) -> 
     assert lasted_ms - changes * MARGIN_MS <= passed_ms <= lasted_ms + 200
 
 
-def test_a_leader_that_dies_costs_the_time_until_there_is_another(trio: Trio) -> None:
+def test_a_dead_leader_costs_the_time_until_the_next_reign(trio: Trio) -> None:
     before_ms = begin(trio)
     trio.pass_ms(10_000)
     leader = trio.leader()
@@ -192,8 +194,8 @@ def test_a_leader_that_dies_costs_the_time_until_there_is_another(trio: Trio) ->
     assert 20_000 + ELECTION_MS - 1_000 - MARGIN_MS <= passed_ms <= 20_000 + ELECTION_MS + 500
 
 
-def test_a_follower_that_was_away_and_leads_then_does_not_miss_an_outage(trio: Trio) -> None:
-    """It has heard the leader that had a majority, and had none itself: it counts more, if anything."""
+def test_a_paused_follower_declares_the_outage_when_it_leads(trio: Trio) -> None:
+    """The follower cannot know that the group served during its pause, and may declare too much."""
     before_ms = begin(trio)
     begin_s = trio.world.now_s
     leader = trio.leader()
@@ -220,7 +222,7 @@ def test_a_disk_that_holds_up_each_commit_is_an_outage() -> None:
 
 
 def test_a_leap_of_time_is_an_outage(trio: Trio) -> None:
-    """All were asleep with their machines: the monotonic clocks have stood still."""
+    """All machines were asleep: their monotonic clocks have stood still."""
     before_ms = begin(trio)
     for member in trio.members:
         member.wall.skew_ms += DAY_MS
@@ -238,7 +240,7 @@ def test_the_first_entry_of_a_process_declares_all_the_time(trio: Trio) -> None:
     assert max(declared(trio.leader())) == ALL_MS
 
 
-def test_nothing_is_declared_before_its_version_is_agreed_on() -> None:
+def test_a_leader_declares_no_outage_before_its_version() -> None:
     trio = Trio()
     for member in trio.members:
         member.start(raises_version=False)
@@ -249,8 +251,8 @@ def test_nothing_is_declared_before_its_version_is_agreed_on() -> None:
     assert declared(trio.leader()) == []
 
 
-def test_what_is_due_by_the_available_time_is_not_done_before_the_outage_is_told(trio: Trio) -> None:
-    """No entry of a reign comes before the one that tells of the outage, or would not tell it itself."""
+def test_the_first_entry_of_a_reign_declares_before_it_does_more(trio: Trio) -> None:
+    """A queue that is due by the cluster's time must not expire before the outage is declared."""
     begin(trio)
     last_index = trio.leader().group.journal.last_index
     for member in trio.members:
@@ -264,7 +266,7 @@ def test_what_is_due_by_the_available_time_is_not_done_before_the_outage_is_told
     assert batches_of(first)[0].sequence >= OUTAGE_MS - COUNTED_MS
 
 
-def test_a_declaration_counts_for_no_more_than_the_time_since_the_last_entry() -> None:
+def test_a_declaration_counts_from_the_entry_before_at_most() -> None:
     machine = Alarms()
     applying = Applying(GroupState(machine), PendingSubmissions("a"))
     outage = make_batch("a", 0, ALL_MS, [], KIND_OUTAGE)
@@ -272,3 +274,77 @@ def test_a_declaration_counts_for_no_more_than_the_time_since_the_last_entry() -
     applying.entry(2, make_entry(1_300, [outage, make_batch("a", 1, 1, [])]))
     applying.entry(3, make_entry(1_300, [outage]))
     assert machine.outage_ms == 300
+
+
+def test_a_configuration_counts_the_time_before_it_as_an_outage() -> None:
+    machine = Alarms()
+    applying = Applying(GroupState(machine), PendingSubmissions("a"))
+    members = [Member_("a", PeerAddress("host", 1), b"1" * 16, is_voter=True)]
+    applying.entry(1, make_entry(1_000, []))
+    applying.configuration(make_configuration(1_700, Configuration.of(2, members)))
+    applying.entry(2, make_entry(2_000, []))
+    assert machine.outage_ms == 700
+
+
+class Account(Outages):
+    """The account of a node whose surroundings are set by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.engine = SimpleNamespace(
+            term=1, commit_index=5, journal=SimpleNamespace(last_index=5), served_s=lambda: self.heard_s
+        )
+        self.heard_s: float | None = None
+        self.clock = SimpleNamespace(leapt_ms=0.0, time_ms=lambda now_s: int(now_s * 1000))
+        newest = SimpleNamespace(newest=SimpleNamespace(version=2))
+        surroundings: Any = (self.engine, newest, self.clock, Timing(), self)
+        super().__init__("a", 2, *surroundings)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def declared_ms(self) -> int:
+        batch = self.declaration(self.now_s)
+        return 0 if batch is None else batch.sequence
+
+
+def test_a_new_process_declares_all_until_an_entry_is_applied() -> None:
+    """It hears a leader that dies before its first entry; the outage before may be of any length."""
+    account = Account()
+    account.heard_s = 100.0
+    account.look()
+    account.engine.term = 2
+    assert account.declared_ms() == ALL_MS
+    account.applied(5, 99_000)  # the leader made this entry before the process heard it
+    assert account.declared_ms() == ALL_MS
+    account.applied(6, 101_000)
+    assert account.declared_ms() == 0
+
+
+def test_a_leader_declares_an_outage_again_until_it_is_applied() -> None:
+    """The entry that declares it may get lost with its reign."""
+    account = Account()
+    account.heard_s = 100.0
+    account.look()
+    account.applied(6, 100_000)
+    account.engine.journal.last_index = account.engine.commit_index = 6
+    account.declared_ms()
+    account.now_s = account.heard_s = 107.0
+    account.look()
+    assert account.declared_ms() == account.declared_ms() == 7_000
+    account.applied(6, 110_000)  # it was in the log before the outage ended
+    assert account.declared_ms() == 7_000
+    account.applied(7, 107_000)
+    assert account.declared_ms() == 0
+
+
+def test_short_silences_are_no_outage() -> None:
+    account = Account()
+    account.heard_s = 100.0
+    account.look()
+    account.applied(6, 100_000)
+    account.declared_ms()
+    for _ in range(100):
+        account.now_s = account.heard_s = account.now_s + GAP_S
+        assert account.declared_ms() == 0
+        account.look()

@@ -1,6 +1,6 @@
-"""What time means for each timer of the state: while nobody can act, after a start, and when its settings change.
+"""Each timer of the state in an outage, after a restart, and when its setting changes.
 
-The rows are those of the table in docs/explanation/time.md.
+docs/explanation/time.md has the same rows in a table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def driver() -> Driver:
 
 
 def go_out(driver: Driver, length_ms: int = OUTAGE_MS, *, is_told: bool = True) -> list[Effect]:
-    """Nobody can act for so long; then comes the first entry, which tells it."""
+    """Let time pass in which clients cannot act; then comes the first entry, which declares it."""
     driver.time_ms += length_ms
     if is_told:
         driver.machine.outage(length_ms)
@@ -58,7 +58,9 @@ def pass_ms(driver: Driver, time_ms: int) -> list[Effect]:
     return driver.wait_until(driver.time_ms + time_ms)
 
 
-def put_policy(name: str = "p", *, operator: bool = False, priority: int = 0, **definition: Any) -> c.PutPolicy:
+def put_policy(
+    name: str = "p", *, operator: bool = False, priority: int = 0, **definition: Any
+) -> c.PutPolicy:
     table = {key.replace("_", "-"): value for key, value in definition.items()}
     return c.PutPolicy("/", name, operator, ".*", "queues", priority, table)
 
@@ -68,7 +70,7 @@ def put_policy(name: str = "p", *, operator: bool = False, priority: int = 0, **
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
 @pytest.mark.parametrize("is_told", [False, True])
-def test_an_outage_is_no_idle_time_of_a_queue(driver: Driver, *, is_told: bool, is_reloaded: bool) -> None:
+def test_an_outage_does_not_count_as_idle_time(driver: Driver, *, is_told: bool, is_reloaded: bool) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS), publish(1))
     pass_ms(driver, 1_000)
     go_out(driver, is_told=is_told)
@@ -83,7 +85,7 @@ def test_an_outage_is_no_idle_time_of_a_queue(driver: Driver, *, is_told: bool, 
         assert names(driver) == []
 
 
-def test_a_use_after_an_outage_begins_the_idle_time_anew(driver: Driver) -> None:
+def test_idle_time_begins_anew_when_a_queue_is_used(driver: Driver) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS))
     go_out(driver)
     pass_ms(driver, 1_000)
@@ -94,7 +96,7 @@ def test_a_use_after_an_outage_begins_the_idle_time_anew(driver: Driver) -> None
     assert names(driver) == []
 
 
-def test_the_idle_time_begins_when_the_consumers_of_a_lost_node_go(driver: Driver) -> None:
+def test_idle_time_begins_when_consumers_of_a_lost_node_go(driver: Driver) -> None:
     driver.apply(declare("q", x_expires=IDLE_MS))
     driver.apply(consume(1, "q", 1), node="n2")
     pass_ms(driver, 10 * IDLE_MS)
@@ -131,7 +133,7 @@ def test_idle_time_goes_on_when_version_9_is_agreed_on(*, is_reloaded: bool) -> 
     assert driver.machine.due_ms() is not None  # that of the message
 
 
-# What sets the idle time
+# Changes of policies
 
 CHANGES_OF_POLICIES: dict[str, Sequence[c.Command]] = {
     "a policy comes": [put_policy(expires=IDLE_MS)],
@@ -144,7 +146,7 @@ CHANGES_OF_POLICIES: dict[str, Sequence[c.Command]] = {
 
 @pytest.mark.parametrize("change", CHANGES_OF_POLICIES.values(), ids=CHANGES_OF_POLICIES)
 @pytest.mark.parametrize("before_ms", [None, 60_000], ids=["kept for ever before", "kept for longer before"])
-def test_a_policy_that_changes_the_idle_time_begins_it_anew(
+def test_idle_time_begins_anew_when_a_policy_changes_it(
     driver: Driver, change: Sequence[c.Command], before_ms: int | None
 ) -> None:
     before = [] if before_ms is None else [put_policy(expires=before_ms)]
@@ -158,7 +160,7 @@ def test_a_policy_that_changes_the_idle_time_begins_it_anew(
     assert names(driver) == []
 
 
-def test_a_longer_idle_time_of_a_policy_counts_from_its_change(driver: Driver) -> None:
+def test_idle_time_begins_anew_when_a_policy_makes_it_longer(driver: Driver) -> None:
     driver.apply(declare("q"), put_policy(expires=IDLE_MS))
     pass_ms(driver, IDLE_MS - 1)
     driver.apply(put_policy(expires=2 * IDLE_MS))
@@ -168,7 +170,7 @@ def test_a_longer_idle_time_of_a_policy_counts_from_its_change(driver: Driver) -
     assert names(driver) == []
 
 
-def test_a_policy_with_the_same_idle_time_lets_it_go_on(driver: Driver) -> None:
+def test_idle_time_goes_on_when_a_policy_keeps_expires(driver: Driver) -> None:
     driver.apply(declare("q"), put_policy(expires=IDLE_MS))
     pass_ms(driver, IDLE_MS - 1)
     driver.apply(put_policy(expires=IDLE_MS, max_length=5))
@@ -193,10 +195,10 @@ def test_a_message_that_expired_in_an_outage_is_dead_lettered(driver: Driver) ->
 @pytest.mark.parametrize("strategy", ["at-most-once", "at-least-once"])
 @pytest.mark.parametrize("is_reloaded", [False, True])
 @pytest.mark.parametrize("count", [1, DUE_MAX - 1, 2 * DUE_MAX + 1])
-def test_a_queue_that_goes_first_dead_letters_what_has_expired(
+def test_an_expiring_queue_dead_letters_expired_messages_first(
     driver: Driver, strategy: str, count: int, *, is_reloaded: bool
 ) -> None:
-    """All is due in one entry, and few of the messages may expire in it."""
+    """The queue and all messages are due in one entry, in which only `DUE_MAX` messages may expire."""
     kept = {"x_dead_letter_strategy": strategy, "x_overflow": "reject-publish", "x_queue_type": "quorum"}
     driver.apply(declare("work"), declare("delay", **DELAYS, **kept))
     for _ in range(count):
@@ -209,7 +211,7 @@ def test_a_queue_that_goes_first_dead_letters_what_has_expired(
     assert names(driver) == ["work"]
 
 
-def test_a_queue_that_goes_drops_what_has_not_expired(driver: Driver) -> None:
+def test_an_expiring_queue_drops_messages_that_still_live(driver: Driver) -> None:
     driver.apply(declare("work"), declare("delay", **DELAYS), publish(1, "delay"))
     pass_ms(driver, IDLE_MS - TTL_MS + 1)
     driver.apply(publish(1, "delay"))
@@ -217,14 +219,14 @@ def test_a_queue_that_goes_drops_what_has_not_expired(driver: Driver) -> None:
     assert (names(driver), ready(driver, "work")) == (["work"], 1)
 
 
-def test_a_queue_without_dead_letters_goes_with_what_has_expired(driver: Driver) -> None:
+def test_an_expiring_queue_drops_all_without_dead_lettering(driver: Driver) -> None:
     driver.apply(declare("q", x_message_ttl=TTL_MS, x_expires=IDLE_MS), publish(3))
     go_out(driver, IDLE_MS, is_told=False)
     assert names(driver) == []
 
 
-def test_a_queue_stays_until_its_dead_letters_are_elsewhere(driver: Driver) -> None:
-    """The leader is slow: while it moves nothing, it must not be asked for one entry after the other, either."""
+def test_an_expiring_queue_stays_until_dead_letters_are_moved(driver: Driver) -> None:
+    """A slow leader must not be asked for one entry after the other until it has moved them."""
     driver.apply(declare("work"), declare("delay", **DELAYS), publish(3, "delay"))
     go_out(driver, 2 * IDLE_MS, is_told=False)
     assert names(driver) == ["work", "delay"]
@@ -235,8 +237,8 @@ def test_a_queue_stays_until_its_dead_letters_are_elsewhere(driver: Driver) -> N
     assert (names(driver), ready(driver, "work")) == (["work"], 3)
 
 
-def test_a_queue_that_goes_first_dead_letters_what_was_rejected(driver: Driver) -> None:
-    """Very much is rejected at once, and dies with the next entries."""
+def test_an_expiring_queue_dead_letters_rejected_messages_first(driver: Driver) -> None:
+    """Many messages are rejected at once, and die with the next entries."""
     driver.apply(declare("work"), declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="work"))
     for _ in range(40):
         driver.apply(publish(1, "q"), publish(1, "other"))
@@ -258,7 +260,7 @@ def test_a_queue_that_goes_first_dead_letters_what_was_rejected(driver: Driver) 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
 @pytest.mark.parametrize("is_got", [False, True])
-def test_an_outage_is_no_time_in_which_a_message_could_be_settled(
+def test_an_outage_does_not_count_for_a_consumer_timeout(
     driver: Driver, *, is_got: bool, is_reloaded: bool
 ) -> None:
     driver.apply(declare("q"), publish(1))
@@ -275,7 +277,7 @@ def test_an_outage_is_no_time_in_which_a_message_could_be_settled(
     assert len(late) == 1
 
 
-def test_another_timeout_counts_from_the_delivery(driver: Driver) -> None:
+def test_a_changed_consumer_timeout_counts_from_the_delivery(driver: Driver) -> None:
     driver.apply(declare("q"), publish(1), consume(1, "q", 1, timeout_ms=100_000))
     pass_ms(driver, 5_000)
     driver.apply(put_policy(consumer_timeout=8_000))
@@ -307,7 +309,11 @@ def test_an_outage_counts_for_a_delayed_retry(driver: Driver) -> None:
 
 
 def test_an_outage_counts_for_the_retry_of_dead_letters(driver: Driver) -> None:
-    kept = {"x_dead_letter_strategy": "at-least-once", "x_overflow": "reject-publish", "x_queue_type": "quorum"}
+    kept = {
+        "x_dead_letter_strategy": "at-least-once",
+        "x_overflow": "reject-publish",
+        "x_queue_type": "quorum",
+    }
     dead = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "later", "x_message_ttl": 1}
     driver.apply(declare("q", **kept, **dead), publish(1))
     pass_ms(driver, 10)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from traceback import format_exception
 from random import Random
+from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
