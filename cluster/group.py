@@ -354,11 +354,10 @@ class Group:
 
     def _propose(self, batches: list[SubmittedBatch]) -> None:
         """Propose an entry of these batches, and of the outage that is to be declared before any of them."""
-        now_s = self._runtime.monotonic()
-        outage = self._outages.declaration(now_s)
+        outage = self._outages.declaration()
         if outage is not None:
             batches.insert(0, outage)
-        self.engine.propose(make_entry(self._clock.time_ms(now_s), batches))
+        self.engine.propose(make_entry(self.time_ms(), batches))
 
     def _tick_if_due(self) -> None:
         """Propose a tick entry if the machine has something to do by now, or ask for a turn at the time when it will.

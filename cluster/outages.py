@@ -108,12 +108,12 @@ class Outages:
         """Whether this leader has an outage to declare that has ended, or is to declare the first one of its reign."""
         return self._is_counted and (self.gap is not None or self._is_new)
 
-    def declaration(self, now_s: float) -> SubmittedBatch | None:
+    def declaration(self) -> SubmittedBatch | None:
         """The batch with which the next entry of this leader must begin; None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
             self._look_at_clock()
         served_s = self._served_s
-        silent_s = 0.0 if served_s is None else now_s - served_s
+        silent_s = 0.0 if served_s is None else self._runtime.monotonic() - served_s
         if not (self._is_new or self.gap is not None or silent_s > GAP_S):
             return None
         if not self._is_counted:

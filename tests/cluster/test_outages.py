@@ -304,7 +304,7 @@ class Account(Outages):
         return self.now_s
 
     def declared_ms(self) -> int:
-        batch = self.declaration(self.now_s)
+        batch = self.declaration()
         return 0 if batch is None else batch.sequence
 
 

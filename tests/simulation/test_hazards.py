@@ -1125,7 +1125,7 @@ HAZARDS = [
         20,
         "both lead",
         ("cluster.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
-        shown_by=61,
+        shown_by=154,
     ),
     Hazard(
         Parts(group=StaysThoughRemoved),
