@@ -106,29 +106,27 @@ class Outages:
     @property
     def is_over(self) -> bool:
         """Whether this leader has an outage to declare that has ended, or is to declare the first one of its reign."""
-        return self._is_counted and (self.gap is not None or self._is_new)
+        is_owed = self.gap is not None or self._engine.term != self._declared_term
+        return is_owed and self._is_counted
 
     def declaration(self) -> SubmittedBatch | None:
         """The batch with which the next entry of this leader must begin; None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
             self._look_at_clock()
+        is_new = self._engine.term != self._declared_term
         served_s = self._served_s
         silent_s = 0.0 if served_s is None else self._runtime.monotonic() - served_s
-        if not (self._is_new or self.gap is not None or silent_s > GAP_S):
+        if not (is_new or self.gap is not None or silent_s > GAP_S):
             return None
         if not self._is_counted:
             return None
         length_ms = ALL_MS if served_s is None else int(silent_s * 1000)
-        if self._is_new:
+        if is_new:
             length_ms += int(self._margin_s * 1000)
             self._declared_term = self._engine.term
         if self.gap is not None:
             length_ms += self.gap.length_ms
         return make_batch(self._name, 0, min(length_ms, ALL_MS), [], KIND_OUTAGE)
-
-    @property
-    def _is_new(self) -> bool:
-        return self._engine.term != self._declared_term
 
     @property
     def _is_counted(self) -> bool:

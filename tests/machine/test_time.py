@@ -237,6 +237,21 @@ def test_an_expiring_queue_stays_until_dead_letters_are_moved(driver: Driver) ->
     assert (names(driver), ready(driver, "work")) == (["work"], 3)
 
 
+def test_an_expiring_queue_keeps_dead_letters_that_no_queue_takes(driver: Driver) -> None:
+    """At least once: RabbitMQ deletes such a queue with them."""
+    kept = {
+        "x_dead_letter_strategy": "at-least-once",
+        "x_overflow": "reject-publish",
+        "x_queue_type": "quorum",
+    }
+    driver.apply(declare("delay", **DELAYS, **kept), publish(3, "delay"))
+    pass_ms(driver, 10 * IDLE_MS)
+    assert names(driver) == ["delay"]
+    driver.apply(declare("work"))
+    pass_ms(driver, queue_module.DEAD_LETTER_RETRY_MS)
+    assert (names(driver), ready(driver, "work")) == (["work"], 3)
+
+
 def test_an_expiring_queue_dead_letters_rejected_messages_first(driver: Driver) -> None:
     """Many messages are rejected at once, and die with the next entries."""
     driver.apply(declare("work"), declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="work"))
