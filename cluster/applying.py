@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration import configuration_time_ms, read_configuration
-from cluster.entry import KIND_EXPEL, BatchView, batches_of, entry_time_ms
+from cluster.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
 from cluster.origins import Admission
 
 if TYPE_CHECKING:
@@ -53,10 +53,13 @@ class Applying:
         """Apply an entry."""
         state, view = self._state, memoryview(payload)
         origins: list[str] = []
-        state.time_ms = max(state.time_ms, entry_time_ms(payload))
+        elapsed_ms = self._advance(entry_time_ms(payload))
         effects: list[Any] = []
         expelled_at = None
         for ordinal, batch in enumerate(batches_of(payload)):
+            if batch.kind == KIND_OUTAGE:
+                state.machine.outage(min(batch.sequence, elapsed_ms))
+                continue
             origins.append(batch.origin)
             if batch.kind != KIND_EXPEL:
                 self._batch(index, ordinal, batch, view, effects)
@@ -68,11 +71,14 @@ class Applying:
     def configuration(self, payload: bytes) -> Outcome:
         """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
 
+        It cannot declare an outage, and may be the first entry of a reign. So all the time since the entry before
+        counts as an outage: too much of it does no harm.
+
         The version that it tells is that of the entries behind it. Raises OtherVersion, also if the entries before the
         first configuration were of a version that this program cannot run.
         """
         state = self._state
-        state.time_ms = max(state.time_ms, configuration_time_ms(payload))
+        state.machine.outage(self._advance(configuration_time_ms(payload)))
         before, state.configuration = state.configuration, read_configuration(payload)
         if before is None:
             # It is a raise, too, and tells only now what the log had begun with.
@@ -88,6 +94,12 @@ class Applying:
         effects.extend(state.machine.end_entry(state.time_ms))
         state.go_by_agreed_version()
         return Outcome(effects, expelled_at, list(state.configuration.membership.members))
+
+    def _advance(self, time_ms: int) -> int:
+        """Put the cluster's time forward to that of an entry. Returns by how much, in milliseconds."""
+        state = self._state
+        before_ms, state.time_ms = state.time_ms, max(state.time_ms, time_ms)
+        return state.time_ms - before_ms
 
     def _batch(
         self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]

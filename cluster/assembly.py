@@ -33,6 +33,7 @@ from cluster.leadership import Leadership
 from cluster.log.space import Space
 from cluster.maintenance import Maintenance
 from cluster.members import Members
+from cluster.outages import Outages
 from cluster.own_status import OwnStatus
 from cluster.peers import Peers
 from cluster.presence import Presence
@@ -89,6 +90,7 @@ class Assembly:
         """Raises as `Bootstrap` does."""
         self._config = config
         self._versions = Versions(*machine.versions)
+        self._outages_since = machine.outages_since
         self._runtime = runtime
         self._disk = disk
         self._links = links
@@ -218,6 +220,15 @@ class Assembly:
             self.turns,
             runtime,
             lambda: engine.is_leader,
+        )
+        self.outages = Outages(
+            self._config.name,
+            self._outages_since,
+            engine,
+            own.configurations,
+            own.clock,
+            self._config.timing,
+            runtime,
         )
 
     def _prepare_copies(self) -> None:

@@ -34,6 +34,8 @@ OFF_MS = 5_000
 """A wall clock that differs by more than this from the cluster's time is off, and the log says so once."""
 OFF_NO_MORE_MS = OFF_MS / 2
 """A wall clock that was off is right again when it differs by less than this."""
+LEAP_MS = 500.0
+"""Time that is put forward by more than this has leapt: the monotonic clocks, and the processes, stood still."""
 SLOWER = 0.99
 """The pace at which time goes on while it is ahead of the clocks: an hour is made up for in four days."""
 WALL_MAX_MS = 2**43
@@ -93,6 +95,8 @@ class ClusterClock:
         self._is_agreed = False
         """Whether since this start the clocks of a majority have ever agreed with the cluster's time, or been ahead."""
         self._is_off = False
+        self.leapt_ms = 0.0
+        """How far wall clocks have put time forward in leaps, in milliseconds, since this node has started."""
         self.look(wall_ms, now_s)
 
     # What time it is
@@ -156,6 +160,8 @@ class ClusterClock:
         if lead_ms > 0:
             if lead_ms > OFF_MS:
                 self._tell_lead(lead_ms)
+            if lead_ms > LEAP_MS:
+                self.leapt_ms += lead_ms
             self._base_ms = reached_ms
         elif self._base_ms > passed_ms:
             self._pace = SLOWER

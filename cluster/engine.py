@@ -140,6 +140,8 @@ class Engine(Stock):
         self._append_due = False
         self._grown_bytes = 0
         """What was proposed since entries were last sent."""
+        self._leader_heard_s = 0.0
+        """When a leader was last heard, on the monotonic clock."""
         self._end_told = (0, 0)
         """The term of the newest leader that has sent appends, and where its log ended by these."""
         self._name = name
@@ -305,9 +307,10 @@ class Engine(Stock):
         """Put an election off until the leader would be suspected."""
         if self._elections.hear_leader(self.term, self._awake_s()):
             self._throw()
+        now_s = self._leader_heard_s = self._runtime.monotonic()
         if not self._SyncObj__transferInProgress:
             jitter_s = self._timing.campaign_jitter_s * self._luck
-            deadline_s = self._runtime.monotonic() + self._elections.patience_s + jitter_s
+            deadline_s = now_s + self._elections.patience_s + jitter_s
             self._SyncObj__raftElectionDeadline = deadline_s
 
     def _throw(self) -> None:
@@ -788,6 +791,15 @@ class Engine(Stock):
         if self.is_leader:
             return True
         return self.leader is not None and self._elections.has_heard_leader(self._awake_s())
+
+    def served_s(self) -> float | None:
+        """When this member last heard a leader, or as the leader a majority, on the monotonic clock.
+
+        It is None while this member knows no leader. For a leader, its own stalls count as if they had not been.
+        """
+        if self.is_leader:
+            return self._runtime.monotonic() - self._tracker.silent_s(self._awake_s())
+        return None if self.leader is None else self._leader_heard_s
 
     def _receive_pre_vote(self, node: Node, message: PreVote) -> None:
         if message.term > self.term:

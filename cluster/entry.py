@@ -5,6 +5,9 @@ Lives here: the format, and nothing else; sans-IO.
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
+Of a kind that is not submitted, a batch has no payload. An expulsion names the node, and the incarnation that it ends.
+An outage, the first batch of its entry, names the leader that declares it; its length in milliseconds is the sequence.
+
 A batch travels unchanged from the node that submits it, over the forward to the leader, into the entry and onto every
 disk. Below the log, where entries are never applied again, an entry is *compacted* to what the machine still needs:
 
@@ -35,6 +38,7 @@ WEIGHT_MAX = 255
 
 KIND_SUBMITTED = 0
 KIND_EXPEL = 1
+KIND_OUTAGE = 2
 
 _ENTRY = struct.Struct("<BBQH")
 _BATCH = struct.Struct("<BBBQQI")

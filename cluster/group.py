@@ -24,7 +24,7 @@ from cluster.assembly import Assembly, Hooks
 from cluster.clock import bounded
 from cluster.configuration import Versions, is_configuration
 from cluster.engine import Engine
-from cluster.entry import is_regular, make_entry
+from cluster.entry import SubmittedBatch, is_regular, make_entry
 from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
@@ -99,6 +99,7 @@ class Group:
         self._installing = parts.installing
         self._introductions = parts.introductions
         self._expulsions = parts.expulsions
+        self._outages = parts.outages
         self._shortage = parts.shortage
 
         # What the shell asks
@@ -234,6 +235,7 @@ class Group:
             self._syncing.look()
             self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
             self._shortage.look()
+            self._outages.look()
             self.stopping.leave_if_the_others_can_go_on()
             self._expulsions.look()
             if self.engine.is_leader:
@@ -352,22 +354,33 @@ class Group:
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
-            self.engine.propose(make_entry(self.time_ms(), batches))
+            self._propose(batches)
         self._tick_if_due()
+
+    def _propose(self, batches: list[SubmittedBatch]) -> None:
+        """Propose an entry of these batches, and of the outage that is to be declared before any of them."""
+        outage = self._outages.declaration()
+        if outage is not None:
+            batches.insert(0, outage)
+        self.engine.propose(make_entry(self.time_ms(), batches))
 
     def _tick_if_due(self) -> None:
         """Propose a tick entry if the machine has something to do by now, or ask for a turn at the time when it will.
 
+        A tick entry also declares an outage that is over: the next leader may have seen less of it.
         Nothing is done while an entry is under way: it brings the time as well, and is followed by another turn.
         """
         if self.engine.applied_index < self.journal.last_index:
+            return
+        if self._outages.is_over:
+            self._propose([])
             return
         due_ms = self.machine.due_ms()
         if due_ms is None:
             return
         time_ms = self.time_ms()
         if due_ms <= time_ms:
-            self.engine.propose(make_entry(time_ms, []))
+            self._propose([])
         else:
             self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
@@ -391,6 +404,8 @@ class Group:
             else:
                 outcome = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
+            if self._outages.gap is not None:
+                self._outages.applied(index, self._state.time_ms)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
             self.stopping.stop_for(error)

@@ -50,10 +50,22 @@ class Machine(Protocol):
         """
         ...
 
+    @property
+    def outages_since(self) -> int:
+        """The version of the state since which entries tell of outages."""
+        ...
+
     def raise_to(self, version: int) -> None:
         """Go by this version of the state, one of `versions`, from the next entry on: the log has agreed on it.
 
         What entries do, and how the state is dumped, goes by it alone: programs that can run others do the same.
+        """
+        ...
+
+    def outage(self, length_ms: int) -> None:
+        """Take note that clients could not act for so long of the time since the last entry; called before its batches.
+
+        `length_ms` is never longer than that time was.
         """
         ...
 

@@ -40,6 +40,9 @@ class Reign(NamedTuple):
 
 _NOBODY = Reign(None, 0)
 
+_PROPOSED_MAX = BATCHES_MAX - 1
+"""How many batches are taken for an entry: one more may declare an outage."""
+
 
 class PendingSubmissions:
     """The batches of this node under one incarnation after the other, oldest first, until they are seen applied."""
@@ -168,7 +171,7 @@ class Proposals:
         """Remove and return the batches of the next entry: at least one, more only up to both limits."""
         batches: list[SubmittedBatch] = []
         size = weight = 0
-        while self._waiting and len(batches) < BATCHES_MAX:
+        while self._waiting and len(batches) < _PROPOSED_MAX:
             origin = min(self._waiting, key=self._times.__getitem__)
             batch = self._waiting[origin][0]
             size += batch.size

@@ -71,6 +71,8 @@ class AppliedListener(Protocol):
         effects: Sequence[Any],
     ) -> None: ...
 
+    def outage(self, machine: Any, length_ms: int) -> None: ...
+
     def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None: ...
 
     def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None: ...
@@ -131,6 +133,10 @@ class Checks:
         self._positions: dict[int, int] = {1: 0}
         """How many steps a machine has taken after each entry."""
         self._counted: dict[tuple[str, int], int] = {}
+        self._majority_s = 0.0
+        """For how long there was a majority, until it was last looked."""
+        self._majority_since_s: float | None = None
+        """When it was last looked, if there was a majority then."""
         self._time_ms = 0
         self._time_s = 0.0
         """When the entry took effect that told this time first."""
@@ -612,8 +618,14 @@ class Checks:
         if term - self._minority_terms.setdefault(node.name, term) > 1:
             self.fail(f"{node.name} campaigns though cut off from the majority since {since_s:.3f} s")
 
+    def majority_s(self) -> float:
+        """For how long a majority of the nodes has run and reached each other, so that clients could act."""
+        since_s = self._majority_since_s
+        return self._majority_s + (0.0 if since_s is None else self._world.now_s - since_s)
+
     def topology_changed(self) -> None:
         """Note who is cut off from the majority, and since when."""
+        self._majority_s, self._majority_since_s = self.majority_s(), None
         cluster = self._cluster
         awake = [node for node in cluster.nodes if node.up and not node.runtime.paused]
         configurations = self._counting()
@@ -622,6 +634,8 @@ class Checks:
                 peer.name for peer in awake if peer is node or cluster.network.reachable(node.name, peer.name)
             ]
             is_minority = not any(each.membership.is_majority(reached) for each in configurations)
+            if node in awake and not is_minority:
+                self._majority_since_s = self._world.now_s
             if node in awake and configurations and is_minority:
                 self._minority_since_s.setdefault(node.name, self._world.now_s)
             else:
@@ -649,6 +663,10 @@ class Checks:
         self.batches[index, ordinal] = bytes(payload)
         if self.listener is not None:
             self.listener.batch(inner, origin, index, ordinal, time_ms, payload[TAG.size :], effects)
+
+    def outage(self, inner: Machine, length_ms: int) -> None:
+        if self.listener is not None:
+            self.listener.outage(inner, length_ms)
 
     def entry_ended(self, inner: Machine, time_ms: int, effects: Sequence[Any]) -> None:
         self._time_passed(time_ms)

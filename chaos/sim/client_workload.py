@@ -40,8 +40,8 @@ PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 class LoggedMessages(QueueOracle):
     """An oracle that also knows which messages of clients are in the log."""
 
-    def __init__(self, fail: Callable[[str], None]) -> None:
-        super().__init__(fail)
+    def __init__(self, fail: Callable[[str], None], majority_s: Callable[[], float]) -> None:
+        super().__init__(fail, majority_s)
         self._idents: set[str] = set()
         self._stored: dict[tuple[str, int], bytes] = {}
         """What the sessions of each node have stored in fragments and not published yet."""

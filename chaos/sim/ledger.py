@@ -112,10 +112,14 @@ class Ledger:
         """The moments when alarms are due, ascending."""
 
     versions = (1, 2)
-    """The versions of the state, which differ only in that the log tells who the members are."""
+    """The versions of the state, which differ only in that the log tells who the members are, and of outages."""
+    outages_since = 2
 
     def raise_to(self, version: int) -> None:
         """It does the same at both versions."""
+
+    def outage(self, length_ms: int) -> None:
+        self._note(f"{length_ms}".encode())
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview

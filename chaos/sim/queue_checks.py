@@ -11,6 +11,7 @@ dead letter. There it looks at the machine, and checks that this might be.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -44,6 +45,7 @@ from qq.machine.commands import (
     Command,
     Commit,
     DeadLetter,
+    DeclareQueue,
     DeleteQueue,
     Discard,
     Enqueue,
@@ -71,6 +73,7 @@ from qq.machine.effects import (
     Failed,
     GetOk,
     Got,
+    QueueDeclared,
     QueueDeleted,
     QueuePurged,
     Rejected,
@@ -88,6 +91,9 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
 
 NOT_ALLOWED = 530
+UNSEEN_MS = 1_000
+"""How much of a time without a majority may count as idle time of a queue: a short silence is no outage, and an entry
+may be applied later than it was made."""
 LOOKED_AT_EVERY = 16
 """Once in this many entries all places are compared, not only how many messages there are."""
 
@@ -121,11 +127,17 @@ class Outcomes(NamedTuple):
 class QueueOracle:
     """The `AppliedListener` of queue runs."""
 
-    def __init__(self, fail: Callable[[str], None]) -> None:
+    def __init__(self, fail: Callable[[str], None], majority_s: Callable[[], float] | None = None) -> None:
+        """`majority_s` tells for how long there was a majority so far; without it, entries are believed."""
         self.enqueued = 0
         self.fates: Counter[str] = Counter()
         self._fail = fail
+        self._majority_s = majority_s
         self._now_ms = 0
+        self._outage_ms = 0
+        """How much of the cluster's time was outage, as entries have declared."""
+        self._counts_outages = False
+        """Whether the agreed version is one with outages."""
         self._entries = 0
         self._numbers = count(1)
         self._queues: dict[str, QueueModel] = {}
@@ -211,6 +223,11 @@ class QueueOracle:
 
     # In log order
 
+    def outage(self, machine: QueueMachine, length_ms: int) -> None:
+        if machine.version >= machine.outages_since:
+            self._outage_ms += length_ms
+            self.fates["outages"] += 1
+
     def batch(
         self,
         machine: QueueMachine,
@@ -250,6 +267,8 @@ class QueueOracle:
                 self._move_messages(machine, command)
             elif isinstance(command, StoreFragment):
                 next(slots)
+            elif isinstance(command, DeclareQueue):
+                self._declared(machine, origin, command, outcomes)
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[told:])
@@ -294,6 +313,10 @@ class QueueOracle:
         self._check_orders()
         self._moves.look(machine, time_ms)
 
+    @property
+    def _available_ms(self) -> int:
+        return self._now_ms - self._outage_ms
+
     def _advance(self, time_ms: int) -> None:
         """A delayed message becomes ready, and begins to live, at the first entry at which it is due."""
         self._now_ms = time_ms
@@ -308,15 +331,22 @@ class QueueOracle:
 
     def _look_at_queues(self, machine: QueueMachine) -> None:
         """Which queues there are and what is set: that it is what was asked for is tested elsewhere."""
+        self._counts_outages = machine.version >= machine.outages_since
         for model in list(self._queues.values()):
             if not _is_there(machine, model):
                 self._remove(model)
         for name, queue in machine.vhosts[DEFAULT_VHOST].queues.items():
             model = self._queues.get(name)
             if model is None:
-                model = QueueModel(name, queue.number, queue.settings)
+                model = QueueModel(name, queue.number, queue.settings, 0, 0.0)
                 self._queues[name] = model
+                self._use(model)
+            if model.settings.expires_ms != queue.settings.expires_ms and self._counts_outages:
+                self._use(model)
             model.note_settings(queue.settings)
+        for holder in self._holders.values():
+            if holder.live:
+                self._use(holder.model)
         self._bound = {}
         vhost = machine.vhosts[DEFAULT_VHOST]
         for binding in vhost.bindings:
@@ -336,7 +366,39 @@ class QueueOracle:
         for key, holder in self._holders.items():
             if holder.model is model and holder.live:
                 self._fail(f"{model.name} is gone, and {key} consumed it")
+        self._check_unused(model)
         self._forget(model)
+
+    def _use(self, model: QueueModel) -> None:
+        """Note that a client uses a queue."""
+        model.used_ms = self._available_ms
+        model.used_s = -math.inf
+        if self._majority_s is not None and self._counts_outages:
+            model.used_s = self._majority_s()
+
+    def _declared(
+        self, machine: QueueMachine, origin: str, command: DeclareQueue, outcomes: Outcomes
+    ) -> None:
+        session, result = (
+            machine.sessions.get((origin, command.session)),
+            outcomes.results.get(command.session),
+        )
+        is_here = session is not None and session.vhost is machine.vhosts[DEFAULT_VHOST]
+        if is_here and isinstance(result, QueueDeclared) and result.name in self._queues:
+            self._use(self._queues[result.name])
+
+    def _check_unused(self, model: QueueModel) -> None:
+        """Check that clients could have used a queue that has expired, and did not."""
+        expires_ms, unused_ms = model.settings.expires_ms or 0, self._available_ms - model.used_ms
+        if unused_ms < expires_ms:
+            self._fail(f"{model.name} is gone after {unused_ms} of {expires_ms} ms in which it could be used")
+        if self._majority_s is not None:
+            could_ms = 1000 * (self._majority_s() - model.used_s)
+            if could_ms < expires_ms - UNSEEN_MS:
+                self._fail(
+                    f"{model.name} is gone, and there was a majority for {could_ms:.0f} of {expires_ms} ms"
+                )
+        self.fates["queues expired"] += 1
 
     def _forget(self, model: QueueModel) -> None:
         """Forget a queue that is gone, with all that was in it."""
@@ -516,7 +578,7 @@ class QueueOracle:
         self.fates["repeated"] += accepted - len(taken)
         if new:
             last = max(seen, sequence + taken[-1]) if taken else seen
-            self._publishers[publisher] = (last, self._now_ms)
+            self._publishers[publisher] = (last, self._available_ms)
             self._admitted[publisher] = max(last, self.admitted(publisher))
             refused.update(sequence + number for number in new)
             refused.difference_update(sequence + number for number in taken)
@@ -524,8 +586,8 @@ class QueueOracle:
 
     def _known_of(self, publisher: str) -> int:
         """The publisher's last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
-        last, seen_ms = self._publishers.get(publisher, (0, self._now_ms))
-        if self._now_ms - seen_ms < PUBLISHER_AGE_MS:
+        last, seen_ms = self._publishers.get(publisher, (0, self._available_ms))
+        if self._available_ms - seen_ms < PUBLISHER_AGE_MS:
             return last
         self._sequences = {key: None for key in self._sequences if key[1] != publisher}
         self._refused.pop(publisher, None)
@@ -884,7 +946,7 @@ class QueueOracle:
                 self._fail(f"{key} and {other_key} are both active at {holder.model.name}")
 
     def _give(self, holder: Holder, key: Consumer, range_: Range, history: History | None) -> None:
-        model, now_ms = holder.model, self._now_ms
+        model = holder.model
         deaths = deaths_of(history)
         for slot in range(range_.slot, range_.slot + range_.count):
             name = (range_.index, slot, deaths)
@@ -900,7 +962,7 @@ class QueueOracle:
             message.arrival = 0
             model.held += 1
             holder.held[holder.next_id] = message
-            holder.since_ms[holder.next_id] = now_ms
+            holder.since_ms[holder.next_id] = self._available_ms
             self._delivered_to[key][holder.next_id] = message.place
             holder.next_id += 1
 
@@ -944,7 +1006,7 @@ class QueueOracle:
         if holder is None or effect.message_id not in holder.held:
             self._fail(f"nobody holds that: {effect}")
             return
-        out_ms = self._now_ms - holder.since_ms[effect.message_id]
+        out_ms = self._available_ms - holder.since_ms[effect.message_id]
         queue_ms = holder.model.settings.consumer_timeout_ms
         timeout_ms = holder.timeout_ms if queue_ms is None else queue_ms
         if out_ms < effect.timeout_ms or timeout_ms != effect.timeout_ms:

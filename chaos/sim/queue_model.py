@@ -61,6 +61,10 @@ class QueueModel:
     name: str
     number: int
     settings: QueueSettings
+    used_ms: int
+    """The available time at which a client has last used it, or its `x-expires` has changed."""
+    used_s: float
+    """For how long there was a majority until then."""
     ready: dict[Key, list[Message]] = field(default_factory=dict)
     """Messages that may be delivered, now or after a delay."""
     count: int = 0

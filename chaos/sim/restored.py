@@ -50,6 +50,10 @@ class RestoredMachine(WatchedMachine):
         self._checks = checks
         self._steps = steps
 
+    def outage(self, length_ms: int) -> None:
+        self._compare()
+        super().outage(length_ms)
+
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
         self._compare()
         return super().origin_down(origin, time_ms, expelled=expelled)

@@ -238,7 +238,8 @@ class Scene:
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
         self.checks.watch(self.cluster)
-        self.oracle = (LoggedMessages if options.clients else QueueOracle)(self.checks.fail)
+        oracle = LoggedMessages if options.clients else QueueOracle
+        self.oracle = oracle(self.checks.fail, self.checks.majority_s)
         if options.queues:
             self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)

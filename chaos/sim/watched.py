@@ -56,6 +56,8 @@ class Witness(Protocol):
         self, inner: Machine, record: Applied, payload: memoryview, effects: Sequence[Any]
     ) -> None: ...
 
+    def outage(self, inner: Machine, length_ms: int) -> None: ...
+
     def entry_ended(self, inner: Machine, time_ms: int, effects: Sequence[Any]) -> None: ...
 
     def origin_down(self, inner: Machine, origin: str, time_ms: int, effects: Sequence[Any]) -> None: ...
@@ -82,6 +84,10 @@ class WatchedMachine:
         return self.inner.versions
 
     @property
+    def outages_since(self) -> int:
+        return self.inner.outages_since
+
+    @property
     def counts_entries(self) -> bool:
         """Whether it does what was invented: in what entries do, and in how the state is written."""
         return self._version > self.inner.versions[0]
@@ -89,6 +95,11 @@ class WatchedMachine:
     def raise_to(self, version: int) -> None:
         self._version = version
         self.inner.raise_to(version)
+
+    def outage(self, length_ms: int) -> None:
+        self.inner.outage(length_ms)
+        if self._witness.happened_first(self, Applied("", 0, 0, 0, length_ms, 0)):
+            self._witness.outage(self.inner, length_ms)
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview

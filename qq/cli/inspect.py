@@ -25,6 +25,7 @@ from cluster.configuration import (
 )
 from cluster.entry import (
     KIND_EXPEL,
+    KIND_OUTAGE,
     REGULAR,
     BatchView,
     MalformedEntry,
@@ -401,6 +402,8 @@ def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]
     head = f"  batch {ordinal} of {view.origin} {view.incarnation}.{view.sequence}"
     if view.kind == KIND_EXPEL:
         yield f"{head}: {view.origin} is expelled"
+    elif view.kind == KIND_OUTAGE:
+        yield f"  batch {ordinal} of {view.origin}: an outage of {view.sequence:,} ms at most"
     elif view.start == view.end:
         yield f"{head}: nothing, the node only tells that it lives"
     else:

@@ -97,8 +97,8 @@ class Holder:
     next_id: int = 0
     unacked: RangeMap[Range] = field(default_factory=RangeMap)
     marks: list[list[int]] = field(default_factory=list)
-    """[message id, time of its delivery], while deliveries can time out. The messages behind it, up to the next mark,
-    were delivered less than MARK_MS later."""
+    """[message id, available time of its delivery], while deliveries can time out. The messages behind it, up to the
+    next mark, were delivered less than MARK_MS later."""
 
     @property
     def room(self) -> int:
@@ -143,7 +143,7 @@ class Holder:
             self.budget.held -= len(self.unacked)
             self.budget.stop_waiting(self.id)
 
-    def mark(self, now_ms: int) -> None:
+    def mark(self, available_ms: int) -> None:
         """Note when the messages from `next_id` on are delivered."""
         marks = self.marks
         first = self.unacked.first()
@@ -151,11 +151,14 @@ class Holder:
             marks.clear()
         else:
             del marks[: self._mark_of(first)]
-        if not marks or marks[-1][1] + MARK_MS <= now_ms:
-            marks.append([self.next_id, now_ms])
+        if not marks or marks[-1][1] + MARK_MS <= available_ms:
+            marks.append([self.next_id, available_ms])
 
     def out_since_ms(self) -> int | None:
-        """The latest time at which its oldest message was delivered; None if it holds none or nothing can time out."""
+        """The latest available time at which its oldest message was delivered.
+
+        None if it holds none or nothing can time out.
+        """
         first = self.unacked.first()
         marks = self.marks
         if first is None or not marks:

@@ -93,7 +93,7 @@ class Taking:
             queue.note_empty()
             return GetEmpty()
         taker = self._taker(command, queue)
-        [message] = queue.get(taker, 1, self._core.time_ms)
+        [message] = queue.get(taker, 1, self._core.available_ms)
         history = queue.histories.get(message.history)
         self._got(queue, taker, (message,))
         return GetOk(taker.id, message, queue.ready, history, self._count_contract(queue))
@@ -107,7 +107,7 @@ class Taking:
         if not count:
             return Got(command.consumer, [], 0, {}, self._count_contract(queue))
         taker = self._taker(command, queue)
-        ranges = queue.get(taker, count, self._core.time_ms)
+        ranges = queue.get(taker, count, self._core.available_ms)
         histories = queue.histories_of(ranges)
         self._got(queue, taker, ranges)
         return Got(taker.id, ranges, queue.ready, histories, self._count_contract(queue))
@@ -130,7 +130,7 @@ class Taking:
                 f"supported by {queue.kind} queues with single active consumer"
             )
         core.serve(queue)
-        queue.use(core.time_ms)
+        queue.use(core.available_ms)
         core.touch(queue)
         return queue
 
@@ -258,7 +258,7 @@ class Taking:
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live and consumer.session == command.session:
             del core.sessions[core.origin, consumer.session].tags[consumer.tag]
-            consumer.queue.cancel(consumer, core.time_ms)
+            consumer.queue.cancel(consumer, core.available_ms)
             core.touch(consumer.queue)
             core.forget_if_over(consumer)
             core.remove_if_automatic(consumer.queue)

@@ -168,13 +168,19 @@ class Core:
         self.roomy: dict[tuple[str, int], int] = {}
         """Sessions in which consumers wait and may have more, with the id of the one that was asked last."""
         self.queue_timers: Timers[Queue] = Timers(_queue_key)
+        """When something is due with the messages of queues; before version 9 also when queues are abandoned."""
+        self.idle_timers: Timers[Queue] = Timers(_queue_key)
+        """When queues are abandoned, by available time."""
         self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
+        """When consumers hold messages for too long, by available time."""
         self.effects: list[Effect] = []
         self.behind_answer: list[Effect] = []
         """Effects of the command under way that come behind its answer."""
         self.origin = ""
         self.index = 0
         self.time_ms = 0
+        self.outage_ms = 0
+        """How much of the cluster's time was outage, in which clients could not act. It is 0 before version 9."""
         self.next_slot = 0
         """The slot of the first message of the batch that no command has published yet."""
         self.sizes = array("I")
@@ -194,6 +200,11 @@ class Core:
         were queues for it; like `dropped`, no part of the state."""
         self.dropped = Counter[str]()
         """How many messages that came to each node reached no queue, and were not mandatory."""
+
+    @property
+    def available_ms(self) -> int:
+        """The available time: the cluster's time without outages. Timers that wait for an act of a client go by it."""
+        return self.time_ms - self.outage_ms
 
     def take_apart(self, remains: Remains) -> None:
         """Leave to `remains` what there may be very much of: another state takes this one's place."""
@@ -466,7 +477,7 @@ class Core:
         lost_a_consumer: dict[Queue, None] = {}
         for consumer in consumers:
             if consumer.live:
-                consumer.queue.cancel(consumer, self.time_ms)
+                consumer.queue.cancel(consumer, self.available_ms)
                 lost_a_consumer[consumer.queue] = None
                 self.touch(consumer.queue)
         self.give_back(consumers, failed=failed)
@@ -485,7 +496,7 @@ class Core:
 
         They get as many ranges as the entry may still cost, or `at_least` so many.
         """
-        due_ms = queue.due_ms()
+        due_ms = self._due_ms_of(queue)
         if queue in self.dirty or (due_ms is not None and due_ms <= self.time_ms):
             most = max(SERVED_MAX - self.work.served, at_least)
             self.work.served += self._serve_some(queue, most)
@@ -493,7 +504,7 @@ class Core:
 
     def _serve_some(self, queue: Queue, most: int) -> int:
         """Serve a queue, for about `most` ranges. Returns what it has cost, in ranges."""
-        served, moved = queue.serve(self.time_ms, most, self.lost)
+        served, moved = queue.serve(self.time_ms, self.time_ms - self.outage_ms, most, self.lost)
         ranges = SERVING_RANGES + moved
         for consumer, delivery in served:
             ranges += len(delivery.ranges)
@@ -577,6 +588,7 @@ class Core:
                 session.budget = Budget(session.budget.limit)
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
+        self.idle_timers.keep(lambda queue: queue.vhost != name)
         self.dirty, self.dying, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
             for queues in (self.dirty, self.dying, self.behind, self.abandoned)
@@ -590,6 +602,7 @@ class Core:
         self.behind.pop(queue, None)
         self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)
+        self.idle_timers.set(queue, None)
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
             self._forget(consumer)
@@ -635,7 +648,9 @@ class Core:
 
     def _review(self, vhost: VirtualHost) -> None:
         """Review a part of a virtual host. Where settings change, limits are enforced and timers set anew."""
-        for queue in vhost.review(REVIEW_STEPS_MAX):
+        for queue, before in vhost.review(REVIEW_STEPS_MAX):
+            if self.version >= 9 and queue.settings.expires_ms != before.expires_ms:
+                queue.use(self.available_ms)  # the policy cannot have meant the time before it
             self.touch(queue)
             for consumer in queue.holders:
                 self.consumer_timers.set(consumer, None)
@@ -655,8 +670,9 @@ class Core:
             or self.remains
         ):
             return NOW_MS
-        due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
-        return None if due_ms == NEVER_MS else due_ms
+        available_ms = min(self.idle_timers.next_ms, self.consumer_timers.next_ms)
+        due_ms = min(self.queue_timers.next_ms, available_ms + self.outage_ms)
+        return None if due_ms >= NEVER_MS else due_ms
 
     def end_entry(self) -> None:
         """Do what is due or was put off, and serve the queues that have something new: who waited longest first."""
@@ -671,9 +687,10 @@ class Core:
             self._remove_some_abandoned()
         if self.remains:
             self.remains.shrink(REMAINS_MAX)
-        if self.consumer_timers.next_ms <= now_ms:
+        available_ms = now_ms - self.outage_ms
+        if self.consumer_timers.next_ms <= available_ms:
             self._look_at_due_consumers()
-        if self.queue_timers.next_ms <= now_ms:
+        if self.queue_timers.next_ms <= now_ms or self.idle_timers.next_ms <= available_ms:
             self._look_at_due_queues()
         left = self._serve_dirty(SERVED_MAX)
         if self.roomy:
@@ -683,32 +700,64 @@ class Core:
     def _look_at_due_consumers(self) -> None:
         timers = self.consumer_timers
         due: list[Consumer] = []
-        while timers.next_ms <= self.time_ms:
+        while timers.next_ms <= self.available_ms:
             due.append(timers.pop())
         # Some timers go off for nothing on a node that has set them long ago, so their order must not count.
         for consumer in sorted(due, key=_consumer_key):
             self._consumer_is_due(consumer)
 
     def _look_at_due_queues(self) -> None:
-        timers, left = self.queue_timers, DUE_QUEUES_MAX
-        unused: list[Queue] = []
-        while left > 0 and timers.next_ms <= self.time_ms:
-            queue = timers.pop()
-            if queue in self.dirty or queue in self.abandoned:
-                continue  # it is served anyhow, and not every node has a timer for it
-            left -= 1
-            if queue.is_abandoned(self.time_ms):
-                unused.append(queue)
-            else:
-                self.touch(queue)
-        self.abandon(unused)
+        left = DUE_QUEUES_MAX
+        unused: dict[Queue, None] = {}
+        now_ms, available_ms = self.time_ms, self.available_ms
+        for timers, until_ms in ((self.queue_timers, now_ms), (self.idle_timers, available_ms)):
+            while left > 0 and timers.next_ms <= until_ms:
+                queue = timers.pop()
+                if queue in self.dirty or queue in self.abandoned:
+                    continue  # it is served anyhow, and not every node has a timer for it
+                left -= 1
+                if self._is_abandoned(queue):
+                    unused[queue] = None
+                else:
+                    self.touch(queue)
+        self.abandon(list(unused))
+
+    def _due_ms_of(self, queue: Queue) -> int | None:
+        """The time at which the queue has to do something that no command asks for; None for never."""
+        due_ms = queue.due_ms()
+        abandoned_ms = None if self.version >= 9 else queue.abandoned_ms()
+        if abandoned_ms is not None:
+            due_ms = abandoned_ms if due_ms is None else min(due_ms, abandoned_ms)
+        return due_ms
+
+    def _is_abandoned(self, queue: Queue) -> bool:
+        """Whether the queue is to go because it is unused (x-expires), and its dead messages are elsewhere."""
+        abandoned_ms = queue.abandoned_ms()
+        if abandoned_ms is None or abandoned_ms > self.available_ms:
+            return False
+        return self.version < 9 or not (queue.has_dead or queue.loses_dead(self.time_ms))
+
+    def _set_timers(self, queue: Queue) -> None:
+        """Set the timers of a queue, which must be served."""
+        timers, due_ms = self.queue_timers, queue.due_ms()
+        if due_ms is not None or timers.next_ms != NEVER_MS:
+            timers.set(queue, due_ms)
+        if queue.settings.expires_ms is not None or self.idle_timers.next_ms != NEVER_MS:
+            self._set_idle_timer(queue)
+
+    def _set_idle_timer(self, queue: Queue) -> None:
+        """Set the timer that ends an unused queue; a queue with dead messages gets it when these are gone."""
+        if self.version >= 9:
+            self.idle_timers.set(queue, None if queue.has_dead else queue.abandoned_ms())
+        else:
+            self.queue_timers.set(queue, self._due_ms_of(queue))
 
     def _serve_dirty(self, most: int) -> int:
         """Serve the queues that have something new, for about `most` ranges; returns how many are left.
 
         The timer of a queue that is not served now is set when it is.
         """
-        dirty, timers = self.dirty, self.queue_timers
+        dirty = self.dirty
         partly: Queue | None = None
         for queue in list(islice(dirty, max(most, 0))):
             if most <= 0:
@@ -717,9 +766,7 @@ class Core:
             most -= self._serve_some(queue, most)
             if most <= 0 and queue.is_unserved:
                 partly = queue
-            due_ms = queue.due_ms()
-            if due_ms is not None or timers.next_ms != NEVER_MS:
-                timers.set(queue, due_ms)
+            self._set_timers(queue)
         if partly is not None:  # it has had something, the others have not
             dirty[partly] = None
         return most
@@ -752,14 +799,14 @@ class Core:
         """
         for queue in self.catalog.queues():
             if queue not in self.dirty and queue not in self.abandoned:
-                self.queue_timers.set(queue, queue.due_ms())
+                self._set_timers(queue)
 
     def _consumer_is_due(self, consumer: Consumer) -> None:
         if consumer.node in self.lost:
             return
         queue, deadline_ms = consumer.queue, self._deadline_ms(consumer)
         message_id = consumer.unacked.first()
-        if deadline_ms is None or message_id is None or deadline_ms > self.time_ms:
+        if deadline_ms is None or message_id is None or deadline_ms > self.available_ms:
             self.consumer_timers.set(consumer, deadline_ms)
             return
         timeout_ms = queue.timeout_ms(consumer)

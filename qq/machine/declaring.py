@@ -55,7 +55,7 @@ class Declaring:
             queue = vhost.declare_queue(command, name, owner)
         if vhost.is_unreviewed:
             core.review(vhost)
-        queue.use(core.time_ms)
+        queue.use(core.available_ms)
         core.touch(queue)
         core.session(core.origin, command.session).queue = queue.name
         if is_new:

@@ -62,6 +62,7 @@ class QueueMachine:
     """Virtual hosts with their queues, and who may use them."""
 
     versions = VERSIONS
+    outages_since = 9
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` is for exchanges that look into messages; it is the same on all nodes."""
@@ -183,6 +184,11 @@ class QueueMachine:
         self._core.end_entry()
         return self._core.take_effects()
 
+    def outage(self, length_ms: int) -> None:
+        """Count so much of the time before the entry that begins as outage; before version 9 it counts as any time."""
+        if self._core.version >= self.outages_since:
+            self._core.outage_ms += length_ms
+
     def fragments_of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
         """What the large messages of an entry go on with, by slot; messages that were stored whole are not in it."""
         return self._core.fragments.of(index)
@@ -193,7 +199,10 @@ class QueueMachine:
 
     def raise_to(self, version: int) -> None:
         """Go by this version of the state from the next entry on."""
-        self._core.version = version
+        core = self._core
+        before, core.version = core.version, version
+        if before < 9 <= version:
+            core.restore_timers()  # unused queues have timers of their own from now on
 
     def due_ms(self) -> int | None:
         """The time at which an entry will do something although nobody asks for anything; None for never."""
@@ -275,6 +284,11 @@ class QueueMachine:
     def version(self) -> int:
         """The version of the state that the log has agreed on, as far as this node has applied it."""
         return self._core.version
+
+    @property
+    def outage_ms(self) -> int:
+        """How much of the cluster's time was outage. Queues expire, and consumers time out, by the time without it."""
+        return self._core.outage_ms
 
     @property
     def routed(self) -> Mapping[str, int]:

@@ -346,7 +346,7 @@ class Publishing:
         if not publisher:
             return [(0, command.count)]
         first_seq = _publish_seq(command)
-        runs = vhost.publishers.new(publisher, first_seq, command.count, self._core.time_ms)
+        runs = vhost.publishers.new(publisher, first_seq, command.count, self._core.available_ms)
         return [(first - first_seq, last - first + 1) for first, last in runs]
 
     def _publisher(self, command: Publish) -> Names:
@@ -438,11 +438,11 @@ class Publishing:
                 remember = (
                     vhost.publishers.refuse if is_returned and core.version >= 8 else vhost.publishers.admit
                 )
-                remember(publisher, (publish_seq + first, publish_seq + accepted - 1), core.time_ms)
+                remember(publisher, (publish_seq + first, publish_seq + accepted - 1), core.available_ms)
         if accepted < end:
             if publisher:
                 run = (publish_seq + accepted, publish_seq + end - 1)
-                vhost.publishers.refuse(publisher, run, core.time_ms)
+                vhost.publishers.refuse(publisher, run, core.available_ms)
             for queue in queues:
                 queue.refuse(end - accepted)
             if command.first_seq:

@@ -143,7 +143,7 @@ class Queue:
     unacked_size: int = 0
     consumers: int = 0
     used_ms: int = 0
-    """The time at which it was last declared, asked for a message, or had a consumer."""
+    """The available time at which it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
     rotation: Rotation[Consumer] = field(default_factory=Rotation)
@@ -193,9 +193,9 @@ class Queue:
 
     # What is said of all of it
 
-    def use(self, now_ms: int) -> None:
+    def use(self, available_ms: int) -> None:
         """Note that the queue is declared or asked for a message, so that it is not abandoned (x-expires)."""
-        self.used_ms = now_ms
+        self.used_ms = available_ms
 
     def disown(self) -> None:
         """Take the queue from its owner, because it will go soon: nobody can use it until then."""
@@ -369,11 +369,14 @@ class Queue:
             self.came_back = max(self.came_back - sum(messages.count for _, messages in found), 0)
         self.forget(messages for _, messages in found)
 
-    def serve(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
+    def serve(
+        self, now_ms: int, available_ms: int, most: int, lost: Container[str] = ()
+    ) -> tuple[list[Served], int]:
         """Release what is due, drop what is expired or too much, give consumers what is theirs: about `most` ranges.
 
-        Consumers of nodes that are `lost` are given nothing. Returns what the others are given, and how many ranges
-        have gone elsewhere: a few may, even if `most` is 0.
+        The time of consumers to settle their messages begins at `available_ms`. Consumers of nodes that are `lost` are
+        given nothing. Returns what the others are given, and how many ranges have gone elsewhere: a few may, even if
+        `most` is 0.
         """
         self._frozen = None
         self.revision += 1
@@ -385,14 +388,14 @@ class Queue:
         due_ms = backlog.due_ms()
         served: list[Served] = []
         if due_ms is None or due_ms > now_ms:
-            served = self._give(now_ms, most, lost)
+            served = self._give(now_ms, available_ms, most, lost)
         else:
             moved += backlog.release(now_ms, due_max)
             # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
             moved += self._expire(now_ms - 1, now_ms, due_max)
             if not 0 < backlog.expires_ms() < now_ms:
                 # Others may be due after a delay that are not released yet: they come behind these.
-                served = self._give(now_ms, most, lost)
+                served = self._give(now_ms, available_ms, most, lost)
                 moved += self._expire(now_ms, now_ms, due_max)
         if self._drops:
             moved += self._trim(now_ms)
@@ -416,34 +419,40 @@ class Queue:
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
-        """The time at which the queue has to do something that no command asks for; None for never."""
-        if not (self._drops or self.dying or self.settings.expires_ms is not None):
+        """The time at which something is due with the queue's messages; None for never."""
+        if not (self._drops or self.dying):
             return self.backlog.due_ms()
         due_ms = None
         if self._has_room_to_die:
             due_ms = NOW_MS if self._is_to_be_trimmed() else self.backlog.due_ms()
         if self.dying and self.retry_ms:
             due_ms = self.retry_ms if due_ms is None else min(due_ms, self.retry_ms)
-        abandoned_ms = self._abandoned_ms()
-        if abandoned_ms is not None:
-            due_ms = abandoned_ms if due_ms is None else min(due_ms, abandoned_ms)
         return due_ms
 
-    def is_abandoned(self, now_ms: int) -> bool:
-        """Whether nobody has used the queue for as long as it is to be kept (x-expires)."""
-        abandoned_ms = self._abandoned_ms()
-        return abandoned_ms is not None and abandoned_ms <= now_ms
+    def abandoned_ms(self) -> int | None:
+        """The available time at which the queue has been unused for as long as it is to be kept (x-expires).
 
-    def _abandoned_ms(self) -> int | None:
+        None while a consumer uses it, and for queues that are kept for ever.
+        """
         expires_ms = self.settings.expires_ms
         return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether messages are on their way to the dead-letter exchange, or consumers have just given some back."""
+        return bool(self.dying or self.leaving or self.returning)
+
+    def loses_dead(self, now_ms: int) -> bool:
+        """Whether messages that die at `now_ms` at the latest would be lost with the queue, if it went now."""
+        due_ms = self.due_ms()
+        return self.settings.dead_letter_exchange is not None and due_ms is not None and due_ms <= now_ms
 
     @property
     def is_unserved(self) -> bool:
         """Whether consumers may be given something."""
         return bool(self.rotation) and self.available > 0
 
-    def _give(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
+    def _give(self, now_ms: int, available_ms: int, most: int, lost: Container[str]) -> list[Served]:
         """Give ready messages to consumers that may have them, round robin. Returns an effect for each that got any."""
         backlog, rotation = self.backlog, self.rotation
         served: dict[Consumer, list[Range]] = {}
@@ -477,7 +486,9 @@ class Queue:
             self._note_waiting(now_ms)
         if not served:
             return []
-        return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
+        return [
+            (consumer, self._check_out(consumer, ranges, available_ms)) for consumer, ranges in served.items()
+        ]
 
     def _take(self, count: int, most: int) -> list[Range]:
         """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
@@ -671,11 +682,11 @@ class Queue:
         if successor is not None:
             self.give_credit(successor, 0)
 
-    def cancel(self, consumer: Consumer, now_ms: int) -> None:
+    def cancel(self, consumer: Consumer, available_ms: int) -> None:
         """Give a live consumer no more messages; it stays while it holds some."""
         consumer.live = False
         self.consumers -= 1
-        self.used_ms = now_ms
+        self.used_ms = available_ms
         self._withdraw(consumer)
         self.candidates.discard(consumer)
         if not consumer.unacked:
@@ -804,9 +815,10 @@ class Queue:
         self.tally.get_empty += 1
         self.revision += 1
 
-    def get(self, consumer: Consumer, count: int, now_ms: int) -> list[Range]:
+    def get(self, consumer: Consumer, count: int, available_ms: int) -> list[Range]:
         """Check out the first `count` messages, which have to be there, to a consumer that wants no more.
 
+        The time of the consumer to settle them begins at `available_ms`.
         If the consumer is `no_ack` it does not hold the messages, and the caller has to call `forget`.
         """
         ranges = self._take(count, count)
@@ -816,7 +828,7 @@ class Queue:
             self.tally.got += count
             self.holders[consumer] = None
             consumer.hold(count)
-            self._check_out(consumer, ranges, now_ms)
+            self._check_out(consumer, ranges, available_ms)
             consumer.next_id = 0  # they are told in the answer, not as a delivery
             self.tally.delivered -= count  # and count as got
         return ranges
@@ -861,10 +873,10 @@ class Queue:
         self.active = None
         return [*held, *leaving, list(self.dying)]
 
-    def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> Deliver:
+    def _check_out(self, consumer: Consumer, ranges: list[Range], available_ms: int) -> Deliver:
         """Book on the consumer that it holds these messages, too. Returns the effect that tells it."""
         if self.timeout_ms(consumer):
-            consumer.mark(now_ms)
+            consumer.mark(available_ms)
         elif consumer.marks:
             consumer.marks.clear()  # they would count for what comes now if there is a timeout again
         tally = self.tally

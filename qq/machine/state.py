@@ -78,6 +78,7 @@ class FrozenMachine(NamedTuple):
     global_parameters: list[tuple[str, str]]
     moves: list[MoveRow]
     fragments: FrozenFragments
+    outage_ms: int
 
     def pieces(self) -> list[bytes]:
         """The state, to be read by `read_dump` of each program that can run the version which is agreed on.
@@ -121,6 +122,7 @@ class FrozenMachine(NamedTuple):
             global_parameters=Rows(self.global_parameters),
             moves=rows_as_of(MoveRow, version, self.moves),
             fragments=Rows(self._fragments_in_use()),
+            outage_ms=self.outage_ms,
         )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -247,9 +249,11 @@ class Dump(NamedTuple):
     """The moves of all virtual hosts, in the order in which they have begun."""
     fragments: Iterable[FragmentsRow]
     """The messages that were stored in fragments and that something refers to."""
+    outage_ms: int
+    """How much of the cluster's time was outage, in ms."""
 
 
-CHANGES[Dump] = {8: more_fields((), (), ())}
+CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0)}
 
 
 _RANGES_OF_A_LOOK = 1000
@@ -373,6 +377,7 @@ def freeze(core: Core) -> FrozenMachine:
         global_parameters=list(catalog.global_parameters.items()),
         moves=list(map(MoveRow.of, catalog.moves.all.values())),
         fragments=core.fragments.freeze(),
+        outage_ms=core.outage_ms,
     )
 
 
@@ -385,7 +390,7 @@ def _given_away(rows: Any) -> Iterator[Any]:
 
 def restore(core: Core, dump: Dump) -> None:
     """Put a state together again, in a new core; the rows are given away."""
-    core.version = dump.version
+    core.version, core.outage_ms = dump.version, dump.outage_ms
     core.fragments = Fragments(dump.fragments)
     catalog = core.catalog
     _restore_access(core, dump)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from qq.machine.queue import QueueOwner
     from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
+    from qq.machine.settings import QueueSettings
     from qq.machine.work import Work
     from qq.routing.content import Content
 
@@ -543,18 +544,20 @@ class VirtualHost:
         """Enter what is still to be reviewed."""
         self.unreviewed_queues, self.unreviewed_exchanges = list(queues), list(exchanges)
 
-    def review(self, steps_max: int) -> list[Queue]:
+    def review(self, steps_max: int) -> list[tuple[Queue, QueueSettings]]:
         """Let those policies apply that match now, to one thing at least, until the entry has cost `steps_max` steps.
 
-        Returns the queues whose settings have changed.
+        Returns the queues whose settings have changed, each with those that it had before.
         """
-        changed: list[Queue] = []
+        changed: list[tuple[Queue, QueueSettings]] = []
         while self.is_unreviewed:
             self._work.steps += _REVIEW_STEPS
             if self.unreviewed_queues:
                 queue = self.queues.get(self.unreviewed_queues.pop())
-                if queue is not None and self._review_queue(queue):
-                    changed.append(queue)
+                if queue is not None:
+                    before = queue.settings
+                    if self._review_queue(queue):
+                        changed.append((queue, before))
             else:
                 self._review_exchange(self.unreviewed_exchanges.pop())
             if self._work.steps >= steps_max:

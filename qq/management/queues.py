@@ -139,10 +139,11 @@ class QueueReports:
     def _look_at_held(self, consumer: Consumer, since_ms: int) -> None:
         queue = consumer.queue
         timeout_ms = queue.timeout_ms(consumer)
-        if timeout_ms and self._group.time_ms() - since_ms > timeout_ms // 2:
+        outage_ms = self._machine.outage_ms
+        if timeout_ms and self._group.time_ms() - outage_ms - since_ms > timeout_ms // 2:
             held = len(consumer.unacked)
             facts = HeldFacts(
-                queue.vhost, queue.name, consumer.tag, consumer.node, since_ms, timeout_ms, held
+                queue.vhost, queue.name, consumer.tag, consumer.node, since_ms + outage_ms, timeout_ms, held
             )
             self.held_watch.look(facts)
 

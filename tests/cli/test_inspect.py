@@ -15,7 +15,7 @@ from new_logs import GROUP, new_log, raising
 
 from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
-from cluster.entry import KIND_EXPEL, make_batch, make_compacted, make_entry
+from cluster.entry import KIND_EXPEL, KIND_OUTAGE, make_batch, make_compacted, make_entry
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
@@ -68,7 +68,11 @@ ENTRIES = [
         ],
     ),
     b"\x00nonsense",
-    *(make_entry(TIME_MS + 2, [make_batch("n1", INCARNATION, sequence, [])]) for sequence in range(4, 10)),
+    make_entry(
+        TIME_MS + 2,
+        [make_batch("n1", 0, 12_000, [], KIND_OUTAGE), make_batch("n1", INCARNATION, 4, [])],
+    ),
+    *(make_entry(TIME_MS + 2, [make_batch("n1", INCARNATION, sequence, [])]) for sequence in range(5, 10)),
 ]
 
 
@@ -297,7 +301,8 @@ def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
         "    not readable: 1936617326 messages in one batch",
         "5  term 1  not readable: entry header cut short",
         f"6  term 1  2026-01-02T03:04:05.680Z  {len(ENTRIES[5])} bytes",
-        "  batch 0 of n1 7.4: nothing, the node only tells that it lives",
+        "  batch 0 of n1: an outage of 12,000 ms at most",
+        "  batch 1 of n1 7.4: nothing, the node only tells that it lives",
     ]
 
 

@@ -44,11 +44,16 @@ class Alarms:
         self.rung: list[tuple[int, int]] = []
         """When each was due, and the time of the entry that rang it."""
         self.entries = 0
+        self.outage_ms = 0
 
     versions = (1, 2)
+    outages_since = 2
 
     def raise_to(self, version: int) -> None:
         """It does the same at both versions."""
+
+    def outage(self, length_ms: int) -> None:
+        self.outage_ms += length_ms
 
     def apply_batch(
         self,

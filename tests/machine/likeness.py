@@ -232,7 +232,7 @@ def differences(lived: QueueMachine, loaded: QueueMachine) -> list[str]:
     walk.compare("machine", lived, loaded)
     walk.finish()
     # How many queues are looked at in an entry depends on it.
-    walk.compare("queue timers", _queue_moments(lived), _queue_moments(loaded), ordered=False)
+    walk.compare("queue timers", _queue_moments(lived), _queue_moments(loaded))
     return walk.found
 
 
@@ -371,8 +371,11 @@ def _moments(timers: Timers[Any]) -> dict[object, int]:
     return {_name(key): due_ms for due_ms, _, key in timers._entries.values()}
 
 
-def _queue_moments(machine: QueueMachine) -> dict[object, int]:
-    """Those of queues that do not have their turn anyhow."""
+def _queue_moments(machine: QueueMachine) -> list[dict[object, int]]:
+    """Those of queues that do not have their turn anyhow, by the cluster's time and by the available time."""
     core = machine._core
     passed = {_name(queue) for queue in (*core.dirty, *core.abandoned)}
-    return {name: due_ms for name, due_ms in _moments(core.queue_timers).items() if name not in passed}
+    return [
+        {name: due_ms for name, due_ms in sorted(_moments(timers).items()) if name not in passed}
+        for timers in (core.queue_timers, core.idle_timers)
+    ]

@@ -331,6 +331,12 @@ class Pair:
         self.counted: dict[Queue, Counted] = {}
         """What was counted of each queue at the end of the last entry."""
 
+    def pass_ms(self, time_ms: int, *, is_outage: bool) -> None:
+        self.time_ms += time_ms
+        if is_outage:
+            self.one.outage(time_ms)
+            self.other.outage(time_ms)
+
     def entry(self, origin: str, asked: list[Command]) -> None:
         self.index += 1
         payload = batch(asked, [b"x" * (1 + number % 3) for number in range(published_by(asked))])
@@ -469,7 +475,7 @@ def test_any_commands_leave_two_machines_equal(
 ) -> None:
     pair = Pair()
     for origin, asked, pause_ms in entries:
-        pair.time_ms += pause_ms
+        pair.pass_ms(pause_ms, is_outage=pause_ms % 4 == 1)
         if isinstance(asked, bool):
             pair.down(origin, expelled=asked)
         else:
@@ -822,7 +828,7 @@ def absurd_life(seed: int) -> None:
     chance = Chance(seed)
     pair = Pair()
     for _ in range(60):
-        pair.time_ms += chance.choice([0, 0, 1, 100, 1_000, 5_000])
+        pair.pass_ms(chance.choice([0, 0, 1, 100, 1_000, 5_000]), is_outage=chance.random() < 0.2)
         origin = chance.choice(["n1", "n2"])
         if chance.random() < 0.05:
             pair.down(origin, expelled=chance.random() < 0.5)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from random import Random
 from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -19,6 +20,7 @@ import pytest
 from long_cases import cases
 from pysyncobj.node import Node
 
+from chaos.sim import queue_features
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.cluster import Parts, SimulationOptions
 from chaos.sim.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
@@ -57,7 +59,7 @@ from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
-from qq.tables import TABLE_DEPTH_MAX
+from qq.tables import TABLE_DEPTH_MAX, Table
 
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,
@@ -152,6 +154,13 @@ CLOCK_JUMPS = SimulationOptions(
     fault_interval_s=2.0,
     queues=True,
     faults={"clock jump": 1.0, "kill": 0.2, "transfer": 0.3},
+)
+OUTAGES = SimulationOptions(
+    duration_s=15.0,
+    submit_interval_s=0.3,
+    fault_interval_s=0.7,
+    queues=True,
+    faults={"pause": 3.0, "kill all": 0.5, "isolate": 1.0, "partition": 1.0, "clock jump": 1.0},
 )
 FOUR_VOTERS = SimulationOptions(
     nodes=4,
@@ -613,6 +622,18 @@ class GoesByItsOwnClock(QueueMachine):
         return super().end_entry(time_ms + self._ahead_ms)
 
 
+draw_arguments = queue_features._draw_arguments
+
+
+def draw_expiring_arguments(random: Random, queue: str) -> Table:
+    """In place of `queue_features._draw_arguments`: queues are deleted when they were unused for two seconds."""
+    return draw_arguments(random, queue) | {"x-expires": 2_000}
+
+
+def count_an_outage_as_idle_time(_machine: QueueMachine, _length_ms: int) -> None:
+    """In place of `QueueMachine.outage`."""
+
+
 def forget_publishers(publishers: Publishers) -> FrozenPublishers:
     """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
     return FrozenPublishers(*publishers.bounds, [])
@@ -1007,6 +1028,24 @@ HAZARDS = [
         absences=True,
         world={"chaos.sim.queue_workload.TENANTS": 0.5},
         is_long=True,
+    ),
+    Hazard(
+        Parts(),
+        OUTAGES,
+        8,
+        "ms in which it could be used",
+        ("qq.machine.machine.QueueMachine.outage", count_an_outage_as_idle_time),
+        shown_by=2,
+        world={"chaos.sim.queue_features._draw_arguments": draw_expiring_arguments},
+    ),
+    Hazard(
+        Parts(),
+        OUTAGES,
+        14,
+        "and there was a majority for",
+        ("cluster.outages.Outages._is_counted", False),
+        shown_by=12,
+        world={"chaos.sim.queue_features._draw_arguments": draw_expiring_arguments},
     ),
     Hazard(
         Parts(),
