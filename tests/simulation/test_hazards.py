@@ -1118,7 +1118,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=165),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=890),
     Hazard(
         Parts(),
         WRONG_LISTS,
