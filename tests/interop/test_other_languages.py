@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,8 +195,8 @@ def test_anyevent_rabbitmq_passes_its_own_tests(node: ClusterNode, tmp_path: Pat
 
 
 def put(node: ClusterNode, path: str, document: object) -> None:
-    connection = HTTPConnection("127.0.0.1", node.http_port, timeout=20)
     headers = {"Authorization": AUTHORIZATION, "Content-Type": "application/json"}
-    connection.request("PUT", f"/api/{path}", json.dumps(document), headers)
-    answer = connection.getresponse()
-    assert answer.status < 300, answer.read()
+    with closing(HTTPConnection("127.0.0.1", node.http_port, timeout=20)) as connection:
+        connection.request("PUT", f"/api/{path}", json.dumps(document), headers)
+        answer = connection.getresponse()
+        assert answer.status < 300, answer.read()
