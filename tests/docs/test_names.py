@@ -572,7 +572,8 @@ def sources() -> list[Path]:
         file
         for top in tops
         for file in (ROOT / top).rglob("*")
-        if file.suffix in {".py", ".c", ".toml", ".yml"}
+        # Below `build` are other projects' packages.
+        if file.suffix in {".py", ".c", ".toml", ".yml"} and "build" not in file.relative_to(ROOT).parts
     ]
     return [*found, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
 HERE = Path(__file__).parent
+CLIENTS = HERE.parent.parent / "requirements" / "clients.txt"
 UNPACKED = HERE / "build"
 FETCH_TIMEOUT_S = 100.0
 GO_ENVIRONMENT = {
@@ -34,7 +35,8 @@ GO_ENVIRONMENT = {
 }
 _PIN = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+) --hash=sha256:(?P<digest>[0-9a-f]{64})")
 _NODE_PIN = re.compile(r"(?P<name>[\w.-]+)@(?P<version>\S+) sha512-(?P<digest>\S+)")
-_GO_PIN = re.compile(r"(?P<module>\S+/(?P<name>[\w.-]+)) v(?P<version>\S+) (?P<digest>h1:\S+)")
+_NODE_CLIENT_PIN = re.compile(r"(?P<what>(?P<name>@?[\w./-]+)@\S+) (?P<digest>sha512-\S+)")
+_GO_PIN = re.compile(r"(?P<module>\S+?/(?P<name>[\w.-]+)(?:/v\d+)?) v(?P<version>\S+) (?P<digest>h1:\S+)")
 
 
 class SourceMissingError(Exception):
@@ -45,21 +47,40 @@ class WrongHashError(Exception):
     """What was fetched is not what was pinned."""
 
 
-def python_source(name: str) -> Path:
-    """Directory of the source package that `sources.txt` pins. Raises SourceMissingError, for instance offline."""
+def python_clients() -> Path:
+    """Directory of the packages in `requirements/clients.txt`, for PYTHONPATH. Raises SourceMissingError."""
+    directory = UNPACKED / f"python-clients-{_digest(CLIENTS)}"
+    with fetching(directory) as unfinished:
+        if unfinished is not None:
+            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+            # puka has no wheel: its source package is built with the build tools that we have pinned.
+            command += ["--no-deps", "--no-build-isolation", "--require-hashes"]
+            command += ["--target", str(unfinished / "unpacked"), "--requirement", str(CLIENTS)]
+            run(command, unfinished, CLIENTS.name)
+    return directory
+
+
+def python_source(name: str, build_tools: Path | None = None) -> Path:
+    """Directory of the source package that `sources.txt` pins. Raises SourceMissingError, for instance offline.
+
+    `build_tools`: where its build tools are, if they are not in the environment.
+    """
     pins = [_PIN.fullmatch(line) for line in (HERE / "sources.txt").read_text().splitlines()]
     pin = next(pin for pin in pins if pin and pin["name"] == name)
     directory = UNPACKED / f"{name}-{pin['version']}"
-    with _fetching(directory) as unfinished:
+    tools = {"PYTHONPATH": str(build_tools)} if build_tools else {}
+    with fetching(directory) as unfinished:
         if unfinished is not None:
             pinned = unfinished / "pinned.txt"
             pinned.write_text(pin[0] + "\n")
             # pip builds a package's metadata when it downloads it: with the build tools that we have pinned.
             command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
             command += ["--no-deps", "--no-binary", name, "--no-build-isolation", "--require-hashes"]
-            _run([*command, "--dest", str(unfinished), "--requirement", str(pinned)], unfinished, pin[0])
+            run(
+                [*command, "--dest", str(unfinished), "--requirement", str(pinned)], unfinished, pin[0], tools
+            )
             [archive] = unfinished.glob("*.tar.gz")
-            _unpack(archive, unfinished / "unpacked")
+            unpack(archive, unfinished / "unpacked")
     return directory
 
 
@@ -71,38 +92,59 @@ def amqplib_source() -> Path:
         if (pin := _NODE_PIN.fullmatch(line))
     ]
     directory = UNPACKED / f"{pins[0]['name']}-{pins[0]['version']}"
-    with _fetching(directory) as unfinished:
+    with fetching(directory) as unfinished:
         if unfinished is not None:
             target = unfinished / "unpacked"
             for pin in pins:
                 what = f"{pin['name']}@{pin['version']}"
-                _run(["npm", "pack", "--silent", what], unfinished, what)
+                run(["npm", "pack", "--silent", what], unfinished, what)
                 archive = unfinished / f"{pin['name']}-{pin['version']}.tgz"
                 digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
                 if digest != pin["digest"]:
                     raise WrongHashError(f"{what} has another hash than the pinned one: sha512-{digest}")
-                _unpack(archive, target if pin is pins[0] else target / "node_modules" / pin["name"])
+                unpack(archive, target if pin is pins[0] else target / "node_modules" / pin["name"])
     return directory
 
 
-def go_source() -> Path:
-    """Directory of the module in `sources_go.txt`, after what its tests need was fetched (GO_ENVIRONMENT)."""
+def node_clients() -> Path:
+    """Directory of the packages in `clients_node.txt`, for NODE_PATH. Raises SourceMissingError."""
+    pinned = HERE / "clients_node.txt"
+    pins = [pin for line in pinned.read_text().splitlines() if (pin := _NODE_CLIENT_PIN.fullmatch(line))]
+    directory = UNPACKED / f"node-clients-{_digest(pinned)}"
+    with fetching(directory) as unfinished:
+        if unfinished is not None:
+            # npm takes the directory above for the package's, if this has no description of a package.
+            (unfinished / "package.json").write_text("{}")
+            command = ["npm", "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"]
+            run([*command, *(pin["what"] for pin in pins)], unfinished, pinned.name)
+            installed = json.loads((unfinished / "node_modules/.package-lock.json").read_text())["packages"]
+            found = {
+                path.removeprefix("node_modules/"): each["integrity"] for path, each in installed.items()
+            }
+            if found != {pin["name"]: pin["digest"] for pin in pins}:
+                raise WrongHashError(f"npm has installed something else than {pinned.name} says: {found}")
+            (unfinished / "node_modules").rename(unfinished / "unpacked")
+    return directory
+
+
+def go_source(name: str) -> Path:
+    """Directory of a module in `sources_go.txt`, after what its tests need was fetched (GO_ENVIRONMENT)."""
     pins = [_GO_PIN.fullmatch(line) for line in (HERE / "sources_go.txt").read_text().splitlines()]
-    [pin] = [pin for pin in pins if pin]
+    [pin] = [pin for pin in pins if pin and pin["name"] == name]
     directory = UNPACKED / f"{pin['name']}-{pin['version']}"
-    with _fetching(directory) as unfinished:
+    with fetching(directory) as unfinished:
         if unfinished is not None:
             what = f"{pin['module']}@v{pin['version']}"
-            fetched = json.loads(_run(["go", "mod", "download", "-json", what], unfinished, what))
+            fetched = json.loads(run(["go", "mod", "download", "-json", what], unfinished, what))
             if fetched["Sum"] != pin["digest"]:
                 raise WrongHashError(f"{what} has another hash than the pinned one: {fetched['Sum']}")
             shutil.copytree(fetched["Dir"], unfinished / "unpacked")
-            _run(["go", "mod", "download"], unfinished / "unpacked", f"what {what} needs")
+            run(["go", "mod", "download"], unfinished / "unpacked", f"what {what} needs")
     return directory
 
 
 @contextmanager
-def _fetching(directory: Path) -> Generator[Path | None]:
+def fetching(directory: Path) -> Generator[Path | None]:
     """Yield a directory whose `unpacked` becomes the wanted one, None if that is there; one process at a time."""
     UNPACKED.mkdir(exist_ok=True)
     with (UNPACKED / "lock").open("w") as lock:
@@ -118,7 +160,13 @@ def _fetching(directory: Path) -> Generator[Path | None]:
         shutil.rmtree(unfinished)
 
 
-def _run(command: Sequence[str], directory: Path, what: str) -> str:
+def run(
+    command: Sequence[str],
+    directory: Path,
+    what: str,
+    settings: Mapping[str, str] | None = None,
+    timeout_s: float = FETCH_TIMEOUT_S,
+) -> str:
     """Give what the command prints. Raises SourceMissingError."""
     # Build tools are looked for on the path, and the virtual environment need not be active.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -126,10 +174,10 @@ def _run(command: Sequence[str], directory: Path, what: str) -> str:
         done = subprocess.run(
             command,
             cwd=directory,
-            env=os.environ | {"PATH": path} | GO_ENVIRONMENT,
+            env=os.environ | {"PATH": path} | GO_ENVIRONMENT | (settings or {}),
             capture_output=True,
             text=True,
-            timeout=FETCH_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -142,7 +190,7 @@ def _run(command: Sequence[str], directory: Path, what: str) -> str:
     return done.stdout
 
 
-def _unpack(archive: Path, directory: Path) -> None:
+def unpack(archive: Path, directory: Path) -> None:
     with tarfile.open(archive) as tar:
         # Not before Python 3.11.4; what is unpacked is pinned by its hash.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
@@ -151,3 +199,7 @@ def _unpack(archive: Path, directory: Path) -> None:
             member.name = member.name.partition("/")[2]
             if member.name:
                 tar.extract(member, directory)
+
+
+def _digest(pinned: Path) -> str:
+    return hashlib.sha256(pinned.read_bytes()).hexdigest()[:12]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from certificates_of_clients import AMQPS_PORT_OFFSET
-from sources import SourceMissingError, amqplib_source, go_source, python_source
+from sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
 from upstream import (
     Known,
     Outcome,
@@ -54,6 +54,8 @@ class Suite:
     """Where the tests look for certificates, if the package has none."""
     files: Sequence[str] = ()
     """Glob patterns: all files of its tests that are for a broker."""
+    is_apart: bool = False
+    """It is not among the packages of the environment, and neither is what it needs (`python_clients`)."""
 
 
 def besides(*names: str) -> str:
@@ -81,10 +83,34 @@ over HTTP."""
 LONG = [
     Suite(
         "amqpstorm",
-        ["amqpstorm/tests/functional/management"],
+        ["amqpstorm/tests/functional"],
         [],
-        54,
-        files=["amqpstorm/tests/functional/management/test_*.py"],
+        150,
+        files=["amqpstorm/tests/functional/**/test_*.py"],
+    ),
+    Suite(
+        "rabbitpy",
+        ["tests/integration", "tests/test_integration.py"],
+        [],
+        40,
+        files=["tests/**/test_*.py"],
+        is_apart=True,
+    ),
+    Suite(
+        "dramatiq",
+        ["tests/test_rabbitmq.py"],
+        ["-p", "for_dramatiq", "--import-mode=importlib"],
+        28,
+        files=["tests/test_*.py"],
+        is_apart=True,
+    ),
+    Suite(
+        "oslo.messaging",
+        ["oslo_messaging/tests/functional/test_functional.py"],
+        [],
+        20,
+        files=["oslo_messaging/tests/functional/**/test_*.py"],
+        is_apart=True,
     ),
     Suite(
         "amqp",
@@ -146,14 +172,20 @@ def scratch(tmp_path: Path, certificates: Path) -> Scratch:
 
 def run_python_suite(suite: Suite, cluster: LocalCluster, scratch: Scratch, timeout_s: float) -> None:
     try:
-        source = python_source(suite.name)
+        packages = python_clients() if suite.is_apart else None
+        source = python_source(suite.name, packages)
     except SourceMissingError as error:
         pytest.fail(str(error), pytrace=False)
-    run_unpacked(suite, source, cluster, scratch, timeout_s)
+    run_unpacked(suite, source, cluster, scratch, timeout_s, packages)
 
 
 def run_unpacked(
-    suite: Suite, source: Path, cluster: LocalCluster, scratch: Scratch, timeout_s: float
+    suite: Suite,
+    source: Path,
+    cluster: LocalCluster,
+    scratch: Scratch,
+    timeout_s: float,
+    packages: Path | None = None,
 ) -> None:
     if suite.certificates:
         source = shutil.copytree(source, scratch.directory / "source")
@@ -173,6 +205,7 @@ def run_unpacked(
         http_port=node.http_port,
         timeout_s=timeout_s,
         options=["-p", "left_out", *left_out, *suite.options],
+        packages=packages,
     )
     check(outcome, known if suite.is_whole else in_part(known, outcome), suite.passed_min)
 
@@ -261,7 +294,8 @@ def test_amqplib_passes_its_own_tests(
     except SourceMissingError as error:
         pytest.skip(str(error))
     port = cluster.followers()[0].amqp_port
-    outcome = run_mocha(source, files, tmp_path / "report.json", port=port, timeout_s=SHORT_S / 2)
+    settings = {"URL": f"amqp://127.0.0.1:{port}", "QQ_INTEROP_PORT": str(port)}
+    outcome = run_mocha([source / file for file in files], tmp_path / "report.json", settings, SHORT_S / 2)
     check(outcome, in_part(known_failures("amqplib"), outcome), passed_min)
 
 
@@ -271,11 +305,12 @@ def test_amqp091_go_passes_its_own_tests(cluster: LocalCluster, tmp_path: Path) 
     if shutil.which("go") is None:
         pytest.fail("no Go here: apt-get install golang", pytrace=False)
     try:
-        source = go_source()
+        source = go_source("amqp091-go")
     except SourceMissingError as error:
         pytest.fail(str(error), pytrace=False)
     node = cluster.followers()[0]
-    outcome = run_go(source, tmp_path, amqp_port=node.amqp_port, http_port=node.http_port, timeout_s=LONG_S)
+    ports = {"amqp_port": node.amqp_port, "http_port": node.http_port}
+    outcome = run_go(source, tmp_path, ["-tags", "integration", "."], **ports, timeout_s=LONG_S)
     check(outcome, known_failures("amqp091-go"), 300)
 
 

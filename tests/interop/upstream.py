@@ -36,6 +36,8 @@ PLUGINS = HERE / "plugins"
 TEST_TIMEOUT_S = 60
 TAIL_LINES = 40
 MESSAGE_SHOWN = 300
+# Watermill names a test's parts after the queues that it makes.
+_RANDOM = re.compile("/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,19 @@ def run_pytest(
     http_port: int,
     timeout_s: float,
     options: Sequence[str] = (),
+    packages: Path | None = None,
 ) -> Outcome:
-    """Run test files of an unpacked source package with pytest, without its configuration and ours."""
+    """Run test files of an unpacked source package with pytest, without its configuration and ours.
+
+    `packages`: a directory of packages that are not in the environment.
+    """
     command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, "--rootdir", str(directory)]
     command += ["-W", "ignore", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
     command += ["-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
     settings = {
-        "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(PLUGINS), *([str(packages)] if packages else []), os.environ.get("PYTHONPATH", "")]
+        ),
         # The virtual environment need not be active, and some tests run the client's commands.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -139,38 +147,47 @@ def run_pytest(
         "AMQP_PASSWORD": "guest",
         "AMQP_URI": f"amqp://guest:guest@127.0.0.1:{port}/%2F",
         "AMQP_HTTP_URL": f"http://127.0.0.1:{http_port}",
+        # rabbitpy
+        "RABBITMQ_URL": f"amqp://guest:guest@127.0.0.1:{port}/%2f",
+        # oslo.messaging
+        "RPC_TRANSPORT_URL": f"rabbit://guest:guest@127.0.0.1:{port}//",
+        "NOTIFY_TRANSPORT_URL": f"rabbit://guest:guest@127.0.0.1:{port}//",
     }
     report.with_suffix(".results").mkdir()
     run_suite(command, directory, report, settings, timeout_s)
     return read_report(report)
 
 
-def run_mocha(directory: Path, tests: Sequence[str], report: Path, *, port: int, timeout_s: float) -> Outcome:
+def run_mocha(files: Sequence[Path], report: Path, settings: Mapping[str, str], timeout_s: float) -> Outcome:
     """Run test files for mocha's "tdd" interface with Node.js."""
-    settings = {
-        "URL": f"amqp://127.0.0.1:{port}",
-        "QQ_INTEROP_PORT": str(port),
-        "QQ_INTEROP_FILES": " ".join(str(directory / test) for test in tests),
-        "QQ_INTEROP_REPORT": str(report),
-    }
+    mocha = {"QQ_INTEROP_FILES": " ".join(map(str, files)), "QQ_INTEROP_REPORT": str(report)}
     command = ["node", "--require", str(PLUGINS / "redirect.js"), str(PLUGINS / "mocha_tdd.js")]
-    run_suite(command, directory, report, settings, timeout_s)
+    run_suite(command, report.parent, report, mocha | settings, timeout_s)
     document = json.loads(report.read_text())
     return Outcome(set(document["passed"]), document["failed"])
 
 
-def run_go(directory: Path, scratch: Path, *, amqp_port: int, http_port: int, timeout_s: float) -> Outcome:
-    """Run the tests of a Go package, those that need a broker too; a test's parts are `TEST/PART`."""
+def run_go(
+    directory: Path,
+    scratch: Path,
+    options: Sequence[str],
+    *,
+    amqp_port: int,
+    http_port: int,
+    timeout_s: float,
+) -> Outcome:
+    """Run the tests of a Go module, those that need a broker too; a test's parts are `TEST/PART`."""
     overlay = scratch / "overlay.json"
     overlay.write_text(json.dumps({"Replace": _redirected(directory, scratch, amqp_port, http_port)}))
-    settings = GO_ENVIRONMENT | {"AMQP_URL": f"amqp://guest:guest@127.0.0.1:{amqp_port}/"}
-    command = ["go", "test", "-json", "-tags", "integration", "-overlay", str(overlay), "."]
+    url = f"amqp://guest:guest@127.0.0.1:{amqp_port}/"
+    settings = GO_ENVIRONMENT | {"AMQP_URL": url, "WATERMILL_TEST_AMQP_URI": url}
+    command = ["go", "test", "-json", "-overlay", str(overlay), *options]
     output = run_command(command, directory, settings, timeout_s)
     events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     results: dict[str, dict[str, list[str]]] = {"pass": {}, "fail": {}, "skip": {}}
     said: dict[str, list[str]] = {}
     for event in events:
-        name = event.get("Test")
+        name = _RANDOM.sub("", event["Test"]) if "Test" in event else None
         if event["Action"] == "output":
             said.setdefault(name, []).append(event["Output"])
         elif name and event["Action"] in results:
@@ -180,6 +197,75 @@ def run_go(directory: Path, scratch: Path, *, amqp_port: int, http_port: int, ti
     if not failed and events[-1]["Action"] == "fail":
         failed["the package"] = _shown("".join(said[None]))
     return Outcome(set(results["pass"]), failed, set(results["skip"]))
+
+
+def run_rspec(
+    directory: Path,
+    patterns: Sequence[str],
+    report: Path,
+    *,
+    port: int,
+    tls_port: int,
+    http_port: int,
+    timeout_s: float,
+) -> Outcome:
+    """Run test files of a Ruby package with RSpec; a test is `FILE.DESCRIPTION`."""
+    settings = {
+        "QQ_INTEROP_PORT": str(port),
+        "QQ_INTEROP_TLS_PORT": str(tls_port),
+        "QQ_INTEROP_HTTP_PORT": str(http_port),
+    }
+    files = [str(file.relative_to(directory)) for pattern in patterns for file in directory.glob(pattern)]
+    command = ["rspec", f"-I{PLUGINS / 'ruby'}", "-Ilib", "--no-color", "--format", "documentation"]
+    command += ["--format", "json", "--out", str(report), *sorted(files)]
+    run_suite(command, directory, report, settings, timeout_s)
+    document = json.loads(report.read_text())
+    outcome = Outcome()
+    for example in document["examples"]:
+        name = f"{Path(example['file_path']).stem}.{example['full_description']}"
+        if example["status"] == "passed":
+            outcome.passed.add(name)
+        elif example["status"] == "pending":
+            outcome.skipped.add(name)
+        else:
+            outcome.failed[name] = _shown(example["exception"]["message"])
+    assert not document["summary"]["errors_outside_of_examples_count"], document["messages"]
+    # Two tests of one file may have the same description.
+    outcome.passed -= outcome.failed.keys()
+    return outcome
+
+
+def run_phpunit(
+    directory: Path, options: Sequence[str], report: Path, settings: Mapping[str, str], timeout_s: float
+) -> Outcome:
+    """Run tests of a PHP package with PHPUnit, without its configuration."""
+    command = ["phpunit", "--no-configuration", "--log-junit", str(report), *options]
+    run_suite(command, directory, report, settings, timeout_s)
+    return read_report(report)
+
+
+def run_prove(directory: Path, files: Sequence[str], timeout_s: float) -> Outcome:
+    """Run test files of a Perl package; a file is one test."""
+    outcome = Outcome()
+    for file in files:
+        output = run_command(["prove", "--verbose", file], directory, {}, timeout_s)
+        if "Result: PASS" in output:
+            outcome.passed.add(file)
+        else:
+            # A file that skips itself has found no broker.
+            outcome.failed[file] = _shown(_tail(output))
+    return outcome
+
+
+def moved(source: Path, directory: Path, ports: Mapping[int, int], patterns: Sequence[str]) -> Path:
+    """Copy a source package whose tests know only the standard ports: others take their place in the files."""
+    copy = shutil.copytree(source, directory)
+    for file in [file for pattern in patterns for file in copy.glob(pattern)]:
+        text = file.read_text(errors="surrogateescape")
+        for standard, port in ports.items():
+            text = text.replace(str(standard), str(port))
+        file.write_text(text, errors="surrogateescape")
+    return copy
 
 
 def run_maven(
@@ -269,13 +355,15 @@ def _tail(output: str) -> str:
 
 
 def read_report(report: Path) -> Outcome:
-    """Read a JUnit report of pytest. What fails at its end, after it has passed, is in it twice."""
+    """Read a JUnit report. What fails at its end, after it has passed, is in it twice."""
     outcome = Outcome()
     for case in ET.parse(report).iter("testcase"):
-        name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        # Tests of PHP that are a file each have no class.
+        group = case.get("classname", "")
+        name = f"{group}.{case.get('name', '')}" if group else Path(case.get("name", "")).name
         trouble = [element for element in case if element.tag in ("failure", "error")]
         if trouble:
-            outcome.failed[name] = _shown(trouble[0].get("message", ""))
+            outcome.failed[name] = _shown(trouble[0].get("message") or trouble[0].text or "")
         elif case.find("skipped") is not None:
             outcome.skipped.add(name)
         else:

@@ -1,0 +1,202 @@
+"""Clients of other languages, with their own tests where these are published, else with programs of ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from certificates_of_clients import AMQPS_PORT_OFFSET
+from debian import debian_source, install
+from sources import SourceMissingError, go_source, node_clients, python_clients
+from test_upstream import check
+from upstream import known_failures, moved, run_go, run_mocha, run_phpunit, run_prove, run_pytest, run_rspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.testing import ClusterNode, LocalCluster
+
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), pytest.mark.timeout(1000)]
+
+HERE = Path(__file__).parent
+SUITE_S, FILE_S = 600.0, 60.0
+AMQP_PORT, AMQPS_PORT = 5672, 5671
+AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
+# What bunny's tests find at a broker that its authors have prepared (bin/ci/before_build.sh).
+ALL = {"configure": ".*", "write": ".*", "read": ".*"}
+FOR_BUNNY = {
+    "vhosts/bunny_testbed": {},
+    "vhosts/bunny_dqt_classic": {"default_queue_type": "classic"},
+    "vhosts/bunny_dqt_quorum": {"default_queue_type": "quorum"},
+    "users/bunny_gem": {"password": "bunny_password", "tags": ""},
+    "users/bunny_reader": {"password": "reader_password", "tags": ""},
+    "permissions/bunny_testbed/bunny_gem": ALL,
+    "permissions/bunny_dqt_classic/bunny_gem": ALL,
+    "permissions/bunny_dqt_quorum/bunny_gem": ALL,
+    "permissions/bunny_testbed/guest": ALL,
+    "permissions/bunny_testbed/bunny_reader": {"configure": "^---$", "write": "^---$", "read": ".*"},
+}
+AUTOLOAD = """<?php
+spl_autoload_register(function ($class) {
+    $places = ['Tests\\\\Functional\\\\' => 'tests/Functional/', '' => 'PhpAmqpLib/'];
+    foreach ($places as $namespace => $directory) {
+        $prefix = 'PhpAmqpLib\\\\' . $namespace;
+        $file = __DIR__ . "/../$directory" . strtr(substr($class, strlen($prefix)), '\\\\', '/') . '.php';
+        if (str_starts_with($class, $prefix) && is_file($file)) {
+            require $file;
+            return;
+        }
+    }
+});
+require 'phpseclib3/autoload.php';
+"""
+"""What Composer would make."""
+
+
+def fetched(fetch: Callable[..., Path], *arguments: str) -> Path:
+    try:
+        return fetch(*arguments)
+    except SourceMissingError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def installed(*packages: str) -> None:
+    try:
+        install(*packages)
+    except SourceMissingError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def node(cluster: LocalCluster) -> ClusterNode:
+    return cluster.followers()[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "passed_min"),
+    [("cloudamqp_client.js", 19), ("connection_manager.js", 6), ("rascal.js", 7)],
+    ids=["cloudamqp-client", "amqp-connection-manager", "rascal"],
+)
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no Node.js here: apt-get install nodejs npm")
+def test_a_node_client_does_all_that_it_offers(
+    node: ClusterNode, tmp_path: Path, program: str, passed_min: int
+) -> None:
+    settings = {
+        "NODE_PATH": str(fetched(node_clients)),
+        "URL": f"amqp://127.0.0.1:{node.amqp_port}",
+        "QQ_INTEROP_PORT": str(node.amqp_port),
+        "QQ_INTEROP_HTTP": f"http://127.0.0.1:{node.http_port}",
+    }
+    outcome = run_mocha([HERE / "node" / program], tmp_path / "report.json", settings, SUITE_S)
+    check(outcome, [], passed_min)
+
+
+@pytest.mark.parametrize(("program", "passed_min"), [("puka_tests.py", 10), ("faststream_tests.py", 8)])
+def test_a_python_client_does_all_that_it_offers(
+    node: ClusterNode, tmp_path: Path, program: str, passed_min: int
+) -> None:
+    outcome = run_pytest(
+        HERE / "python",
+        [program],
+        tmp_path / "report.xml",
+        port=node.amqp_port,
+        tls_port=node.amqp_port + AMQPS_PORT_OFFSET,
+        http_port=node.http_port,
+        timeout_s=SUITE_S,
+        packages=fetched(python_clients),
+    )
+    check(outcome, [], passed_min)
+
+
+def test_watermill_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
+    if shutil.which("go") is None:
+        pytest.fail("no Go here: apt-get install golang", pytrace=False)
+    source = fetched(go_source, "watermill-amqp")
+    ports = {"amqp_port": node.amqp_port, "http_port": node.http_port}
+    outcome = run_go(source, tmp_path, ["-short", "./pkg/amqp"], **ports, timeout_s=SUITE_S)
+    check(outcome, known_failures("watermill-amqp"), 100)
+
+
+def test_bunny_passes_its_own_tests(node: ClusterNode, tmp_path: Path, certificates: Path) -> None:
+    installed("ruby-bunny", "ruby-rspec")
+    source = shutil.copytree(fetched(debian_source, "ruby-bunny"), tmp_path / "bunny")
+    shutil.copytree(certificates, source / "spec" / "tls", dirs_exist_ok=True)
+    for path, document in FOR_BUNNY.items():
+        put(node, path, document)
+    outcome = run_rspec(
+        source,
+        ["spec/*_level_api/**/*_spec.rb", "spec/issues/*_spec.rb"],
+        tmp_path / "report.json",
+        port=node.amqp_port,
+        tls_port=node.amqp_port + AMQPS_PORT_OFFSET,
+        http_port=node.http_port,
+        timeout_s=SUITE_S,
+    )
+    check(outcome, known_failures("bunny"), 290)
+
+
+def test_php_amqplib_passes_its_own_tests(node: ClusterNode, tmp_path: Path, certificates: Path) -> None:
+    installed("php-amqplib", "phpunit", "openssl")
+    source = moved(
+        fetched(debian_source, "php-amqplib"),
+        tmp_path / "source",
+        {AMQPS_PORT: node.amqp_port + AMQPS_PORT_OFFSET},
+        ["tests/**/*.php"],
+    )
+    shutil.copytree(certificates, source / "tests" / "certs", dirs_exist_ok=True)
+    shutil.copy(certificates / "ca_certificate.pem", source / "tests" / "certs" / "hashed")
+    subprocess.run(["openssl", "rehash", source / "tests" / "certs" / "hashed"], check=True)
+    (source / "vendor").mkdir()
+    (source / "vendor" / "autoload.php").write_text(AUTOLOAD)
+    settings = {"TEST_RABBITMQ_HOST": "127.0.0.1", "TEST_RABBITMQ_PORT": str(node.amqp_port)}
+    options = ["--bootstrap", "tests/bootstrap.php", "tests/Functional"]
+    outcome = run_phpunit(source, options, tmp_path / "report.xml", settings, SUITE_S)
+    check(outcome, known_failures("php-amqplib"), 80)
+
+
+def test_php_amqp_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
+    installed("php-amqp", "php-cli", "phpunit")
+    source = moved(
+        fetched(debian_source, "php-amqp"), tmp_path / "source", {AMQP_PORT: node.amqp_port}, ["tests/*.phpt"]
+    )
+    version = subprocess.check_output(["php", "-r", "echo phpversion('amqp');"], text=True)
+    if not fetched(debian_source, "php-amqp").name.startswith(f"php-amqp-{version}-"):
+        pytest.skip(f"php-amqp {version} is installed, whose tests are not pinned in sources_debian.txt")
+    known = known_failures("php-amqp")
+    for left_out in [test for entry in known if not entry.run for test in entry.tests]:
+        (source / "tests" / left_out).unlink()
+    (tmp_path / "ini").mkdir()
+    (tmp_path / "ini" / "test.ini").write_text(
+        f"amqp.port={node.amqp_port}\ninclude_path={source / 'tests'}:/usr/share/php\n"
+    )
+    # The directory of the machine's settings, and ours.
+    settings = {"PHP_INI_SCAN_DIR": f":{tmp_path / 'ini'}"}
+    options = ["--test-suffix", ".phpt", "tests"]
+    outcome = run_phpunit(source, options, tmp_path / "report.xml", settings, SUITE_S)
+    check(outcome, known, 150)
+
+
+def test_anyevent_rabbitmq_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None:
+    installed("libanyevent-rabbitmq-perl", "libtest-exception-perl")
+    source = moved(
+        fetched(debian_source, "libanyevent-rabbitmq-perl"),
+        tmp_path / "source",
+        {AMQP_PORT: node.amqp_port},
+        ["xt/*.t"],
+    )
+    files = ["xt/04_anyevent.t", "xt/05_multi_channel.t", "xt/06_close.t"]
+    check(run_prove(source, files, FILE_S), [], len(files))
+
+
+def put(node: ClusterNode, path: str, document: object) -> None:
+    headers = {"Authorization": AUTHORIZATION, "Content-Type": "application/json"}
+    with closing(HTTPConnection("127.0.0.1", node.http_port, timeout=20)) as connection:
+        connection.request("PUT", f"/api/{path}", json.dumps(document), headers)
+        answer = connection.getresponse()
+        assert answer.status < 300, answer.read()
