@@ -1,9 +1,6 @@
 """`python -m chaos campaign`: every fault for itself, then all of them mixed, at 3 and at 5 nodes, and a table of it.
 
-Lives here: which runs there are, how they go on after a break, the table of chaos/RESULTS.md. Not here: a run
-(live/run.py) and its verdict (pipeline/job.py).
-
-Law: a run that was judged is not repeated; one that was broken off begins anew.
+Invariant: a run that was judged is not repeated; one that was broken off begins anew.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 Declare, work in peace for a moment, hurt for as long as that takes, heal, work on for a moment, stop the publishers,
 then the consumers, and drain every queue. Then the history is complete and meta.json says what it is of.
 
-Lives here: what every run does, in whatever world, on the loop of that world. Not here: clients (workloads), faults and
-what carries clients to nodes (live, sim), judging (pipeline).
-
-Law: whatever went otherwise than planned is among the problems, and a run with problems does not pass.
+Invariant: whatever went otherwise than planned is among the problems, and a run with problems does not pass.
 """
 
 from __future__ import annotations

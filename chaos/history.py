@@ -31,9 +31,7 @@ value is null is left out. The keys:
 An invoke without an end means unknown: the harness was ended, or the answer never came. The end of a call repeats what
 its invoke said. A publish that was refused with basic.nack is unknown: a broker may say so of a message that it keeps.
 
-Lives here: the schema, writing, reading with validation. Not here: what is asked (workloads), judging it (pipeline).
-
-Law: rows are only ever appended, in the order of their times.
+Invariant: rows are only ever appended, in the order of their times.
 """
 
 from __future__ import annotations

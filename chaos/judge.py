@@ -1,11 +1,7 @@
 """Judges a small history in memory, by the rules of chaos/promises.py: which messages break which promise.
 
-Lives here: what becomes of some thousand messages, without Spark. Not here: histories of any size, and the promises
-about dead letters, limits, purges, priorities and single active consumers (chaos/pipeline). Where both judge they find
-the same, which a test compares.
-
-Law: all queues of the history were emptied at the end, and lose nothing by themselves: nothing in them dies, is purged
-or is deleted with them.
+Invariant: all queues of the history were emptied at the end, and lose nothing by themselves: nothing in them dies, is
+purged or is deleted with them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """What is promised to clients, and the rules of it that are told from the life of one message in one queue.
 
-Lives here: the rules, stated once. Not here: where the facts of a life come from, and what takes more than that to
-tell: which messages must have arrived by the end, how lives hang together (chaos/judge.py for some thousand messages in
-memory, chaos/pipeline for any number).
-
-Law: a rule is made of comparisons, arithmetic, `&` and `|`, and of nothing else. So the facts may be numbers, and the
-rule tells of one message; or columns of Spark, and the same rule tells of all.
+Invariant: a rule is made of comparisons, arithmetic, `&` and `|`, and of nothing else. So the facts may be numbers, and
+the rule tells of one message; or columns of Spark, and the same rule tells of all.
 """
 
 from __future__ import annotations

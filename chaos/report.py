@@ -1,10 +1,7 @@
 """`report.html` of a run: one file that needs nothing else, with the verdict on top and what led to it below.
 
-Lives here: the page, and what of the history belongs to the offending operations. Not here: deciding anything (the
-check did, verdict.json), the picture (timeline.py).
-
-Law: everything that was recorded is text, whatever is in it; only this module's own words are HTML. The page loads
-nothing from anywhere.
+Invariant: everything that was recorded is text, whatever is in it; only this module's own words are HTML. The page
+loads nothing from anywhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The picture of a run: what clients got, second by second, under the faults that were at work.
 
-Lives here: the figure (plotly), made of the tables of a check. Not here: reading them, the page around it (report.py).
-
-Law: all panels share one axis, seconds since the run began, and a second without a row is shown as what it was: no
-throughput, no latency.
+Invariant: all panels share one axis, seconds since the run began, and a second without a row is shown as what it was:
+no throughput, no latency.
 """
 
 from __future__ import annotations

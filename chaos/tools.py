@@ -1,8 +1,4 @@
-"""Programs that are not from the package index: where they are kept, and the command that brings one.
-
-Lives here: the tool directory, and what `python -m ... --install` has in common. Not here: which program, and how it is
-had (live/toxiproxy.py, pipeline/java.py).
-"""
+"""Programs that are not from the package index: where they are kept, and the command that brings one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Accepting connections in a task that may be cancelled.
 
-Lives here: the address to listen on, the wait for a connection. Not here: how many there may be (strangers.py), and
-what becomes of one (the callers).
-
-Law: no error ends the accepting; if the process has no files left, it goes on when there are some again.
+Invariant: no error ends the accepting; if the process has no files left, it goes on when there are some again.
 """
 
 from __future__ import annotations

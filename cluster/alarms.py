@@ -1,9 +1,6 @@
 """Why publishers must wait: this node, or so many nodes that no majority can store, is low on disk or memory.
 
-Lives here: what is short, at this node and at a majority. Not here: how much space there is (log/space.py), how much
-memory (the shell tells it), what publishers are told (the shell).
-
-Law: what can be stored by a majority, this node among it, is never held up.
+Invariant: what can be stored by a majority, this node among it, is never held up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a committed entry does to the replicated state, and what this node is told of it.
 
-Lives here: the batches of an entry in their order, each once; expulsions; the effects that the group itself makes. Not
-here: what a batch does (the machine), which one is a repeat (origins.py), when an entry is applied (group.py).
-
-Law: no batch takes effect twice, none out of order, and all replicas do the same.
+Invariant: no batch takes effect twice, none out of order, and all replicas do the same.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ What this node is by itself comes first (bootstrap.py), then who the others are,
 parts need each other, the earlier one is given a function that looks for the later one when it is called, which is
 never before the assembly is complete.
 
-Lives here: who is given what. Not here: what any part does.
-
-Law: no part knows the group; what a part causes that is the group's own it does by one of the `Hooks`.
+Invariant: no part knows the group; what a part causes that is the group's own it does by one of the `Hooks`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,7 @@ Everything in it is committed. The files are as the node had them; whose they we
     NUMBER-SERIAL.segment, NUMBER-SERIAL.sparse      the log, and the live messages below it
     SHA256SUMS              a line for each of the files above, in their order; `sha256sum --check` understands it
 
-Lives here: these files and their checks. Not here: how a node gives them (backup_source.py), what a new cluster makes
-of them (new_cluster.py), how they are brought to where they are kept (qq/cli).
-
-Law: `SHA256SUMS` is written last and covers everything, so what is cut or changed anywhere is no backup.
+Invariant: `SHA256SUMS` is written last and covers everything, so what is cut or changed anywhere is no backup.
 """
 
 from __future__ import annotations

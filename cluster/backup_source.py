@@ -4,10 +4,7 @@ A backup ends with an entry behind which the log was sealed and up to which ever
 committed, and none of its files will ever change. Nothing is copied, and nobody waits for it: the files are kept from
 being removed until whoever wanted them has them.
 
-Lives here: which files they are, keeping and reading them. Not here: what is in a backup (backup.py), who may have one
-and how it travels (qq/management, qq/http).
-
-Law: a file that was given is the same until it is given back. Only where a node is sent another log meanwhile
+Invariant: a file that was given is the same until it is given back. Only where a node is sent another log meanwhile
 (catch_up.py) it is gone, and reading it fails.
 """
 

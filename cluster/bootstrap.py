@@ -3,10 +3,7 @@
 One thing decides about the next: the directory says which node of which cluster this is, the life that begins gets its
 number, the log and the newest checkpoint give the state, and both together say who the members are.
 
-Lives here: that order. Not here: the files (directory.py, log), consensus (engine.py), what has to do with the other
-nodes (assembly.py).
-
-Law: nothing of this sends or hears anything; what cannot be read ends the start.
+Invariant: nothing of this sends or hears anything; what cannot be read ends the start.
 """
 
 from __future__ import annotations

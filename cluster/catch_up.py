@@ -4,10 +4,7 @@ A snapshot is the newest checkpoint and all sealed segments: the state, the live
 who needs it asks for the files chunk by chunk, a few at a time, so that it is never sent more than it can store; a
 broken link costs the chunks under way. Giving goes on when the leader changes: what was committed stays so.
 
-Lives here: both sides of the transfer. Not here: who needs a snapshot (engine.py), what an installed one means for the
-state (installing.py), formats (log).
-
-Law: nothing that arrives is believed before the whole file has been verified, and the node's own log is untouched
+Invariant: nothing that arrives is believed before the whole file has been verified, and the node's own log is untouched
 until everything is there, verified and durable. Files are read and written off the loop.
 """
 

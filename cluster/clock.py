@@ -12,11 +12,7 @@ the monotonic clock of whoever leads, whatever wall clocks do, and wall clocks o
 Every node keeps this clock and follows the time of the entries, so a new leader goes on where the last one was. Each
 member tells its clock first of all on a new link, so who was elected knows those of a majority.
 
-Lives here: these rules, and the log lines on clocks that are off. Sans-IO: readings are handed in, `now_s` is always
-the node's monotonic clock. Not here: how clocks come from node to node (inbox.py, envelope.py), what is due
-(the machine).
-
-Law: time always runs, at no less than `SLOWER` of its pace, and the clocks of a minority never put it forward.
+Invariant: time always runs, at no less than `SLOWER` of its pace, and the clocks of a minority never put it forward.
 """
 
 from __future__ import annotations

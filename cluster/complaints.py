@@ -1,9 +1,8 @@
 """Log lines about what a stranger can make happen as often as it likes.
 
-Lives here: how many such lines there are. Not here: what they say (the callers).
-
-Law: a kind of event costs a few lines a second, and the next line tells how many were left out. Where nobody counts
-lines, what goes on and on, such as a node with a wrong secret that tries each second, comes to cost one line a minute.
+Invariant: a kind of event costs a few lines a second, and the next line tells how many were left out. Where nobody
+counts lines, what goes on and on, such as a node with a wrong secret that tries each second, comes to cost one line a
+minute.
 """
 
 from __future__ import annotations

@@ -8,13 +8,10 @@ A member is known by its *id*, which is made with its data directory and never c
 promised, another one cannot know, whatever its name is. Names and addresses may change. A member whose id is not known
 yet is *awaited*: the first directory that comes under its name becomes it.
 
-Lives here: the value, its form in an entry, and which steps there are. Not here: when a step may be taken and when it
-counts (configurations.py), how many are a majority (quorum.py).
-
     entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
 
-Law: a configuration never changes. A step that has been taken already changes nothing, so whoever does not know whether
-a command was carried out may repeat it.
+Invariant: a configuration never changes. A step that has been taken already changes nothing, so whoever does not know
+whether a command was carried out may repeat it.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 The newest one counts from the moment in which it is in the log, committed or not (Raft thesis, 4.1): for votes, for
 majorities, for whom to send to. If its entry is deleted, the one before it counts again.
 
-Lives here: which one counts, and since which entry. Not here: what a configuration is (configuration.py), what follows
-from another one (members.py).
-
-Law: what counts is a function of the log and of the checkpoint below it, whatever has happened in between.
+Invariant: what counts is a function of the log and of the checkpoint below it, whatever has happened in between.
 """
 
 from __future__ import annotations

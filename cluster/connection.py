@@ -1,12 +1,9 @@
 """One connection to a peer: first the handshake, then frames.
 
-Lives here: framing, what piles up for a peer that does not read, congestion. Not here: who dials and who accepts, which
-connection is the current one (links.py), how a peer proves who it is (handshake.py), what a frame means (envelope.py).
-
 A frame is ``<IH``, the length of the body and the group id, then the body. Whatever a group makes is carried: one frame
 of any size that the log can hold passes a queue that is not congested, and its parts are heard of as they come.
 
-Law: a stranger costs bounded memory; a peer that does not read is given up, whatever it is sent.
+Invariant: a stranger costs bounded memory; a peer that does not read is given up, whatever it is sent.
 """
 
 from __future__ import annotations

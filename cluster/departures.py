@@ -1,10 +1,7 @@
 """Messages on their way out: persist, then speak (hazard H1).
 
-Lives here: what waits for a sync, and in which form a message goes to which node. Not here: what needs to wait
-(engine.py), bytes and sockets (envelope.py, links.py).
-
-Law: a message with a sync_point leaves when the journal has synced that far, in the order in which they were given; and
-not at all if the epoch that it was meant for is over (H4).
+Invariant: a message with a sync_point leaves when the journal has synced that far, in the order in which they were
+given; and not at all if the epoch that it was meant for is over (H4).
 """
 
 from __future__ import annotations

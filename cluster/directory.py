@@ -12,10 +12,9 @@
     damaged-N/              a log that was set aside, kept until this node has caught up
     obsolete/               a log that was given up for want of space; the next start removes it
 
-Lives here: the way from these files to a journal and a state, whatever has happened to them. Not here: their formats.
-
-Law: damage that a checksum or a missing file shows never ends in a silent start with less: the log is set aside and
-the node comes back as a learner. What an operator must put right (another node's files, another version's) is an error.
+Invariant: damage that a checksum or a missing file shows never ends in a silent start with less: the log is set aside
+and the node comes back as a learner. What an operator must put right (another node's files, another version's) is an
+error.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@ Before a member campaigns, which raises the term of all others, it asks whether 
 hears a leader would not, so a member that was cut off disturbs nobody when it comes back; and of two whose logs end
 alike and who ask at the same time the one with the smaller name goes first, so votes do not split.
 
-Lives here: the rounds of pre-votes, what decides an answer, and the votes of a campaign. Not here: deadlines, terms and
-whom this member has voted for (engine.py), who is counted (membership.py), who may vote at all (recovery.py).
-
-Law: pure; time is handed in (`now_s`, for which this node was awake). A round that has ended is won by nobody, and
-nobody's vote counts twice.
+Invariant: pure; time is handed in (`now_s`, for which this node was awake). A round that has ended is won by nobody,
+and nobody's vote counts twice.
 """
 
 from __future__ import annotations

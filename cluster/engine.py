@@ -20,10 +20,7 @@ H12 a committed entry is never deleted: a leader whose log has another one there
 What pysyncobj counts by itself it counts among equals: this leader and every other voter. So it is told, for each of
 them, what a majority of the membership has come to (`_tell_majority`), and votes are counted here.
 
-Lives here: what pysyncobj is told, kept from and asked for. Not here: its state and how it is made (stock.py), and the
-rules of elections (elections.py), replication (replication.py, tracker.py), logs (log_matching.py), times (timing.py).
-
-Law: nobody but this and stock.py names an attribute of SyncObj that begins with an underscore.
+Invariant: nobody but this and stock.py names an attribute of SyncObj that begins with an underscore.
 """
 
 from __future__ import annotations

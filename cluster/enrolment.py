@@ -16,10 +16,7 @@ The version is raised when the program of every member can run the next one, als
 told last is in the configuration. The first raise puts a configuration into the log at all; until then the list in each
 node's file counts, and programs of release 0.1 can take part.
 
-Lives here: which step is to be taken next. Not here: what a step may do (configuration.py), when one may be proposed
-(reconfiguration.py), what operators ask for.
-
-Law: pure. A step that is returned again and again until it is taken does no harm.
+Invariant: pure. A step that is returned again and again until it is taken does no harm.
 """
 
 from __future__ import annotations

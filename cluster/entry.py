@@ -1,7 +1,5 @@
 """What a log entry holds: the cluster's time (clock.py) and the batches that nodes submitted.
 
-Lives here: the format, and nothing else; sans-IO.
-
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 

@@ -8,8 +8,8 @@ receipt and never on sending; the others are msgpack arrays of the fields.
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
     transfer = 17 | term u64 | name
 
-Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it. What `decode` returns has fields
-of the types and in the ranges that they are declared with, whatever was received.
+Invariant: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it. What `decode` returns has
+fields of the types and in the ranges that they are declared with, whatever was received.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Epochs begin and end: a link to a peer is there, is lost, or has room again.
 
-Lives here: what follows from that, in which order. Not here: links and which epoch a frame belongs to (links.py), who
-is at the other end (presence.py), what was received (inbox.py).
-
-Law: whatever was said in an earlier epoch counts as not said where it may not have arrived.
+Invariant: whatever was said in an earlier epoch counts as not said where it may not have arrived.
 """
 
 from __future__ import annotations

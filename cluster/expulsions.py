@@ -1,14 +1,11 @@
 """When a leader stops waiting for a node: what its clients hold returns to the queues.
 
-Lives here: who has been away for too long. Not here: since when a node is away (peers.py), what an expulsion does
-(applying.py), how the node goes on when it is back (group.py).
-
 A process is dead if its links have closed and its host refuses connections. A proxy before a process that lives may do
 the same. So a majority must have no link with the node, and the node has time to dial the other members. A leader
 without such a majority expels no node that another member hears. A paused process keeps its links, and its host goes on
 accepting connections.
 
-Laws: nobody is expelled who may still be there before `silent_origin_grace_s`; who is known to be dead is after
+Invariants: nobody is expelled who may still be there before `silent_origin_grace_s`; who is known to be dead is after
 `dead_origin_grace_s`. Silence is what this node has listened to: when it goes on after a pause, everybody seems to have
 been silent for as long.
 """

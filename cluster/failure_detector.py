@@ -8,9 +8,7 @@ one costs a message or two as long as a majority still hears the leader.
 Only the time counts for which this node itself was awake. One that was not scheduled, or was busy for long with one
 thing, has not read what came meanwhile: its own stall says nothing about others.
 
-Lives here: the time awake, and what gaps are usual. Not here: what is done about a suspicion (engine.py).
-
-Law: pure; time is handed in. Nobody is suspected within the floor, and everybody from the ceiling on.
+Invariant: pure; time is handed in. Nobody is suspected within the floor, and everybody from the ceiling on.
 """
 
 from __future__ import annotations

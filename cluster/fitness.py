@@ -1,9 +1,6 @@
 """Who goes on when a member stops, and who can lead: judged from what the members say of themselves.
 
-Lives here: the judgement, and its words for operators. Not here: what is known of each member (peers.py), how many are
-enough (membership.py), what is done about it (leadership.py, reconfiguration.py).
-
-Law: pure. A member of which it is not known that it is fit is not fit.
+Invariant: pure. A member of which it is not known that it is fit is not fit.
 """
 
 from __future__ import annotations

@@ -5,12 +5,8 @@ write, a submission, a timer) asks for a turn; turns run one at a time on the lo
 leave before the leader's own sync, acknowledgements wait for it, and a leader counts itself only as far as its own
 disk has synced (the engine sees to that).
 
-Lives here: exactly-once submission (`submit`), turns, forwarding to the leader, *tick entries* that bring the machine
-nothing but the time, applying. Not here: how the parts are put together (assembly.py), what comes from the peers
-(inbox.py), consensus (engine.py), files (directory.py, log), snapshots (catch_up.py, installing.py), standing
-(recovery.py), who the members are (members.py), who leads (leadership.py), what an entry means (the machine).
-
-Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
+Invariant: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it
+applied.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """How one member of a group is to be: its name, whom it begins with, its times and sizes.
 
-Lives here: what `Group` is built from, and the defaults. Not here: what users may set (the shell's configuration), how
-often nodes speak and when they stand for leader (timing.py).
-
-Law: nothing of it changes while the group runs.
+Invariant: nothing of it changes while the group runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a group tells the shell around it.
 
-Lives here: the protocol, and who hears of a group that has not been started. Not here: when what is told (group.py).
-
-Law: effects are told once, in the order of the log.
+Invariant: effects are told once, in the order of the log.
 """
 
 from __future__ import annotations

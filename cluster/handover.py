@@ -1,9 +1,6 @@
 """A leader gives its office to a peer (Raft thesis 3.10).
 
-Lives here: how long a handover lasts, whom it is meant for, and that one peer is asked, once. Not here: who can lead
-(fitness.py), how one is asked (engine.py).
-
-Law: a handover ends by itself, so a leader goes on if nobody can take over.
+Invariant: a handover ends by itself, so a leader goes on if nobody can take over.
 """
 
 from __future__ import annotations

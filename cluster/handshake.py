@@ -1,9 +1,5 @@
 """Mutual authentication of two peers from a shared cluster secret, and what they must have in common.
 
-Lives here: the five fixed-layout messages, who sends which when, what is wrong with those of a stranger, and whether
-two members may count each other. Sans-IO: bytes in, bytes out. Not here: sockets, time limits, the frames that follow
-(links.py), encryption.
-
     dialler                                                   acceptor
     HELLO      cluster, own name, expected peer, nonce   -->
                                                          <--  CHALLENGE  cluster, own name, nonce
@@ -31,7 +27,7 @@ Two versions of these messages are spoken, because the nodes of a cluster get a 
 messages of a conversation have the version of its HELLO; a dialler whose version is rejected begins again with the
 earlier one (links.py).
 
-Law: nothing but these messages is parsed before the proof, no more than one message is ever kept, and every
+Invariant: nothing but these messages is parsed before the proof, no more than one message is ever kept, and every
 nonce is given by the caller, used once.
 """
 

@@ -1,8 +1,4 @@
-"""How often something took how long.
-
-Lives here: counts by length of time, cheap enough to be kept of everything. Not here: how Prometheus reads them
-(qq/metrics.py).
-"""
+"""How often something took how long."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
 """The addresses that the names of hosts stand for.
 
-Lives here: who looks them up, and for how long that is waited for. Not here: what is done with an address (sockets.py).
-
 A lookup cannot be ended, and takes half a minute where a name server does not answer. The event loop would have four
 of them at a time, for all names and all who ask, and would wait for them when the process is to end. So each has a
 thread of its own, which keeps nothing from ending, and all who ask for a name meanwhile wait for the same one.
 
-Law: no name waits for another one's lookup, and there is one thread for each name at most. A name server is asked once
-a second for a name that it does not know, however often somebody tries to reach that host. Peers, shovels and logins
-have `HostNames` of their own: the names that some bring use up nothing that the others need.
+Invariant: no name waits for another one's lookup, and there is one thread for each name at most. A name server is asked
+once a second for a name that it does not know, however often somebody tries to reach that host. Peers, shovels and
+logins have `HostNames` of their own: the names that some bring use up nothing that the others need.
 """
 
 from __future__ import annotations

@@ -5,12 +5,9 @@ that one would not make the same of the entries. As long as the log has no confi
 one list of members, once it has promised those anything. Its incarnation grows with every start: the cluster tells by
 it that what an earlier process of the same name held is gone. Its id as a member is made once.
 
-Lives here: the files `identity` and `member` (log/twofold.py), `start-0`, `start-1` (log/register.py). Not here: what
-lost writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
-
     body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
 
-Law: that writes may have been lost is on the disk until the log was opened with that knowledge; and a claim of a
+Invariant: that writes may have been lost is on the disk until the log was opened with that knowledge; and a claim of a
 directory that was claimed before needs no space.
 """
 

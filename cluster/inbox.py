@@ -1,10 +1,7 @@
 """What comes from the peers: each message goes to the one part that it concerns.
 
-Lives here: who is heard, and who takes a message. Not here: what it means (each taker), its format (envelope.py),
-epochs (epochs.py).
-
-Law: what a guest says is taken in only where it matters all the same (`Members.hears_guest`), and a node that knows
-nothing of its past takes in nothing that would make it promise something.
+Invariant: what a guest says is taken in only where it matters all the same (`Members.hears_guest`), and a node that
+knows nothing of its past takes in nothing that would make it promise something.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The lives of a node: each start, and each return of a node that was given up, has a number above all earlier ones.
 
-Lives here: how that number is chosen. Not here: which batches of a life are applied (origins.py), where the number is
-kept (identity.py).
-
-Law: no life has a number that another one may have had, even if a directory or a clock was lost in between.
+Invariant: no life has a number that another one may have had, even if a directory or a clock was lost in between.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 While the disk is quick, a thread for it costs more time than the write: waking the thread, having it wait for the
 interpreter, and hearing of it. On a slow disk the loop would stand still meanwhile.
 
-Lives here: how long such writes take, and what follows. Not here: the thread (realworld.py), which writes are short
-(log/journal.py).
-
-Law: pure; times are handed in. A disk that has just stalled has no chance to keep the loop waiting again.
+Invariant: pure; times are handed in. A disk that has just stalled has no chance to keep the loop waiting again.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 What a question means, and what an answer holds, is the shell's. Whoever asks waits as long as it likes: an answer comes
 once, or the link is lost, or it is forgotten. Nothing is repeated.
 
-Lives here: which answer belongs to which question. Not here: what is asked (the shell), the format (envelope.py).
-
-Law: a question costs bounded bytes on the links, and whoever wants more than an answer can hold asks again for the
-rest. Nothing here is of any concern to the log.
+Invariant: a question costs bounded bytes on the links, and whoever wants more than an answer can hold asks again for
+the rest. Nothing here is of any concern to the log.
 """
 
 from __future__ import annotations

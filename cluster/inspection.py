@@ -1,11 +1,7 @@
 """What is in a group's directory, and whether it is whole: for a person, while no node works with it.
 
-Lives here: looking at every file and checking every checksum, what the next start will make of what is found, going
-through the entries. Not here: formats (each in its module), the start itself (directory.py), how it is shown, what the
-entries and the state mean to the machine.
-
-Law: nothing is written, repaired, cut or removed, whatever is found; and damage of one file keeps no other from being
-looked at. A log is never in memory as a whole: sealed segments are read a piece at a time.
+Invariant: nothing is written, repaired, cut or removed, whatever is found; and damage of one file keeps no other from
+being looked at. A log is never in memory as a whole: sealed segments are read a piece at a time.
 """
 
 from __future__ import annotations

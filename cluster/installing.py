@@ -1,9 +1,7 @@
 """A snapshot takes the place of this node's log and state.
 
-Lives here: the moment in which it does, and what is removed once it is durable. Not here: how it comes (catch_up.py),
-how a node is repaired (recovery.py), the files (directory.py), what the shell is told of it (group.py).
-
-Law: log, state, members, clock and engine change together, or the node stops and nothing has changed (hazard H12).
+Invariant: log, state, members, clock and engine change together, or the node stops and nothing has changed (hazard
+H12).
 """
 
 from __future__ import annotations

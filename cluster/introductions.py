@@ -1,9 +1,6 @@
 """What nodes tell each other on their links: which data directory each has, and who the members are.
 
-Lives here: who is told what, and who believes it. Not here: what a leader does about a node that has told who it is
-(enrolment.py), what a node does with no memory of its own (recovery.py), the formats (envelope.py).
-
-Law: who the members are is told to everybody, and believed only where the own log does not tell.
+Invariant: who the members are is told to everybody, and believed only where the own log does not tell.
 """
 
 from __future__ import annotations

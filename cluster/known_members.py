@@ -4,10 +4,7 @@ A node of the same cluster is let in whatever its name and its directory are, al
 that was removed: it may have joined while this node was away, and what each of them is to be told and counted for is
 the group's matter. As long as neither of two logs says who the members are, the list in each node's file does.
 
-Lives here: what follows from the configurations in the log for links, real or simulated. Not here: how a peer proves
-who it is and which clusters are the same (handshake.py), connections (links.py).
-
-Law: two processes are never one node, and two nodes that both dial end up with one connection.
+Invariant: two processes are never one node, and two nodes that both dial end up with one connection.
 """
 
 from __future__ import annotations

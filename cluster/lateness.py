@@ -4,10 +4,7 @@ Nobody waits for a leader's disk while a majority of others stores entries soone
 it lacks does not fit into memory (`engine.UNSYNCED_BYTES_MAX`). Then a leader with a slow disk makes every client wait,
 while a follower with such a disk makes nobody wait.
 
-Lives here: for how long others have waited. Not here: whether they do (engine.py), what is done about it
-(leadership.py).
-
-Law: pure; times are handed in. A disk that stops once for a moment is not late.
+Invariant: pure; times are handed in. A disk that stops once for a moment is not late.
 """
 
 from __future__ import annotations

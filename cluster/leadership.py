@@ -4,11 +4,8 @@ A leader hands over because somebody asks for it, because it is to be removed or
 full or its log damaged, because its disk alone keeps everybody waiting, or because it has no link with a member with
 which another one has.
 
-Lives here: whom leadership goes to, and that it does. Not here: who can lead (statuses.py, fitness.py), how long a
-handover lasts (handover.py), elections (elections.py).
-
-Law: leadership goes to a voter that is fit and not under maintenance, unless it could go to nobody else; and who could
-not lead is not asked at all, so that nobody waits for a handover that cannot be.
+Invariant: leadership goes to a voter that is fit and not under maintenance, unless it could go to nobody else; and who
+could not lead is not asked at all, so that nobody waits for a handover that cannot be.
 """
 
 from __future__ import annotations

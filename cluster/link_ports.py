@@ -1,7 +1,4 @@
-"""What a group needs from its links to the peers, and what it hears from them.
-
-Lives here: the protocols only. `links.py` implements them on sockets, the simulator (`chaos/sim`) under a seed.
-"""
+"""What a group needs from its links to the peers, and what it hears from them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Peer links on asyncio: one authenticated FIFO TCP connection per pair of nodes.
 
-Lives here: dialling, accepting, epochs, and finding out that a lost peer is dead. Not here: one connection
-(connection.py), how a peer proves who it is (handshake.py), what a frame means (envelope.py), heartbeats (the group
-sends them).
-
 Of two nodes the one with the smaller name dials at once, the other one when no connection comes for a while. Each
 authenticated connection is a new epoch: `_links` holds the connection of the current one, and whatever another
 connection object still has to say is not heard.
@@ -12,8 +8,8 @@ A peer that no configuration knows is a guest: it has an epoch like any other, a
 dead. A seed is the address of a node whose name is not known, or counts for nothing yet (`KnownMembers.seeds`): who
 answers is a guest, to begin with.
 
-Law: a stranger costs bounded memory, time and log lines, and no peer waits for it; guests are few. Nothing that a group
-sends ends a link or a turn.
+Invariant: a stranger costs bounded memory, time and log lines, and no peer waits for it; guests are few. Nothing that a
+group sends ends a link or a turn.
 """
 
 from __future__ import annotations

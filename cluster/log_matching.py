@@ -1,9 +1,6 @@
 """What of an append is new to a log, and what contradicts it (Raft paper, 5.3).
 
-Lives here: the comparison of what a leader sends with the log that is there. Not here: what is done about it
-(engine.py).
-
-Law: pure; nothing is changed. What matches is never given to be written again (hazard H2), nothing is vouched for
+Invariant: pure; nothing is changed. What matches is never given to be written again (hazard H2), nothing is vouched for
 that the message does not show (H2, H3), and what is committed here is never given up (H12).
 """
 

@@ -1,9 +1,10 @@
 """The contract between a replicated state machine and the group that replicates it.
 
-Law: a machine is a pure function of what it was given before. The same calls in the same order leave every replica in
-the same state with the same effects: no clock (time arrives with the entry), no randomness, no I/O, no iteration over
-sets, no floats. A command that cannot be carried out yields an effect that says so. What raises, such as a batch that
-cannot be read, is a fault of ours and stops the node (hazard H10): whoever went on would confirm what it has not done.
+Invariant: a machine is a pure function of what it was given before. The same calls in the same order leave every
+replica in the same state with the same effects: no clock (time arrives with the entry), no randomness, no I/O, no
+iteration over sets, no floats. A command that cannot be carried out yields an effect that says so. What raises, such as
+a batch that cannot be read, is a fault of ours and stops the node (hazard H10): whoever went on would confirm what it
+has not done.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 One that its leader asks to take over does so at once: the leader asks nobody else if it need not.
 
-Lives here: who they are, and whether this node is one that leaves leading to the others. Not here: how maintenance
-begins (member_changes.py), how leadership moves (handover.py), what becomes of clients (the shell).
-
-Law: a cluster in which only members under maintenance are up has a leader all the same, a little later.
+Invariant: a cluster in which only members under maintenance are up has a leader all the same, a little later.
 """
 
 from __future__ import annotations

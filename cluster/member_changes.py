@@ -3,10 +3,7 @@
 Whoever is asked asks the leader, again and again until what was asked for is so: each change names the data directory
 that is meant, so one that has been made already changes nothing.
 
-Lives here: the changes, as what they do to a configuration and how it is seen that they are made. Not here: what a step
-may do (configuration.py), when it may be taken (reconfiguration.py), who may ask (the shell).
-
-Law: pure, but for what `Questions` remembers.
+Invariant: pure, but for what `Questions` remembers.
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 Whenever the log has another newest configuration, everything that goes by the members is told: the directory, links,
 peers, the clock, the engine. That may come with any message, so whoever acts on one asks `follow` first.
 
-Lives here: what follows from who the members are. Not here: who they are (configurations.py), who is linked
-(presence.py), what nodes tell each other of it (introductions.py), how it is changed (reconfiguration.py).
-
-Law: the engine counts and feeds a node as a member only while the newest configuration has the directory that its link
-leads to.
+Invariant: the engine counts and feeds a node as a member only while the newest configuration has the directory that its
+link leads to.
 """
 
 from __future__ import annotations

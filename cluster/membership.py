@@ -1,9 +1,6 @@
 """The members of a group, as a value: who votes, who only learns.
 
-Lives here: who they are and who of them counts. Not here: how many are enough (quorum.py), what a voter that has lost
-its memory may do (recovery.py), what each of them is known to hold (replication.py).
-
-Law: a membership never changes; another one takes its place. Only voters count.
+Invariant: a membership never changes; another one takes its place. Only voters count.
 """
 
 from __future__ import annotations

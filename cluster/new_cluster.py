@@ -8,11 +8,8 @@ Between the last entry of the old log and that one an index is left out. So what
 files with messages that still live (log/journal.py): nobody who is given this log sees the configurations of the old
 cluster in it, and the node is of the new cluster from the first moment of its start.
 
-Lives here: what is written to the directory, and in which order. Not here: what a backup is (backup.py), who lets whom
-in (handshake.py).
-
-Law: a directory is of the new cluster when its manifest names the segment with that entry, and of no other one before.
-Whoever does not know whether it was done may do it again.
+Invariant: a directory is of the new cluster when its manifest names the segment with that entry, and of no other one
+before. Whoever does not know whether it was done may do it again.
 """
 
 from __future__ import annotations

@@ -12,11 +12,8 @@ the entry before was outage:
 
 Each node keeps this account along, because it may be the next leader.
 
-Lives here: the outages that a node has seen, and when an entry has to declare them. Not here: how an entry is applied
-(applying.py), which timers go by it (the machine), when a majority was heard (engine.py).
-
-Law: in doubt it was an outage. Too much of it does no harm: a declaration never counts for more than the time since the
-entry before. A node forgets an outage when an entry is applied that was made after the outage.
+Invariant: in doubt it was an outage. Too much of it does no harm: a declaration never counts for more than the time
+since the entry before. A node forgets an outage when an entry is applied that was made after the outage.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What this node says of itself, to the other members and to whoever asks it.
 
-Lives here: where each part of its status comes from, and why it does not take full part. Not here: when it is told
-(group.py), what follows from it (statuses.py, recovery.py), its format (envelope.py).
-
-Law: looks, and changes nothing.
+Invariant: looks, and changes nothing.
 """
 
 from __future__ import annotations

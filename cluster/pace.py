@@ -5,9 +5,7 @@ link and disks go, it would take the time of everybody else. So it runs up a *de
 forgiven with time, and faster if the log grows: else it would never arrive. But as long as the log grows there are
 clients, who would notice what it costs: less is forgiven with time then.
 
-Lives here: the debt of one learner. Not here: what it is sent (engine.py, catch_up.py).
-
-Law: pure; times are handed in. Twice as much is forgiven as the log has grown by.
+Invariant: pure; times are handed in. Twice as much is forgiven as the log has grown by.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The other members as this node knows them: what each said last, when it was heard, since when it is known dead.
 
-Lives here: one value per peer, and what follows from all of them. Not here: links (links.py), how far a peer's log has
-come (replication.py), what is done about one that is gone (expulsions.py).
-
-Laws: what is not known counts for nothing: who has not said so is neither a voter nor short of anything. What a data
-directory has said is known of no other one under its name.
+Invariants: what is not known counts for nothing: who has not said so is neither a voter nor short of anything. What a
+data directory has said is known of no other one under its name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Where a node has the files of a group, as all know it who look for them, with no more than their names.
-
-Lives here: names that several modules, and commands that start quickly, need. Not here: what is in the files
-(directory.py).
-"""
+"""Where a node has the files of a group, as all know it who look for them, with no more than their names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """What the cluster needs from the outside world: time, randomness and a disk; its links are in link_ports.py.
 
-Lives here: the protocols only. `realworld.py` and `links.py` implement them on asyncio and the operating system;
-the simulator (`chaos/sim`) implements them under a seed.
-
-Law: everything in `cluster` that touches the world goes through these protocols, so a simulation of the ports is a
-simulation of the node.
+Invariant: everything in `cluster` that touches the world goes through these protocols, so a simulation of the ports is
+a simulation of the node.
 """
 
 from __future__ import annotations

@@ -5,10 +5,7 @@ directory under that name. Anybody else of the cluster is a guest: one that is n
 node's log is behind, a member that it does not know yet. What a guest vouches for does not count, but what it tells is
 heard: it may be the leader by a later configuration.
 
-Lives here: who is there, and as what. Not here: connections (links.py), what follows (members.py), who the members are
-(configurations.py).
-
-Law: a directory never counts under a name that the newest configuration has given to another one.
+Invariant: a directory never counts under a name that the newest configuration has given to another one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """How many are a majority, and which values a majority has reached.
 
-Lives here: all arithmetic of majorities. Not here: who counts (membership.py).
-
-Law: two majorities of the same voters have a voter in common, so what one of them has promised or stored, the next one
-cannot contradict.
+Invariant: two majorities of the same voters have a voter in common, so what one of them has promised or stored, the
+next one cannot contradict.
 """
 
 from __future__ import annotations

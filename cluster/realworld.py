@@ -1,8 +1,6 @@
 """The ports on asyncio and the operating system.
 
-Lives here: the real disk with its three threads, the real clock and scheduler. Peer links are in `links.py`.
-
-Law: only this module and `links.py` touch the operating system, and nothing here knows what the bytes mean.
+Invariant: only this module and `links.py` touch the operating system, and nothing here knows what the bytes mean.
 """
 
 from __future__ import annotations

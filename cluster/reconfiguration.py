@@ -2,11 +2,9 @@
 
 Steps come from two sides: operators ask for them on any node, which asks the leader; others are due by themselves.
 
-Lives here: when a step may be proposed, and which is refused. Not here: what a step may do (configuration.py), which
-one is due (enrolment.py), what operators can ask for (member_changes.py).
-
-Law: no change is proposed before the last one is committed, nor one that those who are there could not commit. What an
-operator asks for is judged by the configuration before it, so two at once do no more harm than one after the other.
+Invariant: no change is proposed before the last one is committed, nor one that those who are there could not commit.
+What an operator asks for is judged by the configuration before it, so two at once do no more harm than one after the
+other.
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ LEARNER  knows its term, but its log may lack entries that it has acknowledged. 
          it told of its log's end it told after this start; a node that holds all of that is a voter again.
 VOTER    an ordinary member. Whether it votes, or learns, is up to the configuration.
 
-Lives here: these rules. Not here: what a node does about a damaged log (stopping.py, directory.py), how the entries
-come (catch_up.py).
-
-Law: with a majority of logs intact nothing is un-committed; without one nobody pretends.
+Invariant: with a majority of logs intact nothing is un-committed; without one nobody pretends.
 """
 
 from __future__ import annotations

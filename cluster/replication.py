@@ -7,11 +7,7 @@ probing       an append was refused: one at a time, until one matches
 lacking       the log of this leader begins behind what the peer needs: it is sent a snapshot (catch_up.py), and only
               empty appends meanwhile, which keep it from campaigning
 
-Lives here: which way a peer is sent entries and what it has acknowledged, and when a follower answers. Not here: bytes
-on their way (engine.py), what is counted of it (membership.py, and pysyncobj), what a refusal says of the log
-(log_matching.py).
-
-Law: pure; indexes and times are handed in. What a voter has acknowledged in a reign counts throughout it, however
+Invariant: pure; indexes and times are handed in. What a voter has acknowledged in a reign counts throughout it, however
 often its link breaks, unless it says itself that its log may lack it.
 """
 

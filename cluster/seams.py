@@ -1,9 +1,7 @@
 """What pysyncobj is given in place of its own surroundings: clock, randomness, journal, network, dumps, pickle.
 
-Lives here: the stand-ins, and the pin of the version that they fit. Not here: its private state (stock.py).
-
-Law: importing this puts the stand-ins in, and nothing of pysyncobj's own touches the world after that. The hazards are
-numbered as in ARCHITECTURE.md.
+Invariant: importing this puts the stand-ins in, and nothing of pysyncobj's own touches the world after that. The
+hazards are numbered as in ARCHITECTURE.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What is done about a lack of space: publishers wait, housekeeping hurries, and a full disk is tried again.
 
-Lives here: that these follow. Not here: what is short, and whether it matters (alarms.py), how much space there is
-(log/space.py), what is removed (log/housekeeping.py), who leads instead (leadership.py), when a log is obsolete
-(fitness.py).
-
-Law: a node whose disk was full goes on by itself once there is space, and leads nobody meanwhile if another one can.
+Invariant: a node whose disk was full goes on by itself once there is space, and leads nobody meanwhile if another one
+can.
 """
 
 from __future__ import annotations

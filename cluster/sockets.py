@@ -1,9 +1,6 @@
 """Sockets: how they are opened, and how the kernel shall treat those between peers.
 
-Lives here: listening, connecting, the options of sockets between peers. Not here: what goes through them
-(connection.py), how connections are accepted (accepting.py), for which addresses a name stands (host_names.py).
-
-Law: a connection counts as refused only if nobody listens at any address of the host.
+Invariant: a connection counts as refused only if nobody listens at any address of the host.
 """
 
 from __future__ import annotations

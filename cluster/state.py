@@ -1,9 +1,6 @@
 """The replicated state of a group: the machine's, and what the group itself remembers.
 
-Lives here: what belongs together at one index of the log, as bytes and as a frozen copy. Not here: how it changes
-(group.py applies entries), where it is kept (log/checkpoints.py).
-
-Law: equal on every replica at equal index, to the byte.
+Invariant: equal on every replica at equal index, to the byte.
 """
 
 from __future__ import annotations

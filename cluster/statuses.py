@@ -1,10 +1,7 @@
 """What is known on this node of all members, itself included, and who of them may therefore lead, stop or leave.
 
-Lives here: what counts as known. Not here: what each other member has said (peers.py), what this node says of itself
-(own_status.py), the rules by which is judged (fitness.py).
-
-Law: looks, and changes nothing. Who has been silent for `peers.SILENT_S` is not there, whatever it has said before, and
-also if there is a link.
+Invariant: looks, and changes nothing. Who has been silent for `peers.SILENT_S` is not there, whatever it has said
+before, and also if there is a link.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """pysyncobj as it is driven here: made without its surroundings, and its state under the names of the field.
 
-Lives here: what each call into it needs, and its state, to be read by everybody. Not here: the stand-ins for its
-surroundings (seams.py), what it is kept from and told (engine.py).
-
-Law: nobody but this and engine.py names an attribute of SyncObj that begins with an underscore.
+Invariant: nobody but this and engine.py names an attribute of SyncObj that begins with an underscore.
 """
 
 from __future__ import annotations

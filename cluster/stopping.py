@@ -1,10 +1,7 @@
 """A node stops by itself: its disk fails, its log is damaged or obsolete, a leader contradicts it, or it was removed.
 
-Lives here: which error ends this node, when, and what the next start has to know of it. Not here: how damage is found
-(log), what a start does about it (directory.py), stopping because somebody wants it (group.py).
-
-Law: with damage of what was once stored a node with peers goes on until the others can do without it; with any other
-failure of its disk it stops at once, because what it has said to be stored may not be.
+Invariant: with damage of what was once stored a node with peers goes on until the others can do without it; with any
+other failure of its disk it stops at once, because what it has said to be stored may not be.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Which connections without a login keep their places when more come than there is room for.
 
-Lives here: the count of strangers (connections without a login) and of connections with one, and the choice of the
-stranger that has to go. Not here: logins, and what happens to a socket (the callers).
-
-Law: a stranger keeps its place for a fair time after its arrival and after each step of a correct handshake; only then
-may another connection take the place, and strangers that have come least far make room first. A connection for which
-there is no place is refused, and one address holds at most three quarters of the places: an attack, however large,
-takes no place from a client that goes on with its handshake. A connection with a login is never pushed out.
+Invariant: a stranger keeps its place for a fair time after its arrival and after each step of a correct handshake; only
+then may another connection take the place, and strangers that have come least far make room first. A connection for
+which there is no place is refused, and one address holds at most three quarters of the places: an attack, however
+large, takes no place from a client that goes on with its handshake. A connection with a login is never pushed out.
 """
 
 from __future__ import annotations

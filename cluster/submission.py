@@ -1,12 +1,9 @@
 """Submissions on their way into the log: at the node that made them, and at the leader that proposes them.
 
-Lives here: `PendingSubmissions`, what this node has submitted and not yet seen applied, and how much of it the leader
-has; `Proposals`, what a leader has taken in for its next entries. Not here: who leads and what may be sent (group.py),
-what was applied already (origins.py), bytes (entry.py).
-
-Law: nothing leaves `PendingSubmissions` before it is seen applied, and a new leader gets everything again; a leader
-proposes the batches of one node once in its reign, in their order. Between nodes the leader is fair: the one is next of
-which it has proposed least (start-time fair queueing), so that nobody waits for all that another node has forwarded.
+Invariant: nothing leaves `PendingSubmissions` before it is seen applied, and a new leader gets everything again; a
+leader proposes the batches of one node once in its reign, in their order. Between nodes the leader is fair: the one is
+next of which it has proposed least (start-time fair queueing), so that nobody waits for all that another node has
+forwarded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The log on its way to the disk, and what may leave once it is there.
 
-Lives here: when a sync begins, and what follows when it ends. Not here: the writes themselves (log/journal.py), which
-message waits for how much (engine.py), the messages that wait (departures.py).
-
-Law: one sync at a time, the next one begins when it ends, and nothing that waits for it leaves before (hazard H1).
+Invariant: one sync at a time, the next one begins when it ends, and nothing that waits for it leaves before (hazard
+H1).
 """
 
 from __future__ import annotations

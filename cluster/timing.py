@@ -1,9 +1,6 @@
 """Raft timing: how often a leader is heard, and when a member stands for leader.
 
-Lives here: the times, and what is random about them. Not here: when a silent leader is suspected (failure_detector.py),
-who may stand (elections.py), deadlines (engine.py).
-
-Law: pure; randomness is handed in, as a number from 0 to 1.
+Invariant: pure; randomness is handed in, as a number from 0 to 1.
 """
 
 from __future__ import annotations

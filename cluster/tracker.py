@@ -1,10 +1,7 @@
 """What a leader knows of all its peers, and what follows from it for the log: etcd's raft calls it a progress tracker.
 
-Lives here: whose progress is kept, and what a majority has come to. Not here: the progress of one peer
-(replication.py), who counts (membership.py), what is sent to whom (engine.py).
-
-Law: pure; indexes and times are handed in. What another directory of the same name has acknowledged does not count, and
-nothing that was acknowledged to an earlier leader does.
+Invariant: pure; indexes and times are handed in. What another directory of the same name has acknowledged does not
+count, and nothing that was acknowledged to an earlier leader does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """When a group has its next turn: at once, or when something is due.
 
-Lives here: asking for a turn, at once or by a timer, so that at most one is asked for. Not here: what a turn does
-(group.py).
-
-Law: whoever asks gets a turn, in the next pass of the event loop; several who ask before it share one.
+Invariant: whoever asks gets a turn, in the next pass of the event loop; several who ask before it share one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Costly work for strangers, such as TLS handshakes: how much of it is begun in a second, and for whom.
 
-Lives here: when a piece of work may begin. Not here: the work, and how many strangers there may be (strangers.py).
-
-Law: the rate is bounded, however much is asked for; sources take turns, so a flood from one address delays a client
-from another address by one piece of work.
+Invariant: the rate is bounded, however much is asked for; sources take turns, so a flood from one address delays a
+client from another address by one piece of work.
 """
 
 from __future__ import annotations

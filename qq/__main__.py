@@ -1,7 +1,8 @@
 """`python -m qq` is the command `qq`, and so is `python -P qq/__main__.py`, wherever that file is (cli/launch.py).
 
-Law: Ctrl-C is no error, not even while the command is still being imported, which takes half a second. Nor is SIGTERM
-lost then: in a container this is the first process, which the system does not end for a signal without a handler.
+Invariant: Ctrl-C is no error, not even while the command is still being imported, which takes half a second. Nor is
+SIGTERM lost then: in a container this is the first process, which the system does not end for a signal without a
+handler.
 """
 
 import os

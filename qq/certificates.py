@@ -1,9 +1,6 @@
 """When certificates expire: the dates in PEM files.
 
-Lives here: as much of DER (X.690) and of X.509 (RFC 5280, 4.1) as leads to the dates. Not here: what certificates are
-for, and whether they are any good (tls.py; OpenSSL looks at that).
-
-Law: whatever a file holds, there is a date or a reason.
+Invariant: whatever a file holds, there is a date or a reason.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The configuration of one node.
 
-Lives here: what can be set, the defaults, the named limits, and reading it from TOML and the environment.
-Not here: what `qq up` writes (cli/layout.py), and the cluster's own view of its settings (cluster).
-
-Law: a configuration that loads is complete and consistent; one that does not gives one line that names the
+Invariant: a configuration that loads is complete and consistent; one that does not gives one line that names the
 file (or the environment variable), the key and what is wrong. An unknown key is an error, never ignored.
 
 A key is `[section] key` in the file and `QQ_<SECTION>_<KEY>` in the environment, which wins. The list of

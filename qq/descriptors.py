@@ -1,10 +1,7 @@
 """How many files a process may have open, and who gets how many of them.
 
-Lives here: asking the operating system, and the shares. Not here: who is turned away when a share is used up
-(cluster/strangers.py).
-
-Law: what all ports together may have open leaves a node the descriptors for its own work: its log, its checkpoints, its
-peers, what it reads about itself.
+Invariant: what all ports together may have open leaves a node the descriptors for its own work: its log, its
+checkpoints, its peers, what it reads about itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Errors that more than one part of the broker knows.
 
-Law: an operating error (a port in use, a damaged file) carries one line for the operator; a broken invariant
+Invariant: an operating error (a port in use, a damaged file) carries one line for the operator; a broken invariant
 is not one of these and stops the node with its traceback; an AMQP error is an answer to one client.
 """
 

@@ -2,13 +2,9 @@
 
 Importing a node takes longer than all else that it does before it serves, and those who test start many of them.
 
-Lives here: the server, which is a process of its own, and its client. Not here: what the processes do (cli), and who
-starts them (testing.py). Python's `multiprocessing` has a fork server, too; its processes import the main module of the
-program that asks for them, which is somebody else's.
-
-Law: what is forked sees what a process of its own would: its arguments, environment and files, a session of its own,
-and the exit status goes to who asked. A server ends with the process that has started it, and so does, with it, what it
-has forked (cli/serve.py), whatever else that process has forked by itself.
+Invariant: what is forked sees what a process of its own would: its arguments, environment and files, a session of its
+own, and the exit status goes to who asked. A server ends with the process that has started it, and so does, with it,
+what it has forked (cli/serve.py), whatever else that process has forked by itself.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ There is little of that here: what clients ask for, their connections and queues
 and so is a state that another node's snapshot replaces (qq/machine/remains.py).
 But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
 that comes by itself, and what is old is looked through when there is a reason.
-
-Lives here: thresholds, these reasons, and when there is surely none. Not here: how much memory a node may take
-(qq/node/memory_watch.py).
 """
 
 from __future__ import annotations

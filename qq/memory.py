@@ -1,8 +1,4 @@
-"""How much memory this process has, and how much it may have.
-
-Lives here: asking the operating system, and giving back to it what is free. Not here: what is done about too much
-(cluster/shortage.py). Linux only, as the figures are.
-"""
+"""How much memory this process has, and how much it may have."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """What a node counts.
 
-Lives here: the counters, and what one scrape shows of them. Not here: the names under which Prometheus reads them
-(prometheus.py), HTTP.
-
-Law: the hot path adds to plain integers and knows nothing of Prometheus, whose library a node imports with HTTP.
+Invariant: the hot path adds to plain integers and knows nothing of Prometheus, whose library a node imports with HTTP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """How Prometheus reads what a node counts.
 
-Lives here: the names under which counters are shown (RabbitMQ's: its dashboards work), and the collector. Not here: the
-counters (metrics.py), metrics of queues (qq/http/exposition.py).
-
-Law: a scrape makes names and labels.
+Invariant: a scrape makes names and labels.
 """
 
 from __future__ import annotations

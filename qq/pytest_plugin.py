@@ -13,8 +13,6 @@ The fixture `qq_options` says which clusters these are, for instance in a projec
         return {"nodes": 1, "settings": {"limits": {"consumer_timeout_ms": 5000}}}
 
 When a test fails, its report shows what the nodes have logged meanwhile.
-
-Lives here: the fixtures and the report. Not here: the cluster (testing.py), which only tests that use it import.
 """
 
 from __future__ import annotations

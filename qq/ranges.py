@@ -1,9 +1,6 @@
 """Ranges: how consecutive messages and consecutive ids are kept without an object per message.
 
-Lives here: `Range`, a reference to consecutive messages of the log, and `RangeMap`, an ordered map from consecutive
-ids to whatever they stand for. Not here: queues (machine/queue.py), delivery tags (amqp_server/outgoing.py).
-
-Law: the cost of every operation is counted in ranges touched, never in messages.
+Invariant: the cost of every operation is counted in ranges touched, never in messages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What is made from files that may change: certificates, secrets.
 
-Lives here: when files are read again. Not here: what is made from them (tls.py, config.py), and who uses it
-(qq/node/reread.py).
-
-Law: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good before
-goes on.
+Invariant: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good
+before goes on.
 """
 
 from __future__ import annotations

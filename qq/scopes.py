@@ -3,10 +3,7 @@
 As in RabbitMQ (https://www.rabbitmq.com/docs/oauth2): `PERMISSION:VHOST/NAME/ROUTINGKEY`, where the last one or two
 parts may be left out, and `tag:TAG`. In each part `*` stands for any characters, and what is special is written `%2F`.
 
-Lives here: what scopes mean. Not here: where they come from (oauth2), what needs which permission
-(sessions/access.py).
-
-Law: pure. A scope that means nothing here permits nothing; it is no error, since tokens are made for others, too.
+Invariant: pure. A scope that means nothing here permits nothing; it is no error, since tokens are made for others, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Field tables: which values the replicated log can hold.
 
-Lives here: the definition that AMQP's reader (qq/stored/fields.py), the HTTP API (qq/http/bodies.py) and the log's
-codec (qq/machine/codec.py) share. Not here: bytes, which are theirs; what values mean (qq/routing/values.py).
-
-Law: what one of them lets in, the others carry. Tables have no limits but those in here.
+Invariant: what one of them lets in, the others carry. Tables have no limits but those in here.
 """
 
 from __future__ import annotations

@@ -17,10 +17,8 @@ in `setUpClass`.
 
 If the block ends with an exception, the last lines of each node's log are added to it as notes.
 
-Lives here: the processes, their ports, and asking the nodes how they are. Not here: a node's files (cli/layout.py).
-
-Law: however the block or the process that holds it ends, no node of it goes on running, and no file of a temporary
-directory is left.
+Invariant: however the block or the process that holds it ends, no node of it goes on running, and no file of a
+temporary directory is left.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """TLS: the contexts of this node's sockets, made from files that may change.
 
-Lives here: what a configuration means for OpenSSL, the name of a user in a certificate. Not here: when files are read
-again (reloadable.py), sockets (qq/amqp_server/listener.py, cluster/links.py), what the name may do
-(qq/sessions/login.py).
-
-Law: connections that are open keep what they were opened with.
+Invariant: connections that are open keep what they were opened with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What faultless clients send, from the protocol header to the end, frame by frame.
 
-Lives here: conversations that between them use every method that pamqp knows and every kind of frame. Not here: what is
-done to them (mutations.py), sockets and nodes (run.py).
-
-Law: sent as it is, a conversation is served to its end: no channel and no connection is closed by the node.
+Invariant: sent as it is, a conversation is served to its end: no channel and no connection is closed by the node.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What hostile clients and hasty operators send that is legal: large, deep, long, wide, many and often.
 
-Lives here: acts, each of what one client sends on a connection of its own, or over HTTP. Not here: sockets, nodes and
-honest clients (siege.py), damage (mutations.py).
-
-Law: an act is a function of the random numbers that it is given. Each of its frames and requests is well-formed and is
-sent by somebody who may try: whatever is too large for the node has an answer in the protocol.
+Invariant: an act is a function of the random numbers that it is given. Each of its frames and requests is well-formed
+and is sent by somebody who may try: whatever is too large for the node has an answer in the protocol.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Damage: what becomes of a conversation on its way.
 
-Lives here: changes to frames and to bytes, drawn from the seed. Not here: sockets.
-
-Law: a mutated conversation is a function of the random numbers that it is given.
+Invariant: a mutated conversation is a function of the random numbers that it is given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """One seed: a node, many clients with damaged conversations, and one that behaves.
 
-Lives here: sockets, the ends of clients, and what must hold whatever they send. Not here: what they send.
-
-Law: what is sent is a function of the seed. What must hold: the node lives and logs no error of its own; all that it
-answers are frames; whoever hangs up is hung up on; a client without fault is served meanwhile; memory stays within a
+Invariant: what is sent is a function of the seed. What must hold: the node lives and logs no error of its own; all that
+it answers are frames; whoever hangs up is hung up on; a client without fault is served meanwhile; memory stays within a
 bound, and no socket is left behind.
 """
 

@@ -1,11 +1,8 @@
 """One seed of legal harm: a cluster, hostile clients, and honest publishers that count what was confirmed to them.
 
-Lives here: sockets, HTTP, honest publishers, and what must hold whatever the hostile ones do. Not here: what they do
-(legal.py).
-
-Law: what each hostile client sends is a function of the seed and its number. What must hold: every node lives and logs
-no error of its own; each message that an honest publisher was confirmed is there at the end, once; no confirm and no
-answer of /livez takes longer than `WAIT_MAX_S`; hostile clients hear errors of the protocol and are not hung up on
+Invariant: what each hostile client sends is a function of the seed and its number. What must hold: every node lives and
+logs no error of its own; each message that an honest publisher was confirmed is there at the end, once; no confirm and
+no answer of /livez takes longer than `WAIT_MAX_S`; hostile clients hear errors of the protocol and are not hung up on
 without a word; states of equal index are equal on all nodes, and who begins with one has that one.
 """
 

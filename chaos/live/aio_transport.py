@@ -1,6 +1,6 @@
 """Clients that use aio-pika: the transport of a live run.
 
-Law: whatever the library raises for what is gone becomes LostError here.
+Invariant: whatever the library raises for what is gone becomes LostError here.
 """
 
 from __future__ import annotations

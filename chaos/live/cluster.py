@@ -18,10 +18,7 @@ Nodes that may join have their ports and proxies from the beginning. A file that
 nodes only; so before one joins for the first time, the others are started again with files that list all. A cluster may
 begin with the code of a release (releases.py), which knows neither disk faults nor addresses of its own file.
 
-Lives here: processes, configuration, ports, members, and asking the nodes how they are. Not here: faults as such
-(nemesis.py).
-
-Law: however the block or the process that holds it ends, nothing of it goes on running.
+Invariant: however the block or the process that holds it ends, nothing of it goes on running.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`python -m chaos run`: a run from the command line, its verdict, its report.
 
-Lives here: options, what is wrong with them, what is printed at the end. Not here: the run (run.py).
-
-Law: the status is 0 only if the run went as planned and every promise was kept.
+Invariant: the status is 0 only if the run went as planned and every promise was kept.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ node is down, `lose_power` rolls the data directory back.
 
 What a power loss may take is the simulated disk's to say (chaos/sim/disk.py): the journal is replayed on one.
 
-Lives here: tracking, and taking back. Not here: when (nemesis.py).
-
-Law: what the node was told is durable stays; of the rest chance takes what it wants. Without a power loss nothing that
-was written is lost.
+Invariant: what the node was told is durable stays; of the rest chance takes what it wants. Without a power loss nothing
+that was written is lost.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ Its arguments are `--config node.toml --side DIRECTORY`, and it is forked from a
 
 On SIGUSR1 it writes into its log what its threads and tasks are doing: for whoever waits for its end in vain.
 
-Lives here: the process, and the clock. Not here: the disk (faulty_disk.py), and who hurts (nemesis.py).
-
-Law: without faults it is the node that `qq serve` is, the same code with the same files.
+Invariant: without faults it is the node that `qq serve` is, the same code with the same files.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ more than one node at once lacks what only its peers can give back (wiped, repla
 segment): losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes
 that die all at once, or all disks that lose what was not synced, must not lose anything.
 
-Lives here: the faults, the schedule, healing. Not here: processes and proxies (cluster.py), disks (faulty_disk.py).
-
-Law: after a fault, also one that failed half-way, `heal` leaves a cluster that is whole, or says what is not.
+Invariant: after a fault, also one that failed half-way, `heal` leaves a cluster that is whole, or says what is not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The code of a release, taken out of the repository's history: nodes that are to be upgraded begin with it.
 
-Lives here: which commit a release is, unpacking it, and the command and the environment of its nodes. They run in this
-Python environment. Not here: who starts them (cluster.py), when they are upgraded (nemesis.py).
-
-Law: a clone without that history is told in one line.
+Invariant: a clone without that history is told in one line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """A run against processes: a cluster of our own that is hurt, or one that is there.
 
-Lives here: the world of such a run, and its progress on the terminal. Not here: its course (chaos/course.py), clients
-(workloads), faults (nemesis.py), judging (pipeline), the command line (command.py).
-
-Law: a cluster that is not ours is hurt by nobody here, and left as it was.
+Invariant: a cluster that is not ours is hurt by nobody here, and left as it was.
 """
 
 from __future__ import annotations

@@ -6,10 +6,7 @@ The server is the real one, driven with the package toxiproxy-python. That packa
 (so there is one server a process), knows no timeouts of its own and opens a connection for each call: all of it is
 called here, under one lock, and nowhere else.
 
-Lives here: the binary, its process, and proxies with their toxics. Not here: which connection goes through which proxy
-(cluster.py), and what is done to it when (nemesis.py).
-
-Law: the server ends with the process that started it, however that ends.
+Invariant: the server ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations

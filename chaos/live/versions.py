@@ -1,7 +1,4 @@
-"""What a run was made with: programs, libraries, the commit; the report shows it.
-
-Not here: what each of them is for. What this machine does not have is left out.
-"""
+"""What a run was made with: programs, libraries, the commit; the report shows it."""
 
 from __future__ import annotations
 

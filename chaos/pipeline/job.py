@@ -2,11 +2,8 @@
 
 Reads meta.json and history/ of a run directory, decides whether a promise was broken, writes verdict.json and tables/.
 
-Lives here: files, the order of the jobs, the verdict. Not here: what a promise means (transforms/), Spark itself
-(spark.py).
-
-Law: what cannot be judged is not valid. A line that is no row, rows that are missing, a run that recorded nothing and a
-Spark that fails are errors of the verdict, each a line. Nor is a run that went otherwise than planned.
+Invariant: what cannot be judged is not valid. A line that is no row, rows that are missing, a run that recorded nothing
+and a Spark that fails are errors of the verdict, each a line. Nor is a run that went otherwise than planned.
 """
 
 from __future__ import annotations

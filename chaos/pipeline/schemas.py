@@ -1,8 +1,4 @@
-"""What the job reads and writes: rows of a history, queues of a run, violations.
-
-Lives here: names and types of columns. Not here: what the keys of a history mean (chaos/history.py), what follows from
-them (transforms/), files (job.py).
-"""
+"""What the job reads and writes: rows of a history, queues of a run, violations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Spark session of a check: started quietly, and what it says in a file.
-
-Not here: which Java (java.py), what is computed (job.py).
-"""
+"""The Spark session of a check: started quietly, and what it says in a file."""
 
 from __future__ import annotations
 

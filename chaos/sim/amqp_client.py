@@ -1,10 +1,6 @@
 """An AMQP client of a simulated node: octets in, octets out, and a mind of its own.
 
-Lives here: what it does at random, what it is told, and what of that cannot be right by itself. Not here: the octets'
-way (client_socket.py), what is right for all clients together: it writes down what it sees, as the clients of live runs
-do (chaos/history.py), and that is judged (chaos/judge.py).
-
-Law: it knows the protocol from pamqp, not from the node's code, and believes only what it is told.
+Invariant: it knows the protocol from pamqp, not from the node's code, and believes only what it is told.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The broker of each node's life, over the simulated group, and the way into it: what clients connect to.
 
-Lives here: brokers, who listens, connections to them. Not here: clients (client_workload.py, recorded.py), their
-octets' way (client_socket.py).
-
-Law: everything between the clients' octets and the ports of cluster/ports.py is production code, built as production
-builds it.
+Invariant: everything between the clients' octets and the ports of cluster/ports.py is production code, built as
+production builds it.
 """
 
 from __future__ import annotations

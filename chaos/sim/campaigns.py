@@ -1,6 +1,7 @@
 """Who may campaign: what the checks know of pre-votes and of leaders that resign, from the frames that arrive.
 
-Law: nothing is asked of the node itself. What is told to a process is void once it ends, and when it has campaigned.
+Invariant: nothing is asked of the node itself. What is told to a process is void once it ends, and when it has
+campaigned.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What must be true, whatever happens.
 
-Lives here: the truth as the simulation knows it (what was committed, in which order batches took effect) and the
-comparison of every node with it. Queue semantics are in queue_checks.py. Not here: anything that acts.
-
-Law: a check looks and never touches. What one node has shown once - a committed entry, an applied batch, a state at an
-index - holds for all nodes and all their later lives.
+Invariant: a check looks and never touches. What one node has shown once - a committed entry, an applied batch, a state
+at an index - holds for all nodes and all their later lives.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A client's TCP connection to a simulated node, under the production connection (`qq.amqp_server.connection`).
 
-Lives here: octets on their way, in order and late, and what becomes of them when a side ends, half or whole, or does
-not read. Not here: what they say (amqp_client.py), the network between nodes (network.py).
-
-Law: what one side has written the other reads in that order. Behind it comes the end, if the connection was closed; if
-it was reset, the end may come before the last of it. A process that is paused or gone neither reads nor writes.
+Invariant: what one side has written the other reads in that order. Behind it comes the end, if the connection was
+closed; if it was reset, the end may come before the last of it. A process that is paused or gone neither reads nor
+writes.
 """
 
 from __future__ import annotations

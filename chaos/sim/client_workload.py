@@ -1,9 +1,6 @@
 """AMQP clients at production sessions: what a client is told is what is judged.
 
-Lives here: the clients of a run and their history. Not here: what they connect to (brokers.py), what they do and
-believe (amqp_client.py), what is right (chaos/judge.py).
-
-Law: nothing that a client is told is believed before it was compared with the log.
+Invariant: nothing that a client is told is believed before it was compared with the log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The production node below the sockets, several times, in one world.
 
-Lives here: what a run is made of (`SimulationOptions`), a node through its lives (`SimulatedNode`), the cluster. Not
-here: load (workload.py), faults (nemesis.py), what is right (checks.py), the course of a run (run.py).
-
-Law: everything above the ports is production code, built as production builds it.
+Invariant: everything above the ports is production code, built as production builds it.
 """
 
 from __future__ import annotations

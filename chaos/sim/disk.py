@@ -1,11 +1,8 @@
 """A disk in memory that forgets, tears and damages what real disks may.
 
-Lives here: the `Disk` port with crash semantics and fault hooks. When things happen is the world's business:
-it gives `schedule` and calls `crash`.
-
-Law: everything random comes from the given generator, and after a crash the disk may show anything that a journaling
-file system allows and nothing else: what was synced is there, what was not may be there, in part, or as garbage, and a
-rename loses no file.
+Invariant: everything random comes from the given generator, and after a crash the disk may show anything that a
+journaling file system allows and nothing else: what was synced is there, what was not may be there, in part, or as
+garbage, and a rename loses no file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """An event loop whose time is the world's: what is written with asyncio is simulated as it is.
 
-Lives here: callbacks, timers, futures and tasks. There is nothing to read from and nothing to write to.
-
-Law: as in world.py, what is asked for first happens first; a run is a function of the seed.
+Invariant: as in world.py, what is asked for first happens first; a run is a function of the seed.
 """
 
 from __future__ import annotations

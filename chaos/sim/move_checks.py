@@ -1,10 +1,8 @@
 """What moves promise: each message that is moved leaves one queue and arrives in the other, once, whatever crashes.
 
-Lives here: what the oracle of the queues knows of moves, and what a step must have done. Not here: the messages
-themselves (queue_checks.py), who asks for moves (queue_workload.py).
-
-Law: which messages a step is about is told by their keys, which only the machine knows. So before each batch it is
-looked which message has which key; whether that message may be moved, and where it arrives as what, is computed here.
+Invariant: which messages a step is about is told by their keys, which only the machine knows. So before each batch it
+is looked which message has which key; whether that message may be moved, and where it arrives as what, is computed
+here.
 """
 
 from __future__ import annotations

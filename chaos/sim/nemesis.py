@@ -1,11 +1,8 @@
 """Faults: what goes wrong, when, for how long.
 
-Lives here: the faults by name, each with its undoing. Not here: how a fault works (world, network, disk) and what must
-hold in spite of it (checks.py).
-
-Law: every fault ends by itself or in `stop`; after that the world is a good one, in which members may still be under
-maintenance. Damage to what a disk promised to keep hits one node at a time, and none as long as another has not got
-over it: the rest is a majority.
+Invariant: every fault ends by itself or in `stop`; after that the world is a good one, in which members may still be
+under maintenance. Damage to what a disk promised to keep hits one node at a time, and none as long as another has not
+got over it: the rest is a majority.
 """
 
 from __future__ import annotations

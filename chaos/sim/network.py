@@ -1,12 +1,9 @@
 """Links between simulated processes: TCP connections as an adversary would run them.
 
-Lives here: the `Links` port, connections with an epoch, delays, cuts, resets, what a peer sees of a death.
-Not here: when any of it happens (nemesis.py).
-
 A handshake takes one instant at each end: the acceptor lets the dialler in or not when its proof arrives, the dialler
 the acceptor when it is welcomed.
 
-Law: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
+Invariant: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
 lives; both ends learn of its end on their own, at different times; bytes in flight at the end may be lost or may
 arrive. What a link takes, and when it gives its peer up, is decided by the limits and the code of the real links.
 """

@@ -3,11 +3,8 @@
 A run begins with some nodes; now and then one more is started, with an empty directory and the addresses of the others,
 and now and then a member is removed, be it a new one or one of the first, if at least as many as at first stay.
 
-Lives here: who is added and removed when, and how operators ask for something. Not here: members that are removed and
-come back, which is a fault (nemesis.py), what must hold (checks.py).
-
-Law: nobody is removed whom the others could not do without, and a name whose node was removed for good is not used
-again.
+Invariant: nobody is removed whom the others could not do without, and a name whose node was removed for good is not
+used again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """What queues promise, kept message by message by the dumbest means there is.
 
-Lives here: an oracle that is told of every batch and every effect once, in log order, and knows where each message must
-be. Not here: how the machine does it, what is right between nodes (checks.py).
-
-Law: each message that was enqueued is ready (or will be, after a delay), held by one consumer, or dying, until it has
-met its fate: settled, expired, dropped by a limit, moved to where its dead-letter exchange routes it, and so on. The
-oracle computes every fate but two itself: which messages a limit on the length drops, and whether a full queue takes a
-dead letter. There it looks at the machine, and checks that this might be.
+Invariant: each message that was enqueued is ready (or will be, after a delay), held by one consumer, or dying, until it
+has met its fate: settled, expired, dropped by a limit, moved to where its dead-letter exchange routes it, and so on.
+The oracle computes every fate but two itself: which messages a limit on the length drops, and whether a full queue
+takes a dead letter. There it looks at the machine, and checks that this might be.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the queues of a run are set to, and what their messages carry; drawn from the seed.
-
-Lives here: arguments, policies, stored messages. Not here: what clients do with them (queue_workload.py), what follows
-(queue_checks.py).
-"""
+"""What the queues of a run are set to, and what their messages carry; drawn from the seed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the oracle of the queues keeps: messages, queues and who holds what.
-
-Lives here: the values, and rules that need nothing else. Not here: what happens to them (queue_checks.py).
-"""
+"""What the oracle of the queues keeps: messages, queues and who holds what."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Load for the queue machine: publishers and consumers at every node, as the broker would submit for them.
 
-Lives here: clients, and publishers that outlive them. Not here: what queues are set to and messages carry
-(queue_features.py), what brokers do by themselves (brokers.py).
-
-Law: as in workload.py. What is delivered is looked up in the node's own log, the way the broker finds bodies, and must
-be what its publisher wrote.
+Invariant: as in workload.py. What is delivered is looked up in the node's own log, the way the broker finds bodies, and
+must be what its publisher wrote.
 """
 
 from __future__ import annotations

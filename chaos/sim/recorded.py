@@ -2,10 +2,8 @@
 
 `python -m chaos check DIR` judges it as any other, and `python -m chaos report DIR` shows it.
 
-Lives here: the world of such a run. Not here: its course (chaos/course.py), its clients (chaos/workloads).
-
-Law: the history, too, is a function of the seed. The checks of the simulation look on, and end the run if one of them
-finds something.
+Invariant: the history, too, is a function of the seed. The checks of the simulation look on, and end the run if one of
+them finds something.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 The new cluster has the names, the addresses and the secret of the old one, which still runs when it begins: its first
 node takes the place of an old one. The others follow with empty directories, when the old ones are gone.
 
-Lives here: operators who make backups and restore them. Not here: what a backup is (cluster/backup.py), what must hold
-in the new cluster (checks.py).
-
-Law: what is restored is what the old cluster was at the backup's entry, and none of its nodes is heard by the new one.
+Invariant: what is restored is what the old cluster was at the backup's entry, and none of its nodes is heard by the new
+one.
 """
 
 from __future__ import annotations

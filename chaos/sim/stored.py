@@ -1,9 +1,6 @@
 """What nodes must have on their disks, and what they must not: every live message, and little else.
 
-Lives here: the comparison of a node's live messages, as its machine names them, with what its journal gives for them,
-and of its disk use with what housekeeping promises. Not here: which messages must be live (queue_checks.py).
-
-Law: as in checks.py, nothing is touched. What was submitted is known from when it took effect first.
+Invariant: as in checks.py, nothing is touched. What was submitted is known from when it took effect first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Connections to a virtual host that comes and goes: what one client opens there, and has to close.
 
-Lives here: what is asked, and what the node must tell. Not here: messages, which are all in the default virtual host
-(queue_workload.py).
-
-Law: a connection that the machine wants closed is told so, once or after an install; one that was told is closed.
+Invariant: a connection that the machine wants closed is told so, once or after an install; one that was told is closed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What carries the clients of a recorded run to simulated nodes: pika, as in live runs, over simulated sockets.
-
-Lives here: what pika asks of the loop and of the sockets below it. Not here: how clients use pika
-(chaos/workloads/pika_transport.py), the octets' way (client_socket.py).
-"""
+"""What carries the clients of a recorded run to simulated nodes: pika, as in live runs, over simulated sockets."""
 
 from __future__ import annotations
 

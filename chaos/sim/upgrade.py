@@ -3,10 +3,8 @@
 It is as operators do it, with faults in between: one node after the other, some are taken back to the release before
 and upgraded again, and the next version of the state comes by itself or is asked for at the end.
 
-Lives here: who gets which program when. Not here: what a program can run (watched.py), what must hold (checks.py).
-
-Law: a node whose program refuses its directory, because the cluster has gone over to the next version, is upgraded
-again.
+Invariant: a node whose program refuses its directory, because the cluster has gone over to the next version, is
+upgraded again.
 """
 
 from __future__ import annotations

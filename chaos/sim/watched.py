@@ -4,10 +4,7 @@ Above the lowest version they count entries, too, and have that in their state: 
 versions of a release may do the same. Nodes with this program and with that of the release before agree only as long as
 both go by the version that the log has agreed on.
 
-Lives here: what stands between a group and its machine. Not here: what was seen before (checks.py), what it means for
-queues (queue_checks.py).
-
-Law: a watched machine does what the machine does, and counts; only one of another version does less.
+Invariant: a watched machine does what the machine does, and counts; only one of another version does less.
 """
 
 from __future__ import annotations

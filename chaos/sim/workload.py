@@ -1,10 +1,7 @@
 """Load: clients at every node that submit batches and remember what was confirmed.
 
-Lives here: the ledger's clients and what all clients have in common. Those of queues are in queue_workload.py, and in
-brokers.py what AMQP clients connect to.
-
-Law: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node, or its
-expulsion, is a new client.
+Invariant: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node,
+or its expulsion, is a new client.
 """
 
 from __future__ import annotations

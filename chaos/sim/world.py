@@ -1,10 +1,7 @@
 """Virtual time, randomness and process lives.
 
-Lives here: the event heap, the clock, the seeded generators, and `SimulatedRuntime`, which is one life of one process.
-Not here: what happens in the world (network.py, disk.py, nemesis.py) and what is right (checks.py).
-
-Law: a run is a pure function of the seed. Whoever needs randomness asks for a generator of their own by purpose, so
-that one more draw in one place changes nothing elsewhere; nobody iterates over a set.
+Invariant: a run is a pure function of the seed. Whoever needs randomness asks for a generator of their own by purpose,
+so that one more draw in one place changes nothing elsewhere; nobody iterates over a set.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Clients that connect again by themselves, and write down what they see.
 
-Lives here: connecting, publishing with a window of confirms, consuming. Not here: which messages (the workloads), the
-order of endpoints (world.py), what carries it to a node (transport.py).
-
-Law: each row says what its connection saw, so nothing here hides that a connection was lost. What a client does next
-depends on its seed, on the time of the loop that it runs on, and on what it was told: so it is the same in every world.
+Invariant: each row says what its connection saw, so nothing here hides that a connection was lost. What a client does
+next depends on its seed, on the time of the loop that it runs on, and on what it was told: so it is the same in every
+world.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What clients send and get: messages whose bodies prove themselves.
 
-Law: what a history says of a message is what is in the message, and of one that is damaged only that.
+Invariant: what a history says of a message is what is in the message, and of one that is damaged only that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients that use pika on the loop that they live on: a transport of live runs, and that of simulated ones.
 
-Law: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of the one
-request that was under way.
+Invariant: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of
+the one request that was under way.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """How a client speaks to its node: with the time, all that the world of a run has to supply.
 
-Lives here: what clients ask for, and how it may end. Not here: who carries it out (pika_transport.py,
-live/aio_transport.py), who asks (clients.py).
-
-Law: a request ends with its answer; with RefusedError if it certainly was not carried out; or with LostError, if nobody
-knows, and then the client connects anew. One that has to wait too long is cancelled, and nobody knows.
+Invariant: a request ends with its answer; with RefusedError if it certainly was not carried out; or with LostError, if
+nobody knows, and then the client connects anew. One that has to wait too long is cancelled, and nobody knows.
 """
 
 from __future__ import annotations

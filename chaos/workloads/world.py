@@ -1,9 +1,6 @@
 """What all workloads share: the cluster as clients see it, and what a workload consists of.
 
-Lives here: the order in which a client tries endpoints, rates, plans of queues. Not here: connections (transport.py,
-clients.py), messages (messages.py), what is published and consumed (the other modules).
-
-Law: nothing here talks to a broker.
+Invariant: nothing here talks to a broker.
 """
 
 from __future__ import annotations

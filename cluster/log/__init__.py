@@ -1,9 +1,6 @@
 """The log of one group on one node's disk.
 
-Lives here: the journal, its files and their formats, what keeps them small. Not here: whose directory it is and how a
-node starts from it (cluster/directory.py), what the entries mean.
-
-Law: what is said to be synced is on stable storage, and damage is found, never passed over.
+Invariant: what is said to be synced is on stable storage, and damage is found, never passed over.
 
     journal.py         the log as a whole, as pysyncobj sees it; group commit
       views.py           entries that are read when they are asked for

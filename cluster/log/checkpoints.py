@@ -1,13 +1,10 @@
 """Checkpoints: files that hold the state of the group as it was at one index.
 
-Lives here: the format of such a file, writing it, finding the newest that is whole. Not here: when one is taken and
-which are kept (housekeeping.py), what the state is (the group and its machine).
-
     checkpoint = "RCKP" | version u32 | sha256 of the identity 32s | index u64 | term u64 | body length u64
                | crc32 of the header so far u32 | crc32 of the body u32 | body
 
-Law: under its name a checkpoint is there as a whole or not at all, and nothing is believed without its checksum. If
-you change the format, increment `FORMAT_VERSION`; magic, version and the checksum of the header keep their place.
+Invariant: under its name a checkpoint is there as a whole or not at all, and nothing is believed without its checksum.
+If you change the format, increment `FORMAT_VERSION`; magic, version and the checksum of the header keep their place.
 """
 
 from __future__ import annotations

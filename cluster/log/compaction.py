@@ -3,10 +3,7 @@
 Below the log a node holds live messages only. A segment of which half is dead is rewritten as a *sparse* one: the
 entries that have live messages, under their old indexes, reduced to those messages.
 
-Lives here: measuring a segment, choosing which are worth rewriting, rewriting them. Not here: when that happens and
-what becomes of the files (housekeeping.py), which messages are live (the machine), formats (segment.py, entry.py).
-
-Law: a file is read record by record and never held in memory, every record is verified before it is copied, and
+Invariant: a file is read record by record and never held in memory, every record is verified before it is copied, and
 nothing but the new file is changed.
 """
 

@@ -1,12 +1,8 @@
 """What a member must remember so that it breaks no promise: its term, its vote in it, and its standing.
 
-Lives here: the two files, what is in them, loading and storing them. Not here: how they survive (register.py), when a
-term or a vote changes (pysyncobj), what a standing allows and how it changes (recovery.py), the term of each entry
-(term_runs.py).
-
     body of the register = term u64 | standing u8 | voted u8 | length u16 | vote
 
-Law: a lost or damaged state is never "term 0, no vote": it is no state at all.
+Invariant: a lost or damaged state is never "term 0, no vote": it is no state at all.
 """
 
 from __future__ import annotations

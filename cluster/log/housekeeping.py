@@ -4,12 +4,10 @@ A checkpoint is taken after so many entries, bytes or seconds, or so much work. 
 segments below the log that must be kept: those without a live message are dropped, those that are mostly dead are
 rewritten with what is live (compaction.py). After a start every sealed segment is verified once, one after the other.
 
-Lives here: when, and in which order; one job at a time on the background thread. Not here: formats (checkpoints.py,
-segment.py), the compaction itself (compaction.py), which messages are live (the machine).
-
-Law: a job on the background thread gets what does not change and touches nothing but files; what comes of it is taken
-over on the loop. A crash at any moment is harmless: a file becomes part of the log, or ceases to be, with the journal's
-manifest. What is removed is needed neither by the two newest checkpoints nor as log by a start from either of them.
+Invariant: a job on the background thread gets what does not change and touches nothing but files; what comes of it is
+taken over on the loop. A crash at any moment is harmless: a file becomes part of the log, or ceases to be, with the
+journal's manifest. What is removed is needed neither by the two newest checkpoints nor as log by a start from either of
+them.
 
 How much disk is used. Let
 

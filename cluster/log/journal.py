@@ -3,13 +3,7 @@
 The *log* is the contiguous entries `first_index` to `last_index`. Below it there may be segments that hold single
 entries, or that nobody has looked at yet: they can be read, and that is all.
 
-Lives here: the log as a whole - which entries and segments exist, the cache of recent entries, the operations that
-wait for the next sync (group commit), what is durable. Not here: views of entries (views.py), the runs of
-terms (term_runs.py), the files of term and vote (hardstate.py), what is read from the segments' files and what is found
-at a start (segment_files.py), what is done to them and in which order (segment_writer.py), formats and errors
-(segment.py, sealed.py, manifest.py).
-
-Law: memory changes at once, the disk in the same order at the next sync, and an index is *synced* only when
+Invariant: memory changes at once, the disk in the same order at the next sync, and an index is *synced* only when
 the entry that is in memory under this index now is on stable storage.
 """
 

@@ -1,16 +1,13 @@
 """The manifest: which segment files make up a log.
 
-Lives here: the names of the files, the manifest's format and what each change of the log makes of it. Not here: when it
-is stored, and the files themselves (segment_writer.py, segment_files.py).
-
     body = msgpack [next_serial, [[name, first, end, file_bytes, sparse]... sealed, ascending], open name or nil,
                     first index of the open one, [[index, term]... of the sealed ones]]
 
 The runs of terms are here, once for all sealed segments, and not fetched from their footers: a start then opens no
 segment but the last, a segment that is rewritten or dropped changes nothing in them, and a reign costs a few bytes.
 
-Law: a file that is in it is there, whole; a file that is not is a leftover of a crash. It is replaced atomically, after
-what it names is durable and before what it does not name any more is removed. If you change the format, increment
+Invariant: a file that is in it is there, whole; a file that is not is a leftover of a crash. It is replaced atomically,
+after what it names is durable and before what it does not name any more is removed. If you change the format, increment
 `FORMAT_VERSION`.
 """
 

@@ -1,8 +1,5 @@
 """A register: a few bytes that change while a node runs, and that neither a crash nor one damaged place may take.
 
-Lives here: the two files of a register, their frame, loading and storing. Not here: what is in one (hardstate.py,
-identity.py); what is written once or grows (twofold.py, segment.py).
-
     file = magic 4 bytes | version u32 | sha256 of the identity | sequence u64 | body | zeros
            | crc32 u32 of all before it; 512 bytes
 
@@ -10,7 +7,7 @@ Both files hold the same. They are overwritten in place, one after the other, ea
 needs no space, and a crash damages at most the one that was being written. Of two that differ, the one with the higher
 sequence number was written later. Before the first one holds anything the last is there, with zeros.
 
-Law: once anything is stored, both files are there, and neither loading nor storing needs space.
+Invariant: once anything is stored, both files are there, and neither loading nor storing needs space.
 """
 
 from __future__ import annotations

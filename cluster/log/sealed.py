@@ -1,15 +1,12 @@
 """Sealed segments: files that do not change any more, with an index of their records at the end.
 
-Lives here: the format of that footer, reading a sealed segment with it, verifying one, writing a sparse one. Not here:
-records (segment.py), how the open segment is sealed (segment_writer.py).
-
     footer  = offset u32 of each record | index less `first` u32 of each record, if sparse | runs | trailer
     run     = index u64 | term u64, wherever the term differs from that of the record before
     trailer = "RIDX" | records u32 | runs u32 | sparse u32 | end of the records u64 | crc32 u32 of the footer before it
 
 Integers are little endian; the checksum starts with the file's seed.
 
-Law: the footer holds nothing that the records do not say. A bad one costs a scan, and a warning, but no entry.
+Invariant: the footer holds nothing that the records do not say. A bad one costs a scan, and a warning, but no entry.
 """
 
 from __future__ import annotations

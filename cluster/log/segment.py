@@ -1,9 +1,5 @@
 """One segment of the log: a file of checksummed records, and the index of where its records are.
 
-Lives here: the file header, packing and scanning records, reading them back by the index; the errors of all files of a
-log. Not here: the footer of a sealed segment (sealed.py), which segments make up the log (manifest.py), what is done to
-the files (segment_files.py, segment_writer.py).
-
     file   = header | record... | footer, once it is sealed
     header = "RLOG" | version u32 | sha256 of the identity | first u64 | end u64, 0 if dense | seed u32 | crc32 u32
     record = magic u32 | length u32 | payload crc32 u32 | index u64 | term u64 | durable u64 | crc32 u32 | payload
@@ -12,9 +8,10 @@ Integers are little endian. A record's header checksum starts with the file's se
 reused disk block or sent in a payload, is no record here. The seed is stored, so the segment of another node of the
 cluster becomes this node's with a new header.
 
-Law: nothing is believed without its checksum, and what was once on stable storage is never dropped as a torn tail. Each
-record says how much of its file was durable when it was written, so a later record convicts an earlier bad one. If you
-change the format, increment `FORMAT_VERSION`; magic, version and checksum of the file header keep their place.
+Invariant: nothing is believed without its checksum, and what was once on stable storage is never dropped as a torn
+tail. Each record says how much of its file was durable when it was written, so a later record convicts an earlier bad
+one. If you change the format, increment `FORMAT_VERSION`; magic, version and checksum of the file header keep their
+place.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """The segments of a log as files in its directory: what is found at a start, and reading records while others write.
 
-Lives here: loading the log, the indexes of sealed segments that are in memory, jobs that read. Not here: formats
-(segment.py, sealed.py, manifest.py), what is written and removed (segment_writer.py), which entries the log has
-(journal.py).
-
-Law: a start reads the manifest and the open segment, however long the log is, and believes of the other files only
-that they are there. What is removed at a start is what no manifest has ever named, or no longer names.
+Invariant: a start reads the manifest and the open segment, however long the log is, and believes of the other files
+only that they are there. What is removed at a start is what no manifest has ever named, or no longer names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What is done to the files of a log, and in which order.
 
-Lives here: the operations that the journal queues, and the one writer that carries them out off the loop. Not here:
-formats (segment.py, sealed.py, manifest.py), what is changed and what counts as synced (journal.py).
-
-Law: after a crash at any moment the files hold a state that the log was in, or was on the way to, since the last
+Invariant: after a crash at any moment the files hold a state that the log was in, or was on the way to, since the last
 completed sync. Hence:
 - a segment is durable, with its footer, before the next one is begun: only the last can have a torn tail;
 - what the manifest names is durable before it names it, and is removed after it does not name it any more;

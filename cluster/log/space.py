@@ -1,9 +1,6 @@
 """Whether the disk has room for more.
 
-Lives here: how often free space is asked for, and what counts as too little. Not here: what is done about it
-(shortage.py, and the shell, which makes publishers wait), what happens when a write fails all the same (journal.py).
-
-Law: between two questions every byte that is written counts as gone, so a burst cannot run past the limit unseen.
+Invariant: between two questions every byte that is written counts as gone, so a burst cannot run past the limit unseen.
 """
 
 from __future__ import annotations

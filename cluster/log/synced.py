@@ -1,16 +1,13 @@
 """The mark: how much of the open segment is known to be on stable storage, kept outside that segment.
 
-Lives here: the file's format, loading it, raising and lowering it. Not here: when (segment_writer.py), and what a start
-concludes from it (segment_files.py).
-
     file = "RSYN" | version u32 | name of the open segment, 64 bytes | bytes synced u64 | crc32 u32 of all before it
 
 The checksum starts with the identity: another node's mark is none. Integers are little endian.
 
-Law: the mark is never ahead of what is on stable storage. It is raised after a sync, without one of its own: a process
-that is killed leaves it exact, and a power loss leaves an earlier one or none that can be believed. It is lowered,
-durably, before the segment is cut. So a file that holds less than its mark says is damaged; of one that holds more,
-nothing follows.
+Invariant: the mark is never ahead of what is on stable storage. It is raised after a sync, without one of its own: a
+process that is killed leaves it exact, and a power loss leaves an earlier one or none that can be believed. It is
+lowered, durably, before the segment is cut. So a file that holds less than its mark says is damaged; of one that holds
+more, nothing follows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The term of every entry, in memory.
 
-Lives here: the runs of equal terms and the way from an index to its term. Not here: which indexes the log has
-(journal.py), the current term (hardstate.py).
-
-Law: memory and time grow with the number of reigns, not with the number of entries; only entries that are there may be
-asked for.
+Invariant: memory and time grow with the number of reigns, not with the number of entries; only entries that are there
+may be asked for.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Small files that survive the damage of any one place: their content is in them twice.
 
-Lives here: the frame of such a file. Not here: what is in it (manifest.py, identity.py).
-
     file = copy | padding to a multiple of 512 bytes | the same again
     copy = magic 4 bytes | version u32 | sha256 of the identity | length u32 | body | crc32 u32 of all before it
 
 Integers are little endian.
 
-Law: a copy is believed with its checksum or not at all. One that is whole, but of another owner or format, is an error
-and never passed over for the other.
+Invariant: a copy is believed with its checksum or not at all. One that is whole, but of another owner or format, is an
+error and never passed over for the other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Entries and runs of entries as pysyncobj is given them: they load payloads from the disk when asked to.
 
-Lives here: `LazyEntry`, which stands for one entry, and `EntrySlice`, which stands for consecutive ones. What they
-show is decided in `journal.py`.
-
-Law: to make a view costs no read and no copy, however long the log is. A view is for use at once: it does not survive a
-deletion.
+Invariant: to make a view costs no read and no copy, however long the log is. A view is for use at once: it does not
+survive a deletion.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The methods of class access (AMQP 0-8), which pamqp lacks.
 
-Lives here: their fields. Not here: how fields are decoded (fields.py).
-
-Law: they mean nothing. Old clients ask for a ticket before everything else, and go on when they have one.
+Invariant: they mean nothing. Old clients ask for a ticket before everything else, and go on when they have one.
 """
 
 from __future__ import annotations

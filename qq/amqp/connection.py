@@ -1,9 +1,6 @@
 """The server's side of a connection: handshake, channel numbers, closing.
 
-Lives here: what may be sent when, and by whom. Not here: frames (framing.py), what methods do to queues
-(qq/machine), passwords, certificates, sockets, time (the shell asks `heartbeat_s` and `phase`).
-
-Law: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
+Invariant: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
 event and is answered by the method named in it. A channel number is in use from channel.open until the last
 close-ok.
 """

@@ -1,9 +1,6 @@
 """What is sent: methods, confirms, deliveries, of the server and of shovels, which are clients.
 
-Lives here: frames as bytes. Not here: when they are sent (qq/amqp_server, qq/shovels), connection and channel closing
-(connection.py), the messages' own frames (qq/stored).
-
-Law: a stored message is sent as it is; what is packed is the method frame before it. Names that clients gave are
+Invariant: a stored message is sent as it is; what is packed is the method frame before it. Names that clients gave are
 packed by hand, because pamqp refuses names that RabbitMQ allows.
 """
 

@@ -1,9 +1,6 @@
 """The arguments of AMQP methods: how bytes are checked and become values.
 
-Lives here: method arguments, the short fields of basic.publish. Not here: frames (framing.py), tables and properties
-(qq/stored/fields.py), encoding, which is pamqp's (encoding.py).
-
-Law: the input is hostile. Every length is checked, and the work is linear in the length of the input.
+Invariant: the input is hostile. Every length is checked, and the work is linear in the length of the input.
 """
 
 from __future__ import annotations

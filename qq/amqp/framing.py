@@ -1,10 +1,6 @@
 """AMQP frames: how bytes, as they come, become events.
 
-Lives here: cutting the stream into frames, gathering messages, the fast paths for basic.publish and
-basic.ack.
-Not here: what methods mean, channel states, the handshake (connection.py).
-
-Law: the fast paths only take what is whole and right, and decline everything else; the slow path alone knows
+Invariant: the fast paths only take what is whole and right, and decline everything else; the slow path alone knows
 the errors. No byte is looked at more than a few times however the stream is cut, and what is held is bounded:
 one unfinished frame and `unfinished_max` bytes of unfinished messages.
 """

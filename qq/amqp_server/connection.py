@@ -1,8 +1,5 @@
 """AMQP connections on sockets: bytes in and out, heartbeats, time limits, back-pressure.
 
-Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in
-(qq/sessions/login.py) and the channels (channel).
-
 Back-pressure, both ways. In: reading stops while the connection has asked for more than the log has taken in, while it
 sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
 once it has published, during an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written

@@ -1,11 +1,7 @@
 """The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
 
-Lives here: the way of a socket up to its `ClientConnection`. Not here: certificates (qq/tls.py), the header itself
-(proxy.py), what follows (connection.py), how many there may be (cluster/strangers.py), how many TLS handshakes begin in
-a second (cluster/work_rate.py).
-
-Law: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only proxies
-that the configuration names are asked, and believed, whose connection it is.
+Invariant: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only
+proxies that the configuration names are asked, and believed, whose connection it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Which method of AMQP a command of the log was, for the error that closes its channel or connection.
 
-Lives here: that, the numbers of methods that several parts of a channel name, and which error of AMQP a refusal of the
-log becomes. Not here: why commands are refused (qq/machine/errors.py), what is said of it (qq/errors.py).
-
-Law: every command that a client waits for, or that may fail its channel, has a method.
+Invariant: every command that a client waits for, or that may fail its channel, has a method.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """What leaves a channel: answers, confirms, returned and delivered messages, and the delivery tags they leave under.
 
-Lives here: the order of what leaves, the wait for the socket and for messages that must be read first, who holds which
-delivery tag. Not here: bytes (qq/amqp), what is delivered to whom (qq/machine), what an acknowledgement does
-(channel/consuming.py).
-
-Law: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
+Invariant: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
 messages. Whatever the client asked for and does not read counts, and stops the reading of its requests; deliveries and
 confirms do not count, since they must not keep a client that publishes first and reads later from publishing.
 """

@@ -1,9 +1,7 @@
 """Clients of this node that run in its own process: shovels with an end in this cluster.
 
-Lives here: how they get a connection, and what they may do. Not here: what they do (qq/shovels).
-
-Law: such a client speaks AMQP like any other, over a socket that nobody else can have; it is vouched for instead of
-asked for a password, for one virtual host.
+Invariant: such a client speaks AMQP like any other, over a socket that nobody else can have; it is vouched for instead
+of asked for a password, for one virtual host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What a channel asks of its connection.
 
-Lives here: the port between channels (qq/amqp_server/channel, outgoing.py) and the connection that carries them
-(connection.py).
-
-Law: a channel never sees a socket; what it writes leaves at the end of this pass of the loop, in the order of writing.
+Invariant: a channel never sees a socket; what it writes leaves at the end of this pass of the loop, in the order of
+writing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The header with which a proxy says whose connection it passes on: the PROXY protocol, versions 1 and 2.
 
-Lives here: the header, as in https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Not here: sockets, and which
-proxies are believed (listener.py).
-
-Law: bytes go in, an address comes out; nothing behind the header is asked for, so TLS or AMQP begins with the next
-byte; whatever comes, what is held is bounded.
+Invariant: bytes go in, an address comes out; nothing behind the header is asked for, so TLS or AMQP begins with the
+next byte; whatever comes, what is held is bounded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What all AMQP connections of a node share.
 
-Lives here: what they are given at their begin. Not here: one connection (connection.py), the ports on which they come
-(listener.py).
-
-Law: built whole by the composition root, and never changed.
+Invariant: built whole by the composition root, and never changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a client's TLS connection says of itself, for operators.
-
-Not here: who a certificate lets in (qq/tls.py).
-"""
+"""What a client's TLS connection says of itself, for operators."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """Channels that trace messages: what they publish, are given and settle becomes spans.
 
-Lives here: when a step of a message begins and ends. Not here: what a span is, and which messages are traced
-(qq/sessions/tracing.py, qq/tracing).
-
 A publish lasts from when the node reads it until its batch is applied, a delivery from when the log gives the message
 to the consumer until it is written, and a settlement until its batch is applied. What is not committed, because its
 transaction is rolled back, ends then.
 
-Law: these are subclasses, chosen when a node starts: where nothing is traced, no message has anything asked for it.
-Nothing here changes what a client sees. What is remembered is bounded: by what a connection may have asked for, and by
-DELIVERED_MAX.
+Invariant: these are subclasses, chosen when a node starts: where nothing is traced, no message has anything asked for
+it. Nothing here changes what a client sees. What is remembered is bounded: by what a connection may have asked for, and
+by DELIVERED_MAX.
 """
 
 from __future__ import annotations

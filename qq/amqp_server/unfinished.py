@@ -1,12 +1,8 @@
 """Messages of which only a part has come, over all connections of a node.
 
-Lives here: whose messages go on while all of them together take too much memory. Not here: how much one connection may
-hold (qq/amqp/framing.py), how a connection is not read (connection.py), what is done about memory that is short for any
-other reason (qq/node/memory_watch.py).
-
-Law: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back. And what
-has begun takes no more than the memory at which publishers wait: the connections of clients that stop in the middle of
-messages are closed then, one after the other.
+Invariant: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back. And
+what has begun takes no more than the memory at which publishers wait: the connections of clients that stop in the
+middle of messages are closed then, one after the other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """The command `qq`.
 
-Lives here: only what has to be so before anything of it is imported. What there is to call is in root.py and below
-commands, how one is run in running.py, and what each does in the other modules here. They are imported when they are
-called for, because a node is large and most commands are small.
-
-Law: an operating error is one line on standard error and the exit status of its kind, never a traceback.
+Invariant: an operating error is one line on standard error and the exit status of its kind, never a traceback.
 """
 
 from __future__ import annotations

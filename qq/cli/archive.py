@@ -1,9 +1,6 @@
 """Where a backup is kept: a directory, a tar archive in a file, or one that comes from standard input.
 
-Lives here: opening any of these for reading, as a disk with the files of the backup in its root. Not here: what is in
-them (cluster/backup.py).
-
-Law: nothing is written but a temporary file for what comes from standard input.
+Invariant: nothing is written but a temporary file for what comes from standard input.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Speaking to a node of a local cluster over HTTP, with what Python itself brings.
 
-Law: whatever a node that starts, hangs or dies makes of a question, the answer is a document or None.
+Invariant: whatever a node that starts, hangs or dies makes of a question, the answer is a document or None.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ The node sends a tar archive (management/backups.py). If the node's own files ca
 copied: then only the first two files are taken from the stream. The files where the node says that its own are must be
 its own if the checkpoint beside them is the one in the stream, to the byte: a checkpoint names its owner and its entry.
 
-Lives here: taking the stream, links or copies, checksums of both. Not here: what a backup is (cluster/backup.py).
-
-Law: under its name a backup is there as a whole, and checked, or not at all.
+Invariant: under its name a backup is there as a whole, and checked, or not at all.
 """
 
 from __future__ import annotations

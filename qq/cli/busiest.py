@@ -1,8 +1,6 @@
 """`qq top`: the busiest queues and connections, once or again and again.
 
-Lives here: which are asked for, and how they are shown. Not here: rates, which a node counts (management/rates.py).
-
-Law: a node is asked for a few rows only, however many there are.
+Invariant: a node is asked for a few rows only, however many there are.
 """
 
 from __future__ import annotations

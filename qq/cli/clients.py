@@ -1,7 +1,4 @@
-"""Closing connections of clients.
-
-Lives here: the requests, and the line that says what was done. Not here: listing connections (kinds.py).
-"""
+"""Closing connections of clients."""
 
 from __future__ import annotations
 

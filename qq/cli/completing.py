@@ -1,7 +1,4 @@
-"""Completion of commands by shells.
-
-Lives here: the scripts, and what a shell is answered. Not here: which commands there are (root.py).
-"""
+"""Completion of commands by shells."""
 
 from __future__ import annotations
 

@@ -8,10 +8,8 @@
     password_file = "/etc/qq/production-password"
     ca_file = "ca.pem"
 
-Lives here: the file: where it is, reading and writing it. Not here: which context counts (target.py).
-
-Law: whoever can write the file says whom passwords are sent to, so nobody else may. A password is never in it. It is
-replaced as a whole, or stays as it was.
+Invariant: whoever can write the file says whom passwords are sent to, so nobody else may. A password is never in it. It
+is replaced as a whole, or stays as it was.
 """
 
 from __future__ import annotations

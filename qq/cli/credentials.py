@@ -1,9 +1,6 @@
 """Who a command logs in as: the options, or else the environment, or else a context.
 
-Lives here: the variables, and which of them counts. Not here: the options (options.py), contexts (contexts.py), the
-login (remote.py).
-
-Law: a password can be given without anybody seeing it in the list of processes.
+Invariant: a password can be given without anybody seeing it in the list of processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`qq definitions`: everything that was declared or set, as one document.
 
-Lives here: writing it to a file or standard output, and reading it from there. Not here: what is in it
-(http/definitions.py).
-
-Law: under its name a file is there as a whole, or as it was before. It has hashes of passwords in it, so others may not
-read it.
+Invariant: under its name a file is there as a whole, or as it was before. It has hashes of passwords in it, so others
+may not read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`qq doctor`: what is wrong in the cluster, and what limits it.
-
-Lives here: printing the answer of `/api/doctor`. Not here: the findings, and their lines (qq/diagnosis).
-"""
+"""`qq doctor`: what is wrong in the cluster, and what limits it."""
 
 from __future__ import annotations
 

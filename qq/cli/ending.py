@@ -1,8 +1,4 @@
-"""The end of a command that a signal would kill.
-
-Lives here: making an exception of such a signal, so that what was begun is removed on the way out, and making none of
-Ctrl-C, which is one otherwise, while there is nothing to remove. Not here: what a node does about signals (serve.py).
-"""
+"""The end of a command that a signal would kill."""
 
 from __future__ import annotations
 

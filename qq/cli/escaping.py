@@ -1,6 +1,7 @@
 """Names and texts of others, as a terminal may show them.
 
-Law: what a client has put into a name is shown, and does nothing else: it moves no cursor, and turns no text around.
+Invariant: what a client has put into a name is shown, and does nothing else: it moves no cursor, and turns no text
+around.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`qq inspect`: what is in the data directory of a node that does not run, or in a backup, and whether it is whole.
 
-Lives here: finding the directory, printing what `cluster/inspection.py` finds, and the entries with the commands in
-them. Not here: formats, checks and what a start makes of damage.
-
-Law: nothing is written. What a client has put into a name is printed so that a terminal shows it and does nothing else;
-of a user only name and tags are ever printed, of messages only count and size.
+Invariant: nothing is written. What a client has put into a name is printed so that a terminal shows it and does nothing
+else; of a user only name and tags are ever printed, of messages only count and size.
 """
 
 from __future__ import annotations

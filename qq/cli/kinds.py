@@ -1,8 +1,4 @@
-"""The kinds of things that `qq list` lists.
-
-Lives here: their names, their paths in the management API, and the columns that are shown. Not here: asking for them
-(listing.py), limits, which are two lists (limits.py).
-"""
+"""The kinds of things that `qq list` lists."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """How a node is started as a process of its own.
 
-Lives here: the command line, and the environment, with the variable that ties a node to the process that started it,
-and what a command leaves out of its own. Not here: what the process does (serve.py), and who watches it (up.py,
-qq/testing.py).
-
-Law: whatever directory it is started in, a node imports nothing from there: applications have modules of their own that
-are called `cluster`. Whatever shell it is started from, it is given no variable that it would refuse as no setting, or
-that would make two nodes of a cluster one.
+Invariant: whatever directory it is started in, a node imports nothing from there: applications have modules of their
+own that are called `cluster`. Whatever shell it is started from, it is given no variable that it would refuse as no
+setting, or that would make two nodes of a cluster one.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@
     DIR/cluster.json    written when the cluster serves: nodes, processes, ports
     DIR/<node>/node.toml, log, data/
 
-Lives here: names, ports, and making and reading these files. Not here: processes (up.py).
-
-Law: only what is listed above is ever written or deleted; the directory may hold other files of the user.
+Invariant: only what is listed above is ever written or deleted; the directory may hold other files of the user.
 """
 
 from __future__ import annotations

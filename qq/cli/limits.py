@@ -1,7 +1,4 @@
-"""Limits of virtual hosts and of users, as one list.
-
-Lives here: rows of both. Not here: setting and removing one (objects.py), which there are (machine/limits.py).
-"""
+"""Limits of virtual hosts and of users, as one list."""
 
 from __future__ import annotations
 

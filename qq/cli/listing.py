@@ -2,10 +2,7 @@
 
 All of it comes in one answer, which the node sorts once.
 
-Lives here: reading that answer, filters, the order, and columns that are not there. Not here: which lists there are
-(kinds.py), how rows are printed (output.py).
-
-Law: no more of a list than some hundred things is in memory, however long it is.
+Invariant: no more of a list than some hundred things is in memory, however long it is.
 """
 
 from __future__ import annotations

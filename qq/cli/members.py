@@ -1,10 +1,7 @@
 """`qq member`, `qq drain`, `qq revive`, `qq upgrade`: what operators change about the members of a cluster.
 
-Lives here: what is asked of a node, and the line that tells the answer. Not here: requests (remote.py), what a node
-makes of them (http/members.py).
-
-Law: each may be repeated: what is done already is not done again. A data directory that is to go is the one that the
-list of members shows now.
+Invariant: each may be repeated: what is done already is not done again. A data directory that is to go is the one that
+the list of members shows now.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages: publishing one, and looking at those of a queue.
-
-Lives here: the requests, and what is printed of messages. Not here: the options (commands/publish.py and others).
-"""
+"""Messages: publishing one, and looking at those of a queue."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Moves of messages: to begin one, to wait for its end, to look at them, and to stop one.
 
-Lives here: the requests, and what is printed. Not here: the options (commands/move.py), what a move does (qq/machine).
-
-Law: to stop waiting stops no move, and whoever does not wait is told how to find it again.
+Invariant: to stop waiting stops no move, and whoever does not wait is told how to find it again.
 """
 
 from __future__ import annotations

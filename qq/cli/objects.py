@@ -1,10 +1,7 @@
 """Making and removing what is in a cluster: queues, users, policies and the like.
 
-Lives here: the requests, and the line that says what was done. Not here: the options (commands/declare.py), what a node
-makes of them.
-
-Law: each may be repeated. What is there as it was wanted is no error; what is not there any more is one only for those
-who do not say that it is none.
+Invariant: each may be repeated. What is there as it was wanted is no error; what is not there any more is one only for
+those who do not say that it is none.
 """
 
 from __future__ import annotations

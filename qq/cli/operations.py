@@ -1,9 +1,6 @@
 """`qq leader` and `qq check`: what operators do before they stop a node.
 
-Lives here: what is asked of a node, and the line that tells the answer. Not here: requests (remote.py), what a node
-makes of them (http/operations.py).
-
-Law: each may be repeated: what is done already is not done again.
+Invariant: each may be repeated: what is done already is not done again.
 """
 
 from __future__ import annotations

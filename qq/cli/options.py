@@ -1,8 +1,4 @@
-"""Options that several commands have.
-
-Lives here: their names and texts, and what they become: `@asks_node` makes a function that is given the node to ask.
-Not here: what values may be (values.py), which node is asked (target.py).
-"""
+"""Options that several commands have."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """What a command prints on standard output: a table, one JSON document, or comma-separated values.
 
-Lives here: the three forms of rows, which are printed as they come. Not here: where they come from.
-
-Law: JSON and CSV have names as they are; a table has them as a terminal may show them. Nothing waits for all rows but
-what `rich` shows on a terminal, which are no more than a page at a time.
+Invariant: JSON and CSV have names as they are; a table has them as a terminal may show them. Nothing waits for all rows
+but what `rich` shows on a terminal, which are no more than a page at a time.
 """
 
 from __future__ import annotations

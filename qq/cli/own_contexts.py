@@ -1,7 +1,4 @@
-"""`qq context`: what an operator sees of contexts and changes about them.
-
-Lives here: what is printed. Not here: the file (contexts.py), which context counts for a command (target.py).
-"""
+"""`qq context`: what an operator sees of contexts and changes about them."""
 
 from __future__ import annotations
 

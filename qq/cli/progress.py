@@ -1,8 +1,6 @@
 """Signs of life of a command that takes long, on standard error.
 
-Lives here: a bar where somebody looks at a terminal, and lines elsewhere. Not here: what is waited for.
-
-Law: what is not done within a second is told; what is faster leaves no trace.
+Invariant: what is not done within a second is told; what is faster leaves no trace.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Asking a node over HTTP for an operator.
 
-Lives here: which of several nodes is asked, a request, and its errors in one line. Not here: who logs in
-(credentials.py), signs of life while it takes long (progress.py), what an answer means (status.py, operations.py),
-nodes of a cluster on this machine (asking.py).
-
-Law: whatever a node, or something else that listens there, makes of a request is an answer or a CommandError. A change
-is sent to one node only, once it is known that this one answers.
+Invariant: whatever a node, or something else that listens there, makes of a request is an answer or a CommandError. A
+change is sent to one node only, once it is known that this one answers.
 """
 
 from __future__ import annotations

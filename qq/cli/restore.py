@@ -1,9 +1,6 @@
 """`qq restore` and `qq recover`: a new cluster of one node, from a backup or from what one node of an old one has left.
 
-Lives here: what has to be so before anything is written, and what is told. Not here: what is written
-(cluster/new_cluster.py), what a backup is (cluster/backup.py).
-
-Law: whatever is refused has changed nothing.
+Invariant: whatever is refused has changed nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which commands there are.
-
-Lives here: the names of all commands, in the order in which the help shows them, and nothing else.
-"""
+"""Which commands there are."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Running the command that a command line names.
 
-Lives here: what becomes of errors, and of interruptions: one line, and an exit status. Not here: which commands there
-are (root.py).
-
-Law: whatever happens to a command, there is no traceback unless qq itself is wrong, and a script can tell from the
-status what kind of thing it was.
+Invariant: whatever happens to a command, there is no traceback unless qq itself is wrong, and a script can tell from
+the status what kind of thing it was.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `qq up` shows: its own lines and what the nodes add to their logs.
 
-Law: no caller here ever waits for the terminal.
+Invariant: no caller here ever waits for the terminal.
 """
 
 from __future__ import annotations

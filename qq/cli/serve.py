@@ -1,8 +1,4 @@
-"""`qq serve`: one node in the foreground.
-
-Lives here: what belongs to the process: its event loop, signals, log format and exit status.
-Not here: what a node is made of (qq/node).
-"""
+"""`qq serve`: one node in the foreground."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`qq status`: the cluster as one of its nodes sees it, and whether all is well.
-
-Lives here: the verdict, and printing the answer of `/api/cluster`. Not here: asking (remote.py), what the answer means
-(http/view.py).
-"""
+"""`qq status`: the cluster as one of its nodes sees it, and whether all is well."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
 The first of these that is there says which nodes: the options --url or --context, the variables QQ_URL or QQ_CONTEXT,
 the context in use, and 127.0.0.1:15672.
 
-Lives here: this order. Not here: what a context is (contexts.py), requests (remote.py).
-
-Law: what a context says, its password above all, is for its own URLs. Whoever names others is not logged in with it.
+Invariant: what a context says, its password above all, is for its own URLs. Whoever names others is not logged in with
+it.
 """
 
 from __future__ import annotations

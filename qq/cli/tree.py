@@ -1,7 +1,4 @@
-"""The tree of commands: groups, and commands that are loaded when they are called for.
-
-Lives here: how a command is found by its name, and what is said if there is none. Not here: which there are (root.py).
-"""
+"""The tree of commands: groups, and commands that are loaded when they are called for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """`qq up`: a local cluster, one process for each node, until Ctrl-C.
 
-Lives here: starting, watching and stopping the processes, and telling the user what happens.
-Not here: the files of the cluster (layout.py), what a node does (serve.py).
-
-Law: nothing that `qq up` prints can hold up a node. A node writes to its own log file, which `qq up` reads
+Invariant: nothing that `qq up` prints can hold up a node. A node writes to its own log file, which `qq up` reads
 and prints: a stopped terminal or a pipe that nobody reads costs lines on the screen and no more.
 """
 

@@ -1,9 +1,7 @@
 """Users and their passwords.
 
-Lives here: where a new password comes from, and the requests that set it. Not here: as whom a command logs in
-(credentials.py).
-
-Law: a new password is never an argument: whoever lists processes would see it, and a shell keeps it in its history.
+Invariant: a new password is never an argument: whoever lists processes would see it, and a shell keeps it in its
+history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What options and arguments may be: URLs, names, times, JSON.
-
-Lives here: their types, which refuse what makes no sense before anybody is asked. Not here: the options (options.py).
-"""
+"""What options and arguments may be: URLs, names, times, JSON."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Findings: what somebody should know about, how grave it is, and what to do.
 
-Lives here: all codes, each with its severity and advice; the order of findings, and their form for people and for other
-nodes. Not here: when there is one (the rules).
-
-Law: a code means one thing, for ever: scripts look for it. docs/how-to/doctor.md has the table of all.
+Invariant: a code means one thing, for ever: scripts look for it. docs/how-to/doctor.md has the table of all.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 A confirm waits for the event loops on its way, for the disks of a majority, and for the network between; its whole time
 is measured, and so are loops and disks. What is left is the network, and nodes that were not asked.
 
-Lives here: these rules. Not here: what is wrong with one node (node_rules.py), queues (queue_watch.py).
-
-Law: pure. What a node did not tell counts for nothing.
+Invariant: pure. What a node did not tell counts for nothing.
 """
 
 from __future__ import annotations

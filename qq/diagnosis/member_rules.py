@@ -1,8 +1,6 @@
 """What is judged of the members, from what each has said of itself: who is there, who lags, who is left behind.
 
-Lives here: the rules. Not here: what members say (cluster/peers.py), who may stop or lead (cluster/fitness.py).
-
-Law: pure, and it needs no majority: what this node knows by itself is enough.
+Invariant: pure, and it needs no majority: what this node knows by itself is enough.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a node judges of itself: its alarms, what it waits for, what it soon has used up, its certificates, its clients.
 
-Lives here: the rules, and from where on something is too much. Not here: where facts come from (management/vitals.py),
-what only all nodes together show (limits.py, member_rules.py).
-
-Law: pure. Each node judges itself, and tells the others what it found: so it is the same whoever is asked.
+Invariant: pure. Each node judges itself, and tells the others what it found: so it is the same whoever is asked.
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 All queues are looked at, one after the other, in a pass every few seconds. Of each code the worst queues of a pass are
 kept, and how many others there are.
 
-Lives here: what a queue has to do for how long until it is told, and what is remembered of it until then. Not here:
-where the numbers come from (management/queues.py), how often a pass begins.
-
-Law: pure. What is remembered is bounded by the number of queues that have messages or have just lost some, a look costs
-a microsecond or two, and a queue that is empty and still costs nothing.
+Invariant: pure. What is remembered is bounded by the number of queues that have messages or have just lost some, a look
+costs a microsecond or two, and a queue that is empty and still costs nothing.
 """
 
 from __future__ import annotations

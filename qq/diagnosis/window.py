@@ -1,9 +1,6 @@
 """What happened in the last minute: how often something took how long, and how fast something changes.
 
-Lives here: differences of what is only ever counted up. Not here: who counts (cluster/histogram.py), how often a sample
-is taken.
-
-Law: bounded memory, and no clock of its own.
+Invariant: bounded memory, and no clock of its own.
 """
 
 from __future__ import annotations

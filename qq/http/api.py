@@ -1,11 +1,5 @@
 """RabbitMQ's management API, as far as there is one.
 
-Lives here: which resources there are. Not here: each of them (overview.py, nodes.py, health.py, doctor.py, queues.py,
-moves.py, shovels.py, replicas.py, policies.py, parameters.py, vhosts.py, users.py, permissions.py, connections.py,
-topology.py, definitions.py, operations.py, members.py, backup.py, sessions.py, live.py), what a document holds
-(documents.py, bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does
-(qq/management).
-
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
 """

@@ -1,10 +1,6 @@
 """The HTTP application.
 
-Lives here: what the node tells of itself (health, metrics, the cluster, the page). Not here: sockets (server.py), the
-broker's management (api.py), login (login.py), where the answers come from (view.py, metrics.py), the page
-(static/).
-
-Law: a request never reaches into the node, never holds the event loop for long, and whatever is wrong with it
+Invariant: a request never reaches into the node, never holds the event loop for long, and whatever is wrong with it
 is answered with a status and JSON.
 """
 

@@ -1,8 +1,4 @@
-"""A backup of the cluster over HTTP.
-
-Lives here: the path, who may ask, and that a backup which ends too early is no answer. Not here: what is in it
-(cluster/backup.py), where it comes from (management/backups.py).
-"""
+"""A backup of the cluster over HTTP."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """RabbitMQ's JSON: what is understood.
 
-Lives here: which JSON is which command of the machine. Not here: what is answered (documents.py), requests (api.py),
-which policies are valid (machine/policies.py).
-
-Law: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one. Nothing
-that the log cannot hold (qq/tables.py) gets past.
+Invariant: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one.
+Nothing that the log cannot hold (qq/tables.py) gets past.
 """
 
 from __future__ import annotations

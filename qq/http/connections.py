@@ -1,8 +1,6 @@
 """Connections and channels of all nodes.
 
-Lives here: their paths and statuses. Not here: how one is closed (machine/connecting.py).
-
-Law: monitors see everybody's connections and administrators close them; others see and close their own.
+Invariant: monitors see everybody's connections and administrators close them; others see and close their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Consumers, as they are told over HTTP: each with the channel that it is of.
 
-Lives here: which channels their nodes are asked for. Not here: what is told of one (documents.py), paths (queues.py).
-
-Law: no more channels are asked for than those of the consumers that are told.
+Invariant: no more channels are asked for than those of the consumers that are told.
 """
 
 from __future__ import annotations

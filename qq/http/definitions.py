@@ -1,9 +1,7 @@
 """Definitions: everything that was declared or set, as one document that RabbitMQ writes and reads, too.
 
-Lives here: the document as it is written, and the paths. Not here: how one is taken over (importing.py).
-
-Laws: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if a
-virtual host was given any. So a document is of one moment, that of the request, however long it takes to write it: it
+Invariants: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if
+a virtual host was given any. So a document is of one moment, that of the request, however long it takes to write it: it
 has no binding without its queue.
 """
 

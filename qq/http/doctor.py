@@ -1,7 +1,4 @@
-"""What is wrong with the cluster.
-
-Lives here: the path. Not here: what is found (qq/diagnosis), from which facts (qq/management/diagnosis.py).
-"""
+"""What is wrong with the cluster."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """RabbitMQ's JSON: what is answered.
 
-Lives here: how values become JSON. Not here: which JSON is understood (bodies.py), requests (api.py).
-
-Law: a hash of a password is told of users only; a password never is.
+Invariant: a hash of a password is told of users only; a password never is.
 """
 
 from __future__ import annotations

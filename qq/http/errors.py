@@ -1,6 +1,6 @@
 """What is answered instead of what was asked for: a status, and JSON that says why.
 
-Law: whatever is wrong with a request, its answer is JSON with `error` and `reason`, as RabbitMQ's.
+Invariant: whatever is wrong with a request, its answer is JSON with `error` and `reason`, as RabbitMQ's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Prometheus' text of metrics that there is one of for each queue, in slices.
 
-Lives here: the text (https://prometheus.io/docs/instrumenting/exposition_formats/), and how much of a node's time those
-who ask may take. Not here: which figures there are (qq/management/figures.py), the node's own metrics (qq/metrics.py).
-
 Three laws. Nobody has to log in for it, so one answer is made at a time, for all who have asked for it by then, and
 before the next one the node has time for others. Who does not read, or has left, keeps nobody waiting: an answer is
 sent when the next one may be made. And most queues of very many are as they were: no text is made of what has not

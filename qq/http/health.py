@@ -1,10 +1,7 @@
 """Health checks, under RabbitMQ's paths and with its answers.
 
-Lives here: what is looked at for each of them. Not here: who may be stopped (cluster/fitness.py), why a node does not
-serve (qq/node/readiness.py), when certificates expire (certificates.py).
-
-Law: a check is answered with 200 if all is well, and else with 503 and the reason. It is cheap, since load balancers
-ask every second.
+Invariant: a check is answered with 200 if all is well, and else with 503 and the reason. It is cheap, since load
+balancers ask every second.
 """
 
 from __future__ import annotations

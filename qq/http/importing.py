@@ -1,8 +1,5 @@
 """Taking over definitions that this broker or RabbitMQ has written.
 
-Lives here: what each object of a document becomes, and in which order. Not here: what its fields mean (bodies.py), the
-document as it is written (definitions.py).
-
 Two laws. Everything is read, and counted, before anything is changed: what is wrong in the document, or more than there
 may be, changes nothing. And to take over the same again changes nothing: what is declared already stays as it is, as in
 RabbitMQ.

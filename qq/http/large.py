@@ -1,10 +1,7 @@
 """Reading a JSON object that may be large, without holding up everything else.
 
-Lives here: the outermost two levels of such an object. Not here: what is in them (importing.py), ordinary requests
-(bodies.py).
-
-Law: between its values, and between the elements of its lists, other tasks run. A parser takes all of a value at once,
-so none may be large.
+Invariant: between its values, and between the elements of its lists, other tasks run. A parser takes all of a value at
+once, so none may be large.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Listening for HTTP: what a node needs before all that answers has been imported (qq/node/http_port.py).
 
-Lives here: the limits of the port, and its sockets. Not here: connections (server.py), answers (app.py).
-
-Law: nothing here imports aiohttp.
+Invariant: nothing here imports aiohttp.
 """
 
 from __future__ import annotations

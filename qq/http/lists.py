@@ -1,8 +1,5 @@
 """Lists: which of its things one shows, in which order, and what of each, as RabbitMQ's parameters say.
 
-Lives here: `page`, `page_size`, `name`, `use_regex`, `sort`, `sort_reverse`, `columns` and `disable_stats`, for all
-lists alike (rabbit_mgmt_util.erl). Not here: which things there are (view.py) and what a document says (documents.py).
-
 Two laws. A document is made only of what is sent, unless the order goes by something that only documents say. And
 whatever is asked for, other tasks run between slices of the work, and what it may cost is bounded.
 """

@@ -1,9 +1,7 @@
 """What changes is told while it is looked at: one stream of server-sent events for each page that is open.
 
-Lives here: the stream, and how those who look at the same share the work. Not here: what is told (live_views.py).
-
-Laws: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of it
-takes one part in SHARE of the time at most, however many look. And viewers do not cost each other: of that part
+Invariants: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of
+it takes one part in SHARE of the time at most, however many look. And viewers do not cost each other: of that part
 everybody has the same share, so who looks at much, or at what is dear, sees it less often, and nobody else does. Who
 does not read what is sent is dropped, and nothing waits for them: each is sent the newest, and not what was before it.
 """

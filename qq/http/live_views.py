@@ -1,9 +1,6 @@
 """What the page looks at: of each of its views that which changes, as one document.
 
-Lives here: these documents, and the history that charts begin with. Not here: when they are made again (live.py), what
-is in a list (lists.py) or a document (documents.py).
-
-Law: a document is bounded, whatever there is: lists come by the page.
+Invariant: a document is bounded, whatever there is: lists come by the page.
 """
 
 from __future__ import annotations

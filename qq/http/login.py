@@ -1,9 +1,5 @@
 """Who makes a request, and whether they may.
 
-Lives here: basic authentication against the cluster's users, the cookie of a web session, and what the tags of users
-allow. Not here: passwords and who may log in from where (sessions/login.py), which web sessions are good
-(management/web_sessions.py), which virtual hosts somebody sees (requests.py).
-
 Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in, but for the
 checks that RabbitMQ's load balancers make without a login. And no page of another site can have a browser change
 anything with the password that the browser remembers, or with its cookie: SameSite keeps the cookie from most such

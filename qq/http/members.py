@@ -1,11 +1,8 @@
 """The members of the cluster: who they are, and how operators change that.
 
-Lives here: paths, bodies and statuses. Not here: what waits until a change is made (management/members.py), what a
-change does (cluster/member_changes.py).
-
-Law: a change names the data directory that is meant, wherever there is one, so whoever does not know whether it was
-made may ask for it again. It is answered with 200 when it is made, with 503 when it is not made yet, and with 409 when
-it will not be.
+Invariant: a change names the data directory that is meant, wherever there is one, so whoever does not know whether it
+was made may ask for it again. It is answered with 200 when it is made, with 503 when it is not made yet, and with 409
+when it will not be.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Moves: messages that are to go from one queue to another, or back to where they died first.
 
-Lives here: their paths and statuses. Not here: what a move does (machine/moving.py), how it goes on by itself
-(sessions/mover.py), a client that takes messages and publishes them elsewhere (parameters of shovels).
-
-Law: whoever moves messages needs the permission to read the source and to write to the destination, as long as the move
-goes on. What is moved stays moved.
+Invariant: whoever moves messages needs the permission to read the source and to write to the destination, as long as
+the move goes on. What is moved stays moved.
 """
 
 from __future__ import annotations

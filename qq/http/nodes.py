@@ -1,9 +1,6 @@
 """Nodes: what each has and has used up, and the logins that it has seen.
 
-Lives here: paths, and RabbitMQ's names for the figures. Not here: where the figures come from (management/nodes.py),
-who the members are (members.py).
-
-Law: of a node that has not said it here there are no figures; what the cluster knows of it is told.
+Invariant: of a node that has not said it here there are no figures; what the cluster knows of it is told.
 """
 
 from __future__ import annotations

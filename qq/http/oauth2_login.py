@@ -4,11 +4,8 @@ A browser goes to `OAUTH2_LOGIN_PATH`, from there to the issuer, comes back to `
 web session then. In between it keeps a cookie that no script can read: the seed of the round. Each round has one of its
 own, so that somebody may log in in several tabs at once.
 
-Lives here: the paths, and the rounds' cookies. Not here: what is asked of the issuer (qq/oauth2/code_flow.py), the
-session (sessions.py).
-
-Law: no token is in an address, or where a script could read it. Nobody is logged in who has not begun the round in the
-same browser (`state`), with the code of another round (`nonce`, PKCE), or by another issuer.
+Invariant: no token is in an address, or where a script could read it. Nobody is logged in who has not begun the round
+in the same browser (`state`), with the code of another round (`nonce`, PKCE), or by another issuer.
 """
 
 from __future__ import annotations

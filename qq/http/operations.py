@@ -1,9 +1,6 @@
 """What operators do with the leadership: ask who leads, and move it.
 
-Lives here: paths and statuses. Not here: who can lead (cluster/fitness.py), what waits until it is done
-(management/leadership.py), whether a node may stop (health.py).
-
-Law: a node that cannot lead is not asked.
+Invariant: a node that cannot lead is not asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The broker as a whole: what it is, what there is, which of RabbitMQ's features it has.
 
-Lives here: these paths. Not here: single things (the other modules), health checks (health.py).
-
-Law: what RabbitMQ's plugins would add is not there, as in a RabbitMQ without them.
+Invariant: what RabbitMQ's plugins would add is not there, as in a RabbitMQ without them.
 """
 
 from __future__ import annotations

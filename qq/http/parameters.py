@@ -1,10 +1,7 @@
 """Parameters: of virtual hosts, for components of the broker, and of the whole cluster, with the cluster's name.
 
-Lives here: their paths and statuses, and which components there are. Not here: policies (policies.py), what a component
-makes of its parameters.
-
-Law: a parameter that nothing here gives a meaning is refused, as RabbitMQ refuses those of a plugin that it has not. A
-global parameter may be anything: it is for whoever reads it.
+Invariant: a parameter that nothing here gives a meaning is refused, as RabbitMQ refuses those of a plugin that it has
+not. A global parameter may be anything: it is for whoever reads it.
 """
 
 from __future__ import annotations

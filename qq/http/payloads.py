@@ -1,9 +1,6 @@
 """Messages as JSON, however large.
 
-Lives here: how a body becomes text, and the parts in which messages with their bodies are written. Not here: what else
-is told of a message (documents.py), what a part is written to (requests.py).
-
-Law: a body is encoded in pieces, between which other tasks run. No more of its text is held than is about to be
+Invariant: a body is encoded in pieces, between which other tasks run. No more of its text is held than is about to be
 written: it is up to six times as large as the body.
 """
 

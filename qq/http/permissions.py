@@ -1,8 +1,6 @@
 """Permissions and topic permissions.
 
-Lives here: their paths and statuses. Not here: what they permit (management/permitted.py and the broker).
-
-Law: only administrators see or change them.
+Invariant: only administrators see or change them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Policies and operator policies.
 
-Lives here: their paths and statuses. Not here: which policies are valid (machine/policies.py).
-
-Law: what operators set binds those who make policies.
+Invariant: what operators set binds those who make policies.
 """
 
 from __future__ import annotations

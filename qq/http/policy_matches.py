@@ -1,9 +1,6 @@
 """What a policy would match that is not there yet.
 
-Lives here: the path and its parameters. Not here: what a pattern means (machine/patterns.py), which of several policies
-applies (machine/policies.py).
-
-Law: it is looked through in slices, and what it may cost is bounded.
+Invariant: it is looked through in slices, and what it may cost is bounded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Queues, their consumers and their messages.
 
-Lives here: their paths, parameters and statuses. Not here: how messages are read (management/browse.py), what is
-got and given back (management/sessions.py).
-
-Law: what changes a queue is done as a client of the same user would do it, and needs the same permissions. So does
-what shows messages.
+Invariant: what changes a queue is done as a client of the same user would do it, and needs the same permissions. So
+does what shows messages.
 """
 
 from __future__ import annotations

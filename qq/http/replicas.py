@@ -1,10 +1,7 @@
 """The replicas of queues, as RabbitMQ's tools ask for them: here all members of the cluster have every queue.
 
-Lives here: what of RabbitMQ's requests for single queues is so already, and what is refused. Not here: members
-(members.py), leadership (operations.py).
-
-Law: a request that is so already is answered as if it had just been done; one that would give a single queue other
-replicas than the rest is refused in a line that says what to do instead.
+Invariant: a request that is so already is answered as if it had just been done; one that would give a single queue
+other replicas than the rest is refused in a line that says what to do instead.
 """
 
 from __future__ import annotations

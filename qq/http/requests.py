@@ -1,8 +1,5 @@
 """What all handlers of the API do with a request: names in its path, numbers in its query, its body, lists as answers.
 
-Lives here: these, which virtual hosts the one who asks sees, and how things are looked for. Not here: who asks
-(login.py), what a body means (bodies.py).
-
 Two laws. A virtual host that somebody may not see is, to them, not there. And nothing is said not to be there before
 this node has caught up with the cluster: it may just have been made through another node.
 """

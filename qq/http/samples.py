@@ -1,9 +1,6 @@
 """Samples: how numbers were some time ago, as RabbitMQ's parameters ask for them.
 
-Lives here: `lengths_age`, `lengths_incr`, `msg_rates_age`, `msg_rates_incr`, and where samples are told in a document.
-Not here: which samples there are (management/totals.py).
-
-Law: with wrong parameters nothing is told; those that are no numbers are passed over, as in RabbitMQ.
+Invariant: with wrong parameters nothing is told; those that are no numbers are passed over, as in RabbitMQ.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The HTTP port: which connections there may be, and for how long.
 
-Lives here: bounds for number and time, around aiohttp, which has none. Not here: what is answered (app.py), who has
-logged in (login.py).
-
-Law: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in time,
-and pushed out after a while if others come. Users' requests are bounded, too, and one too many is told so.
+Invariant: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in
+time, and pushed out after a while if others come. Users' requests are bounded, too, and one too many is told so.
 """
 
 from __future__ import annotations

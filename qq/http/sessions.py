@@ -1,9 +1,6 @@
 """Logging in and out with the page: a session, which the browser has a cookie of.
 
-Lives here: their paths. Not here: what a session is good for, and what else a request with the cookie needs (login.py),
-which sessions are good (management/web_sessions.py).
-
-Law: a page of another site can neither log anybody in nor out.
+Invariant: a page of another site can neither log anybody in nor out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Shovels: RabbitMQ's dynamic shovels, as they are set, shown and restarted over HTTP.
 
-Lives here: what somebody has to be permitted who sets one, and the paths that show and restart shovels. Not here: the
-parameters (parameters.py), what their values mean (qq/shovels/definition.py), how shovels are carried out: in the log
-(sessions/shovels.py) or by clients (qq/shovels).
-
-Law: what a shovel does in this cluster, whoever sets it has to be permitted to do. No document here has a password.
+Invariant: what a shovel does in this cluster, whoever sets it has to be permitted to do. No document here has a
+password.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long work in slices, between which other tasks run.
 
-Laws: no slice is longer than its time and the one step that it takes to notice. And however many long pieces of work
-there are, the event loop does one slice in each of its turns, of one after the other: so nobody else waits for longer
-because there are more of them.
+Invariants: no slice is longer than its time and the one step that it takes to notice. And however many long pieces of
+work there are, the event loop does one slice in each of its turns, of one after the other: so nobody else waits for
+longer because there are more of them.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ A token is made so that every node of a cluster can judge it, and none has to re
 and when it began, and a key of the cluster vouches for that. The key is derived from the cluster's secret. While the
 secret is changed there are two, and a token is vouched for with each: any two nodes have one in common then.
 
-Lives here: their format, and what vouches for them. Not here: which sessions have ended (management/web_sessions.py),
-the cookie (login.py, sessions.py).
-
-Law: nothing of a token is believed, or even read, before a key has vouched for it. A token vouches for the password,
-too, as the log has it: with another one, or a user made anew, it is worth nothing. Nobody can try passwords on it. Of
-somebody who has logged in with a token of OAuth 2 it has what that permits, and never that token.
+Invariant: nothing of a token is believed, or even read, before a key has vouched for it. A token vouches for the
+password, too, as the log has it: with another one, or a user made anew, it is worth nothing. Nobody can try passwords
+on it. Of somebody who has logged in with a token of OAuth 2 it has what that permits, and never that token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Exchanges and bindings.
 
-Lives here: their paths and statuses. Not here: queues (queues.py), what an exchange routes (qq/routing).
-
-Law: what changes one is done as a client of the same user would do it, and needs the same permissions.
+Invariant: what changes one is done as a client of the same user would do it, and needs the same permissions.
 """
 
 from __future__ import annotations

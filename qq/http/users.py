@@ -1,10 +1,7 @@
 """Users, their limits, and who one is oneself.
 
-Lives here: their paths and statuses. Not here: what goes with a user (machine/operating.py), what users are permitted
-(permissions.py).
-
-Law: only administrators see other users, or change any. As in RabbitMQ an administrator may delete every user, the
-last administrator too; the node's configuration brings one back only if there is no user at all.
+Invariant: only administrators see other users, or change any. As in RabbitMQ an administrator may delete every user,
+the last administrator too; the node's configuration brings one back only if there is no user at all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Virtual hosts and their limits.
 
-Lives here: their paths and statuses. Not here: what goes with a virtual host (machine/operating.py), who may use one
-(permissions.py).
-
-Law: only administrators change anything; who creates a virtual host may use it, as in RabbitMQ.
+Invariant: only administrators change anything; who creates a virtual host may use it, as in RabbitMQ.
 """
 
 from __future__ import annotations

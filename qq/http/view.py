@@ -2,7 +2,7 @@
 
 What the machine has as values (users, permissions, policies, the commands of operators) is told and asked for as that.
 
-Law: what a view returns is a copy of the moment. The interface reads it after it has let other tasks run.
+Invariant: what a view returns is a copy of the moment. The interface reads it after it has let other tasks run.
 """
 
 from __future__ import annotations

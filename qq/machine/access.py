@@ -1,9 +1,6 @@
 """Who may do what: users, what they are permitted in which virtual host, how much they may have open.
 
-Lives here: the facts. Not here: what a permission means for a method (the node asks before it submits a command),
-passwords (sessions/login.py), who is connected (catalog.py).
-
-Law: `revision` goes up with whatever could alter an answer, so that others may remember answers.
+Invariant: `revision` goes up with whatever could alter an answer, so that others may remember answers.
 """
 
 from __future__ import annotations

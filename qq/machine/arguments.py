@@ -1,8 +1,6 @@
 """The optional arguments of declarations and consumers: which are known, what they may be, when two are the same.
 
-Lives here: RabbitMQ's rules and texts for field tables. Not here: what an argument does.
-
-Law: an argument that is accepted is stored as it came; an unknown one is accepted and ignored, as AMQP wants it.
+Invariant: an argument that is accepted is stored as it came; an unknown one is accepted and ignored, as AMQP wants it.
 """
 
 from __future__ import annotations

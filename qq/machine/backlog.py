@@ -1,9 +1,5 @@
 """The messages of one queue that nobody has been given: ready, or waiting until they are.
 
-Lives here: `Backlog`, the order of delivery, expiry and delay; `FrozenBacklog`, what it was at one moment;
-`BacklogRow`, what is stored of it. Not here: who gets messages and what becomes of expired ones (queue.py), how they
-are kept (runs.py, shelf.py).
-
 What came back is served first, in the order of its return. Then come the levels. In each the messages lie in the order
 of arrival: in runs as long as none expires before one in front of it, and those that do lie on the level's shelf, as do
 those that were put back into their place. Delayed messages have a shelf of their own.
@@ -12,8 +8,8 @@ Whoever goes through all ready messages goes from place to place: RETURNED is th
 tells that of a level, the highest first. In a place each message has a key, which no other there ever has: the number
 of its return, or its position.
 
-Law: each message is in exactly one of these places; counts and sizes are kept, never counted. Everything follows from
-the calls alone, and goes on in the same way after `dump` and `load`.
+Invariant: each message is in exactly one of these places; counts and sizes are kept, never counted. Everything follows
+from the calls alone, and goes on in the same way after `dump` and `load`.
 """
 
 from __future__ import annotations

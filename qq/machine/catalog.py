@@ -1,9 +1,6 @@
 """What there is besides the sessions: virtual hosts, users, and the connections that are open.
 
-Lives here: which virtual hosts there are, and who may connect to one. Not here: what is in a virtual host (vhost.py),
-what users are permitted (access.py), the commands (connecting.py, operating.py).
-
-Law: the counts that limits are compared with are of the whole cluster, and exact: what is open is in the log.
+Invariant: the counts that limits are compared with are of the whole cluster, and exact: what is open is in the log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Claims: queues, consumers and places within limits that clients of a node hold, and that bar other clients.
 
-Lives here: whether a claim of a node that may be dead bars a command. Not here: how the cluster gives a node up
-(cluster/expulsions.py), how its claims end (core.py), how long a command waits (qq/sessions/verdicts.py).
-
-Law: this module reads the state and never changes it; entries do the same with and without it.
+Invariant: this module reads the state and never changes it; entries do the same with and without it.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ envelopes included. Of a batch that was applied long ago only some messages are 
 
 Read as a message count, the first bytes are more than a batch can have. All integers are little endian.
 
-Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but for
-exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and field
-type has been checked. What `check_command` accepts can be packed and read back, so no batch of such commands is ever
-unreadable: one that is would be a fault of ours. No command is proposed before the version of the state that has it is
-agreed on, and none is carried out.
+Invariant: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but
+for exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and
+field type has been checked. What `check_command` accepts can be packed and read back, so no batch of such commands is
+ever unreadable: one that is would be a fault of ours. No command is proposed before the version of the state that has
+it is agreed on, and none is carried out.
 """
 
 from __future__ import annotations

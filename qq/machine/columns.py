@@ -1,9 +1,7 @@
 """Columns of words, packed: how runs and shelves wait, and how they are dumped.
 
-Lives here: packing columns of equal length, and turning a column into its differences. Not here: what a column means.
-
-Law: equal columns give equal bytes where zlib is the same. A column of zeros costs a byte, and next to no time. What is
-read is not believed: no more memory is taken than the longest columns need.
+Invariant: equal columns give equal bytes where zlib is the same. A column of zeros costs a byte, and next to no time.
+What is read is not believed: no more memory is taken than the longest columns need.
 """
 
 from __future__ import annotations

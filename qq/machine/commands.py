@@ -1,10 +1,7 @@
 """What can be asked of the machine. The node that asks is the origin of the batch.
 
-Lives here: the fields of each command and its place in AMQP. Not here: bytes (codec.py), what a command does
-(machine.py).
-
-Law: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change; a command
-that needs more is a new command, of the next version of the state (versions.py).
+Invariant: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change; a
+command that needs more is a new command, of the next version of the state (versions.py).
 
 Ids: `session` is one AMQP channel, opened once, or a connection as its channel 0; `connection`, `session` and
 `consumer` are numbers of one sequence, unique in one incarnation of the origin. Message ids count from 0 per consumer.

@@ -1,8 +1,4 @@
-"""Connections and channels: how they open, and what goes with them.
-
-Lives here: their commands. Not here: who may connect (catalog.py), what a channel does (publishing.py, consuming.py,
-declaring.py).
-"""
+"""Connections and channels: how they open, and what goes with them."""
 
 from __future__ import annotations
 

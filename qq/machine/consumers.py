@@ -1,9 +1,6 @@
 """Consumers of a queue: what each may have, what it holds, and who is served next.
 
-Lives here: credit, the limit of a channel, how long a delivery has been out, rotation by priority. Not here: what
-becomes of messages (queue.py), commands (consuming.py).
-
-Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Rotation` has a
+Invariant: a consumer never holds more than its credit, and all of a channel never more than its limit. `Rotation` has a
 consumer only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
 `Budget.waiting`, and nobody else is: who is asked when the channel holds less follows from the state.
 """

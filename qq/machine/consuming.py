@@ -1,9 +1,6 @@
 """Consumers, what they hold, and what they say of it.
 
-Lives here: basic.consume, get, ack, nack, reject, recover, qos. Not here: which messages a
-consumer gets (queue.py), delivery tags (broker).
-
-Law: what is said of messages that nobody holds any more is ignored: it crossed with their return.
+Invariant: what is said of messages that nobody holds any more is ignored: it crossed with their return.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What all commands share: the state, where in the log we are, and the effects so far.
 
-Lives here: sessions and whose consumer is whose; how an answer or an error is given; what happens at the end of an
-entry. Not here: what the commands do (publishing.py, consuming.py, declaring.py, connecting.py, operating.py).
-
-Law: nothing is told twice and nothing is forgotten: each command that a client waits for adds one to its session's
-answers, whatever becomes of it.
+Invariant: nothing is told twice and nothing is forgotten: each command that a client waits for adds one to its
+session's answers, whatever becomes of it.
 """
 
 from __future__ import annotations

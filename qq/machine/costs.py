@@ -1,10 +1,7 @@
 """What commands are expected to cost every node, before they are in the log.
 
-Lives here: estimates in steps, each about a microsecond of `apply`; who gathers commands into a batch ends it by them.
-Not here: limits that a command must keep (qq/routing, vhost.py), what an entry has cost (work.py).
-
-Law: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues that
-a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, except
+Invariant: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues
+that a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, except
 where a route is not known yet: then it is looked for, as long as `LOOKED_MAX` allows. When it does not, the answer is
 None, and whoever asks, asks again in the next pass of the event loop.
 """

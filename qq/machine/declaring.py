@@ -1,7 +1,4 @@
-"""What clients declare: queues, exchanges, bindings.
-
-Lives here: their commands. Not here: the rules (vhost.py, arguments.py), what operators do (operating.py).
-"""
+"""What clients declare: queues, exchanges, bindings."""
 
 from __future__ import annotations
 

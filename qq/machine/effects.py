@@ -1,6 +1,6 @@
 """What follows from the commands. Every replica computes every effect; `node` is the one that carries it out.
 
-Law: an effect is a value. It holds no reference into the machine's state.
+Invariant: an effect is a value. It holds no reference into the machine's state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Why a command is refused: RabbitMQ's texts, which clients and their tests know, and the numbers of its reasons.
 
-Lives here: the reasons that more than one part of the machine has. Not here: how a protocol tells them (qq/errors.py).
-
-Law: a refusal changes nothing; it is raised before the first change.
+Invariant: a refusal changes nothing; it is raised before the first change.
 """
 
 from __future__ import annotations

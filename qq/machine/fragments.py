@@ -4,11 +4,8 @@ All octets of a large message in one batch would keep everybody waiting who come
 stores them bit by bit, in batches of their own (`StoreFragment`), between which others' batches go. Then it publishes
 the message with its content header alone, which goes on with what was stored (`JoinFragments`).
 
-Lives here: which fragments belong to which message. Not here: the commands (publishing.py), what a session has stored
-and not published yet (core.py), how the octets come together again (qq/sessions/entries.py).
-
-Law: fragments are kept as long as anything refers to their message, and a dump has no others: so it does not matter
-when a node forgets those that nobody needs any more.
+Invariant: fragments are kept as long as anything refers to their message, and a dump has no others: so it does not
+matter when a node forgets those that nobody needs any more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """What dead-lettered messages have been through: their deaths.
 
-Lives here: `History`, what dead-lettering and moving make of it and when it is a cycle; `Histories`, those that the
-messages of one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that
-a consumer sees (sessions/headers.py).
-
-Law: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
+Invariant: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Messages that consumers do not hold any more and that are not yet where they go, because they are very many.
 
-Lives here: `Leaving`, what a command or the end of a session has taken from consumers, to go on in portions. Not here:
-what becomes of messages (queue.py), how many go in an entry (core.py).
-
-Law: each consumer's messages leave in the order in which it was given them; of several consumers', the older go first.
-Everything follows from what is dumped.
+Invariant: each consumer's messages leave in the order in which it was given them; of several consumers', the older go
+first. Everything follows from what is dumped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """How much of everything there may be: the named limits, their defaults, and what a table of arguments counts as.
 
-Lives here: the names and values. Not here: counting (vhost.py, catalog.py, core.py), what one node bounds for itself
-before the log (qq/config.py, amqp_server/channel/transaction.py, sessions/submissions.py, sessions/throttle.py).
-
-Law: a limit follows from the replicated state and from this version's code, never from a node's file, so that all
+Invariant: a limit follows from the replicated state and from this version's code, never from a node's file, so that all
 replicas refuse the same. What is there already above a limit stays and works; only what is new is refused.
 
 RabbitMQ has max-connections, max-queues and max-channels, and no default for them. A default here is more than an

@@ -1,9 +1,6 @@
 """Which messages of some entries something refers to.
 
-Lives here: how that is kept. Not here: what refers to messages (state.py, backlog.py), what is done with those that are
-live (cluster/log/compaction.py).
-
-Law: there may be a million of them, each in an entry of its own. They are noted as plain numbers, and made into
+Invariant: there may be a million of them, each in an entry of its own. They are noted as plain numbers, and made into
 mappings for few entries at a time, those that are asked for: the interpreter makes, sorts and lets go of few at once,
 so that other threads can go on in between.
 """

@@ -1,11 +1,7 @@
 """The replicated state machine: what the log calls, and which command is carried out by whom.
 
-Lives here: the order of an entry, and what others may look at. Not here: what commands do (publishing.py, consuming.py,
-declaring.py, connecting.py, operating.py), what they share (core.py), the whole state as bytes (state.py), batches
-(codec.py), replication (cluster).
-
-Law: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets, no
-floats. Nothing that a client or an operator can send makes it raise: a command that cannot be carried out yields
+Invariant: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets,
+no floats. Nothing that a client or an operator can send makes it raise: a command that cannot be carried out yields
 `Failed` and changes nothing. A batch that cannot be read is a fault of the node that submitted it, which has told its
 clients something else: it raises `MalformedBatch` and changes nothing.
 """

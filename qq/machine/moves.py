@@ -1,13 +1,10 @@
 """Moves: messages of a queue that are on their way to another one, because somebody has asked for it.
 
-Lives here: what is known of a move, how many there may be, and which are remembered when they are over. Not here: how
-messages get from queue to queue (moving.py), which of them a move is for: the leader looks (sessions/mover.py).
-
 A move goes through the ready messages of its source once, from place to place (backlog.py), each in the order of its
 keys, and up to the keys that there were when it began: so it ends, whatever comes meanwhile.
 
-Law: what a move has done is in here as soon as it is done, in the same step of the log. A move that has ended never
-goes on.
+Invariant: what a move has done is in here as soon as it is done, in the same step of the log. A move that has ended
+never goes on.
 """
 
 from __future__ import annotations

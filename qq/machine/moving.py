@@ -1,12 +1,8 @@
 """Moving messages from queue to queue because somebody has asked for it.
 
-Lives here: the commands that begin a move, take its steps and end it. Not here: what is known of a move (moves.py),
-which messages a step is about (sessions/mover.py: headers are in the log, which nobody here can read), how a queue
-takes messages in (queue.py).
-
-Law: a message leaves its queue in the same step in which it arrives in the other one, and so it does once: a step that
-was taken is not taken again, a message that is not ready where the step says stays where it is, and one for which there
-is no room stays, too.
+Invariant: a message leaves its queue in the same step in which it arrives in the other one, and so it does once: a step
+that was taken is not taken again, a message that is not ready where the step says stays where it is, and one for which
+there is no room stays, too.
 """
 
 from __future__ import annotations

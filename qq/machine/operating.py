@@ -1,9 +1,7 @@
 """What operators do: virtual hosts, users, permissions, limits, policies, parameters.
 
-Lives here: their commands. Not here: what follows from limits and policies (catalog.py, policies.py), what from
-permissions (the node asks before it submits a command).
-
-Law: what is asked of something that is not there, or for which there is no room, has no effect; who asks looks first.
+Invariant: what is asked of something that is not there, or for which there is no room, has no effect; who asks looks
+first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Regular expressions over names: the common part of PCRE, with a bound on what a search costs.
 
-Lives here: `Pattern`. Python's `re` is not used: a pattern that someone chose badly would stop the machine on every
-node, and what it matches may change with the version of Python.
-
 Known: literals and escapes, classes also with POSIX names, `.`, anchors and word boundaries, groups of every kind but
 atomic ones, alternatives, greedy and lazy repetition, look-ahead, look-behind of a fixed length, the options i and s.
 Refused: back references, possessive quantifiers, recursion, conditions. Classes and case know ASCII only.
 
-Law: a search visits each pair of an instruction and a position once, and at most STEPS_MAX pairs.
+Invariant: a search visits each pair of an instruction and a position once, and at most STEPS_MAX pairs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Policies: settings for all queues or exchanges whose names match a pattern.
 
-Lives here: which policy applies to what, which definitions are accepted, and how a policy and an operator policy become
-one definition. Not here: what comes of it together with the arguments of a queue (settings.py).
-
-Law: of each kind one policy applies, or none: the one with the highest priority, then with the smallest name, out of
-those that match the name and have no setting that such a queue cannot have. To look for it costs at most so much for
+Invariant: of each kind one policy applies, or none: the one with the highest priority, then with the smallest name, out
+of those that match the name and have no setting that such a queue cannot have. To look for it costs at most so much for
 one name (MATCH_STEPS_MAX): what would take more does not match.
 """
 

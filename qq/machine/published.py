@@ -1,9 +1,6 @@
 """How much is published in a virtual host, or by a user: every node grants of a limit of publishing what others leave.
 
-Lives here: counting, by the publishers' nodes. Not here: the limits (limits.py), who waits for them
-(sessions/throttle.py).
-
-Law: no part of the state, and nothing in the machine goes by it: a replica counts from when it began, so only
+Invariant: no part of the state, and nothing in the machine goes by it: a replica counts from when it began, so only
 differences say something.
 """
 

@@ -1,15 +1,12 @@
 """How far each publisher has come: deduplication of messages that it sends again, from whatever connection.
 
-Lives here: the last sequence number of each publisher that names itself. Not here: how a message tells it
-(qq/stored/properties.py).
-
 A user's publishers are its own: nobody who may not log in as that user can use up their numbers.
 
 A publisher's numbers ascend, so the last one that was admitted tells which others were. Not quite: a queue may have
 refused some and then taken later ones. Those are remembered as *refused*, and admitted when they come again.
 
-Law: the memory is bounded, and what a call costs does not depend on how many publishers there are. Where the bound is
-too small, a message may be admitted twice, and none is taken for a repetition that was not admitted.
+Invariant: the memory is bounded, and what a call costs does not depend on how many publishers there are. Where the
+bound is too small, a message may be admitted twice, and none is taken for a repetition that was not admitted.
 """
 
 from __future__ import annotations

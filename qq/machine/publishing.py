@@ -1,10 +1,7 @@
 """Messages on their way into queues: published, in a transaction, dead-lettered.
 
-Lives here: which queues get a message, which refuse it, which repeats are dropped. Not here: what an exchange matches
-(qq/routing), what a queue does with a message (queue.py).
-
-Law: all or nothing. A message that one queue has no room for is in no queue; a transaction is carried out whole or not
-at all; a dead letter leaves its queue in the same step in which it arrives in others.
+Invariant: all or nothing. A message that one queue has no room for is in no queue; a transaction is carried out whole
+or not at all; a dead letter leaves its queue in the same step in which it arrives in others.
 """
 
 from __future__ import annotations

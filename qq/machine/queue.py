@@ -1,10 +1,6 @@
 """One queue: its messages, its consumers, what its settings do to both.
 
-Lives here: who gets what, what is returned where, what dies of what. Not here: the order of ready messages
-(backlog.py), rotation and credit (consumers.py), what settings there are (settings.py), sessions, names and who may do
-what (consuming.py, declaring.py), where dead messages go (publishing.py).
-
-Law: only methods of a queue change it, its backlog, its histories, its tally and its consumers; others look. Each
+Invariant: only methods of a queue change it, its backlog, its histories, its tally and its consumers; others look. Each
 message that was enqueued is in exactly one place: ready or delayed (in the backlog), checked out to one consumer, or
 dying, until it is settled or dropped. The counts are kept, never counted. Nothing here costs by the message but what
 breaks their order.

@@ -1,8 +1,6 @@
 """What nobody refers to any more: to let go of very many objects at once takes long, so it is done bit by bit.
 
-Lives here: containers that are emptied. Not here: how much in an entry (core.py).
-
-Law: it is no part of the state. What is in here has no effect on anything.
+Invariant: it is no part of the state. What is in here has no effect on anything.
 """
 
 from __future__ import annotations

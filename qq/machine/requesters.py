@@ -3,10 +3,7 @@
 A client consumes from a pseudo-queue, and the requests that it publishes then carry a name of its own. Who answers
 publishes to that name by the default exchange.
 
-Lives here: those names. Not here: drawing them and putting them into requests (amqp_server/channel,
-stored/properties.py), what they are to the commands (consuming.py, declaring.py, publishing.py).
-
-Law: nothing waits. A reply is an effect of the entry that brings it, and no part of the state: at most once.
+Invariant: nothing waits. A reply is an effect of the entry that brings it, and no part of the state: at most once.
 """
 
 from __future__ import annotations

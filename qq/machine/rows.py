@@ -1,10 +1,5 @@
 """The rows of a dump: what is stored of each thing, and how the thing is made of it again.
 
-Lives here: a class for each kind of row. Its fields are what is stored, in this order. `of` fills them from the thing,
-or from what was frozen of it, on any thread; `build` makes the thing, in a machine that is being loaded. Not here:
-which rows there are in a dump (state.py); what a queue's parts are packed into, whose rows stand in the same way
-beside them: `BacklogRow` (backlog.py), `RunsRow` (runs.py), `HistoriesRow` (history.py), and the columns of shelf.py.
-
 Some values are stored as they are, so that their fields are a part of the format, too: `User`, `Permissions` and
 `TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
 (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
@@ -12,9 +7,9 @@ Some values are stored as they are, so that their fields are a part of the forma
 A dump is written as the version of the state wants it that is agreed on, so that programs of the release before can
 read it, too. Whoever changes a kind of row notes beneath its class how: `CHANGES[QueueRow] = {9: Change(...)}`.
 
-Law: the bytes of a dump follow from these classes and `CHANGES`, and replicas must not disagree. Whoever adds a field
-adds it at the end of its class, in `of` and in `build`, and notes the change. A row that is in another one is a part of
-that one, whose change it is.
+Invariant: the bytes of a dump follow from these classes and `CHANGES`, and replicas must not disagree. Whoever adds a
+field adds it at the end of its class, in `of` and in `build`, and notes the change. A row that is in another one is a
+part of that one, whose change it is.
 """
 
 from __future__ import annotations

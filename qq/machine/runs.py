@@ -1,15 +1,12 @@
 """Messages of one priority level that were never delivered, in order, as runs.
 
-Lives here: `Runs`, and `FrozenRuns`, what it was at one moment. Not here: messages that were returned, wait for their
-time or expire before others in front of them (shelf.py); which level is served next (backlog.py).
-
 A level is consumed at its head and filled at its tail. Both are plain arrays of words, six for each run: index, slot
 and count together, position, size, expiry and history. Full arrays between them are chunks: packed, and never changed.
 
 Messages may also be cut out of the middle, by their positions: then the chunks that had them are packed anew.
 
-Law: a run that waits in a chunk costs about a byte and no object. Where chunks begin and end follows from what was
-appended, taken and cut out alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was
+Invariant: a run that waits in a chunk costs about a byte and no object. Where chunks begin and end follows from what
+was appended, taken and cut out alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was
 loaded. To look changes nothing.
 """
 

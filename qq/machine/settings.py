@@ -1,10 +1,7 @@
 """What a queue's behaviour depends on: its arguments, merged with the policies that apply to it.
 
-Lives here: which of several values counts, and what counts when none is given. Not here: whether a value may be given
-(arguments.py, policies.py), what a setting does (queue.py).
-
-Law: whatever the tables hold, there are settings, and the same ones on every node. A value that nobody can mean counts
-as not given.
+Invariant: whatever the tables hold, there are settings, and the same ones on every node. A value that nobody can mean
+counts as not given.
 
 Where argument and policy both give a value, RabbitMQ's rules say which one counts: of limits and times the smaller; of
 delivery limits the greater if one is negative (unlimited), else the smaller; for dead letters the argument; for names

@@ -1,13 +1,11 @@
 """Messages that are not where arrival would put them: they wait for a time, were returned, or expire out of turn.
 
-Lives here: `Shelf`, and `FrozenShelf`, what it was at one moment. Not here: what becomes of the messages (backlog.py).
-
 A shelf holds ranges in the order of their keys, in blocks of plain words that are cut in two when they are full. Each
 message has a key: the first of a range has the range's, the others follow. Beside it lie the moments, in the same way.
 
-Law: everything costs the logarithm of what is there and at most one block's worth of moving. A freeze copies references
-to blocks; a block that was frozen is copied before it changes. How the ranges are spread over blocks is nobody's
-business: it is not dumped, and nothing depends on it.
+Invariant: everything costs the logarithm of what is there and at most one block's worth of moving. A freeze copies
+references to blocks; a block that was frozen is copied before it changes. How the ranges are spread over blocks is
+nobody's business: it is not dumped, and nothing depends on it.
 """
 
 from __future__ import annotations

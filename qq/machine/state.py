@@ -1,10 +1,6 @@
 """The machine's whole state: at one moment, as bytes, and put together again.
 
-Lives here: `freeze` and `FrozenMachine`, made on the loop and read on any thread; `Dump`, the order of a dump's
-sections; `read_dump` and `restore`. Not here: what a row holds, and what it held in versions before (rows.py); how
-backlogs are packed (runs.py).
-
-Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
+Invariant: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
 consumers only what was declared is read. A dump packs little at a time, reads little at a time and lets go of little at
 a time, so that the interpreter can go back to the loop between any two rows.
 """

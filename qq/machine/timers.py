@@ -1,10 +1,8 @@
 """Moments at which something is to be done, one for each key.
 
-Lives here: which key is due next. Not here: what is done then, and how an entry comes at that time (cluster).
-
-Law: timers are no part of a state that is dumped; who loads one sets them again. In which order keys come that are due
-at the same moment follows from the keys. No call costs more than its neighbours: what is put off or forgotten is gone
-at once, and leaves nothing that somebody has to pass over later.
+Invariant: timers are no part of a state that is dumped; who loads one sets them again. In which order keys come that
+are due at the same moment follows from the keys. No call costs more than its neighbours: what is put off or forgotten
+is gone at once, and leaves nothing that somebody has to pass over later.
 """
 
 from __future__ import annotations

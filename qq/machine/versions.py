@@ -2,10 +2,6 @@
 
 An entry goes by the version that the log has agreed on before it (`Core.version`), never by what the program can run:
 so nodes with different programs do the same. What a version has done once it was released, it does for ever.
-
-Lives here: which versions this program can run, and what came with each. Not here: how a cluster agrees on one
-(cluster/configuration.py), since when there is a command (`commands.OPCODES_SINCE`), how rows were written before
-(`rows.CHANGES`).
 """
 
 from __future__ import annotations

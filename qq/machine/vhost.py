@@ -1,10 +1,6 @@
 """What is declared in one virtual host: queues, exchanges, bindings, policies, and who owns which queue.
 
-Lives here: the rules of declaration and deletion, and everything that goes when something goes. Not here: messages and
-consumers (queue.py, machine.py), what an exchange matches (qq/routing), what is there besides virtual hosts
-(catalog.py).
-
-Law: every check comes before the first change. `routes` is forgotten at each change that could alter it.
+Invariant: every check comes before the first change. `routes` is forgotten at each change that could alter it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What the entry that is being applied has cost so far, where that does not follow from its size.
 
-Lives here: the counts and their limits. Not here: what is done when a limit is reached (core.py, publishing.py), what
-commands are expected to cost before they are in the log (costs.py).
-
-Law: everything here is counted alike on every node, and begins anew with each entry.
+Invariant: everything here is counted alike on every node, and begins anew with each entry.
 """
 
 from __future__ import annotations

@@ -1,16 +1,6 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, clients.py, catalog.py,
-figures.py), which queues there are, in order (queue_sets.py), how old messages are (entry_times.py), how numbers were
-some time ago (charts.py), how a change gets into the log (changes.py, sessions.py), who leads (leadership.py), who the
-members are (members.py), who asks over HTTP (http_logins.py) and is logged in with
-the page (web_sessions.py), what nodes say of themselves (nodes.py), backups (backups.py), what nodes ask each other
-in order to show all of it (others.py), by which facts is judged what is wrong (diagnosis.py, vitals.py,
-client_watch.py), how shovels are (shovels.py), and what becomes of clients while a node is under maintenance
-(maintenance.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine, cluster), what is wrong
-(qq/diagnosis).
-
-Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
+Invariant: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Backups, as a stream of bytes.
 
-Lives here: waiting for what has to be in a backup, and its files as one tar archive, with bounded memory. Not here:
-which files they are (cluster/backup_source.py), what is in them (cluster/backup.py).
-
-Law: what was confirmed to anybody by any node before a backup was asked for is in it. It is made off the event loop, a
-part at a time, as fast as it is taken; who does not take it holds up nobody, and only keeps files from being removed.
+Invariant: what was confirmed to anybody by any node before a backup was asked for is in it. It is made off the event
+loop, a part at a time, as fast as it is taken; who does not take it holds up nobody, and only keeps files from being
+removed.
 """
 
 from __future__ import annotations

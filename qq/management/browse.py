@@ -1,9 +1,6 @@
 """Reading the messages of a queue where they are: nobody gets them, and nothing changes.
 
-Lives here: how ready messages become what a consumer would see of them. Not here: their order (machine/backlog.py), how
-they are read (sessions/entries.py), who wants to see them.
-
-Law: small pages, and other tasks run between them. What the page refers to is fixed at its beginning; the queue
+Invariant: small pages, and other tasks run between them. What the page refers to is fixed at its beginning; the queue
 goes on meanwhile, and messages that are not stored any more when their turn comes are passed over.
 """
 

@@ -1,9 +1,6 @@
 """What operators see besides queues and clients: virtual hosts and what is in them, users, permissions, parameters.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py),
-clients (clients.py), what changes something (changes.py, sessions.py).
-
-Law: only looks at the machine.
+Invariant: only looks at the machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What operators change: how it gets into the log, and what they are told of it.
 
-Lives here: waiting for the log, and whether a change is there then. Not here: what a change does
-(machine/operating.py), what is done as a client would do it (sessions.py).
-
-Law: whoever is told that something is done finds it done at this node, or changed again since. A password is hashed
-before it goes anywhere.
+Invariant: whoever is told that something is done finds it done at this node, or changed again since. A password is
+hashed before it goes anywhere.
 """
 
 from __future__ import annotations

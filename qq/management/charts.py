@@ -1,9 +1,6 @@
 """The histories that operators see as charts: of the cluster, of virtual hosts and of queues.
 
-Lives here: which numbers those are, and of what they are kept. Not here: how they are kept (history.py), RabbitMQ's
-samples (totals.py).
-
-Law: only looks, in slices, at the things that have a history.
+Invariant: only looks, in slices, at the things that have a history.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 The log knows the clients of all nodes, and not their names, which each node tells of its own. With them lists are
 ordered and searched, of which only a part is shown.
 
-Lives here: who is asked for which names. Not here: what a name is, and what else is told of a client (clients.py).
-
-Law: a name is asked for once, for as long as its client is there.
+Invariant: a name is asked for once, for as long as its client is there.
 """
 
 from __future__ import annotations

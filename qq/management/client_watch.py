@@ -1,9 +1,6 @@
 """Which clients wait, do not read, or use most: seen with each sample of all connections of this node.
 
-Lives here: what is remembered of a client from one sample to the next. Not here: when samples are taken (clients.py),
-what is judged of it (qq/diagnosis).
-
-Law: bounded by the number of connections, and a look at one costs a microsecond.
+Invariant: bounded by the number of connections, and a look at one costs a microsecond.
 """
 
 from __future__ import annotations

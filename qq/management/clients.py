@@ -4,10 +4,7 @@ What a node knows of its own clients, and the log does not (addresses, traffic, 
 plain data, which it tells the other nodes when they ask. Of the clients of a node that tells nothing there is what the
 log knows.
 
-Lives here: these rows, under RabbitMQ's names. Not here: how nodes ask each other (others.py), what is known of a
-client (sessions/facts.py), consumers (queues.py).
-
-Law: only looks. A row is what a connection or a channel is at one moment, by JSON's types.
+Invariant: only looks. A row is what a connection or a channel is at one moment, by JSON's types.
 """
 
 from __future__ import annotations

@@ -4,10 +4,7 @@ With each sample a node judges itself and the queues, from what it knows. Whoeve
 them at that moment, as the status of the cluster does, and adds what the other nodes have found of themselves and of
 who came to them, and what all of them show together.
 
-Lives here: which facts the rules are given, and what nodes tell each other of it. Not here: the rules (qq/diagnosis),
-how a node measures itself (vitals.py), HTTP (qq/http/doctor.py).
-
-Law: only looks, and needs no majority. A request costs a question to each node and nothing for each queue.
+Invariant: only looks, and needs no majority. A request costs a question to each node and nothing for each queue.
 """
 
 from __future__ import annotations

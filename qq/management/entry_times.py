@@ -2,10 +2,8 @@
 
 A message names its entry, and no queue keeps when that came. So a node notes with each sample how far the log was.
 
-Lives here: these notes. Not here: which message of a queue is the oldest (machine/backlog.py).
-
-Law: bounded memory: the older notes are, the fewer of them are kept. What is told of an age is what it has at least,
-and nearly all of it.
+Invariant: bounded memory: the older notes are, the fewer of them are kept. What is told of an age is what it has at
+least, and nearly all of it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """What Prometheus is shown of single queues, exchanges and virtual hosts.
 
-Lives here: which figures there are, in RabbitMQ's families and under its names
-(prometheus_rabbitmq_core_metrics_collector). Not here: their text (qq/http/exposition.py), the node's own metrics
-(qq/metrics.py).
-
-Law: only looks at the machine, and a row costs microseconds: there may be tens of thousands. Of queues that nothing has
-happened to since they were told last, that is known for far less (`Queue.revision`).
+Invariant: only looks at the machine, and a row costs microseconds: there may be tens of thousands. Of queues that
+nothing has happened to since they were told last, that is known for far less (`Queue.revision`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """How numbers were minutes, hours and days ago, coarser the longer ago it is.
 
-Lives here: what is kept of earlier samples, for charts. Not here: which numbers those are (charts.py), when it is time
-for a sample, and RabbitMQ's own samples (`KeptSamples` in totals.py).
-
-Law: bounded memory, some 40 KiB for each thing and a fixed number of things, and a sample costs microseconds. Nothing
-of it is replicated or stored: a node's history begins when it starts.
+Invariant: bounded memory, some 40 KiB for each thing and a fixed number of things, and a sample costs microseconds.
+Nothing of it is replicated or stored: a node's history begins when it starts.
 """
 
 from __future__ import annotations

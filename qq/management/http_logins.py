@@ -1,8 +1,4 @@
-"""Logins over HTTP: with a password or a token in each request, and to begin a session of the page.
-
-Lives here: how many requests may wait for a login, and for how long. Not here: who may log in, and what is done against
-guessing (qq/sessions/login.py), sessions of the page (web_sessions.py).
-"""
+"""Logins over HTTP: with a password or a token in each request, and to begin a session of the page."""
 
 from __future__ import annotations
 

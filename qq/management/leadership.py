@@ -1,9 +1,6 @@
 """Who leads, who shall lead, and who may stop.
 
-Lives here: waiting until leadership has moved. Not here: how it moves (cluster/handover.py), who is fit for it and who
-can be done without (cluster/fitness.py).
-
-Law: whoever is told that leadership has moved finds it moved at this node. Asked again, nothing is done twice.
+Invariant: whoever is told that leadership has moved finds it moved at this node. Asked again, nothing is done twice.
 """
 
 from __future__ import annotations

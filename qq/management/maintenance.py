@@ -3,10 +3,7 @@
 Its AMQP ports are closed meanwhile, as RabbitMQ does it: whoever connects goes on to the next address at once. Some
 clients take a connection that is closed before it is open for a refused login, and do not.
 
-Lives here: what becomes of clients. Not here: how maintenance begins and ends (members.py), who leads meanwhile
-(cluster/maintenance.py), what balancers are told (qq/node/readiness.py).
-
-Law: nobody is told to go while the node takes others in.
+Invariant: nobody is told to go while the node takes others in.
 """
 
 from __future__ import annotations

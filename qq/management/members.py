@@ -1,11 +1,7 @@
 """The members of the cluster, and what operators change about them.
 
-Lives here: waiting until a change is made, and why it is not made yet. Not here: what a change does
-(cluster/member_changes.py), when the leader may make it (cluster/reconfiguration.py), who can be done without
-(cluster/fitness.py).
-
-Law: whoever is told that a change is made finds it made at this node, and whoever is told that a member votes finds it
-up and voting. Asked again, nothing is done twice.
+Invariant: whoever is told that a change is made finds it made at this node, and whoever is told that a member votes
+finds it up and voting. Asked again, nothing is done twice.
 """
 
 from __future__ import annotations

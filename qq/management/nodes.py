@@ -1,9 +1,6 @@
 """What operators see of nodes: what each says of itself, and what it is low on.
 
-Lives here: where the figures come from. Not here: who the members are (members.py), how a figure is called in RabbitMQ
-(qq/http/nodes.py).
-
-Law: only looks. What a node says of itself is made by the node itself, as plain data.
+Invariant: only looks. What a node says of itself is made by the node itself, as plain data.
 """
 
 from __future__ import annotations

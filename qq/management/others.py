@@ -4,10 +4,7 @@ A topic is a subject that a node can be asked about: what is told of it is one v
 order of the keys. Rows come in parts: whoever asks says after which key the next part is to begin, so the asked node
 remembers nothing. What comes between two parts, or ends, may be missed or told although it has ended.
 
-Lives here: topics, parts, and how long an answer is waited for. Not here: what is told (who adds the topic), the
-messages (cluster/inquiries.py).
-
-Law: nodes of the last release, and nodes that are down, tell nothing; whoever asks goes on with what it has.
+Invariant: nodes of the last release, and nodes that are down, tell nothing; whoever asks goes on with what it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a client needs to be permitted for what is done over HTTP.
 
-Lives here: which checks a command has to pass. Not here: the checks (sessions/access.py).
-
-Law: permissions are looked at before anything is submitted; the log knows nothing of that.
+Invariant: permissions are looked at before anything is submitted; the log knows nothing of that.
 """
 
 from __future__ import annotations

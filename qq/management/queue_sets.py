@@ -1,9 +1,6 @@
 """The queues and the bindings of each virtual host, put in order once and not for everybody who looks at them.
 
-Lives here: how it is seen that they are still the same ones, and in which orders they are kept. Not here: what is shown
-of them (queues.py, catalog.py, figures.py).
-
-Law: whoever looks at very many lets others run meanwhile; nothing is kept of a virtual host that is gone.
+Invariant: whoever looks at very many lets others run meanwhile; nothing is kept of a virtual host that is gone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What operators see of queues, their consumers and their messages.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: how rates are computed
-(rates.py), what else there is (catalog.py), what changes something (changes.py, sessions.py).
-
-Law: only looks at the machine.
+Invariant: only looks at the machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """How fast things happen: what is counted now, and what was some seconds ago.
 
-Lives here: rates, and the consumer capacity. Not here: the counts (`Tally` in machine/queue.py, sessions/facts.py),
-when it is time for a sample.
-
-Law: a sample costs the same for a queue of any length. The time is the cluster's, like all that queues note.
+Invariant: a sample costs the same for a queue of any length. The time is the cluster's, like all that queues note.
 """
 
 from __future__ import annotations

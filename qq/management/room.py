@@ -1,10 +1,6 @@
 """Whether there can be many things at once: for definitions that are to be taken over.
 
-Lives here: counting together what is not there yet, and refusing what can be refused before it is. Not here: the limits
-(machine/limits.py), and whether each thing is refused when its turn comes (machine/vhost.py, catalog.py): somebody else
-may have taken the room by then.
-
-Law: looks at the machine and changes nothing.
+Invariant: looks at the machine and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Doing something as a client would do it: a session of the log that has no channel of AMQP behind it.
 
-Lives here: its opening and its end, its answers, getting messages in it. Not here: which requests are made so
-(qq/http), whether they are permitted (permitted.py).
-
-Law: whatever happens in between, the session ends, and what it holds goes back.
+Invariant: whatever happens in between, the session ends, and what it holds goes back.
 """
 
 from __future__ import annotations

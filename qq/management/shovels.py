@@ -1,8 +1,6 @@
 """What operators see of shovels: their moves, or what the node says that carries them out.
 
-Lives here: which of both is shown, and who is asked. Not here: moves (catalog.py), clients (qq/shovels).
-
-Law: only looks, and asks the node that leads, which carries out all shovels; that one may change meanwhile.
+Invariant: only looks, and asks the node that leads, which carries out all shovels; that one may change meanwhile.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What all queues of a virtual host together have seen, how fast, and how that was some minutes ago.
 
-Lives here: sums over queues, rates of them and of exchanges, and the samples of what somebody looks at. Not here: the
-counts themselves (rates.py), which of them are shown where (queues.py, catalog.py).
-
-Law: bounded memory, and no counting but at the samples. So what a queue saw between its last sample and its end is not
-in the sums, and of what nobody has looked at there are no earlier samples.
+Invariant: bounded memory, and no counting but at the samples. So what a queue saw between its last sample and its end
+is not in the sums, and of what nobody has looked at there are no earlier samples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How this node does: what it measures of itself, over the last minutes, for diagnosis.
 
-Lives here: where each figure comes from, and when it is sampled. Not here: what is judged of it (qq/diagnosis).
-
-Law: only looks. Files are read on a thread.
+Invariant: only looks. Files are read on a thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The web sessions of the cluster, as one node knows them.
 
-Lives here: which sessions are good, and those that were ended before their time. Not here: their tokens
-(qq/http/tokens.py), the cookie and what else HTTP has to do with them (qq/http/login.py, qq/http/sessions.py).
-
 A session ends when it is too old, when its user is gone or has another password, or the token of OAuth 2 with which it
 began expires, and when somebody logs out. All but the last every node sees by itself, unless the user is made anew with
 the same hash. Of logouts and deletions the nodes tell each other: at once, again each second for a while to those that
@@ -10,7 +7,7 @@ do not answer, and once a minute, so that a node that was away hears of it, too.
 that was ended is good again, for the rest of its time, if all nodes are started anew at once. (The browser has
 forgotten it in any case.)
 
-Law: what is remembered is bounded, and what one user does, however often, ends no session of another user.
+Invariant: what is remembered is bounded, and what one user does, however often, ends no session of another user.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What ends a node that nobody has told to stop.
 
-Lives here: which error of a part ends the node, and what is logged of it. Not here: which errors have the node started
-anew in the same process (node.py).
-
-Law: after an error that no part expects there is better no node than a wrong one.
+Invariant: after an error that no part expects there is better no node than a wrong one.
 """
 
 from __future__ import annotations

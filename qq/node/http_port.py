@@ -3,9 +3,7 @@
 That import is half of what a process does until it can serve. Clients of AMQP do not wait for it: it begins when the
 node serves them, or when that takes longer than usual.
 
-Lives here: when the port begins to answer. Not here: what it answers (qq/http).
-
-Law: who connects before is not refused, and waits.
+Invariant: who connects before is not refused, and waits.
 """
 
 from __future__ import annotations

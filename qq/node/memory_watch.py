@@ -1,9 +1,6 @@
 """Watching how much memory a node has in use.
 
-Lives here: when publishers of the cluster wait for memory, and what is done first for want of it. Not here: how memory
-is measured and given back (qq/memory.py), what garbage is (qq/garbage.py), what an alarm does (cluster/alarms.py).
-
-Law: nobody waits for memory that is free. What consumers have acknowledged is, and the heap may keep it for ever.
+Invariant: nobody waits for memory that is free. What consumers have acknowledged is, and the heap may keep it for ever.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
 """One node: in which order its parts come up and go, and what it does while it serves.
 
-Lives here: start and stop. Start: the disk (locked), the HTTP port, which tells that the node is alive if it takes long
-to read the log (verified, on a thread), the links, and, once this node has caught up, the AMQP listener. Stop: the
-listener, leadership handed over, the clients, the last checkpoint, HTTP, the links, the disk. Not here: what parts are
-told of the configuration (parts.py), when HTTP answers (http_port.py), what ends a node (failure.py), what is seen of
-it (shown.py).
-
-Law: what is opened is left to an exit stack at once, which closes it whatever happens then.
+Invariant: what is opened is left to an exit stack at once, which closes it whatever happens then.
 """
 
 from __future__ import annotations

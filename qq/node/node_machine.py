@@ -1,7 +1,4 @@
-"""The queue machine as a node runs it: beside an event loop that nothing may hold up.
-
-Lives here: that no garbage is looked for while a state is read. Not here: what a state is (qq/machine).
-"""
+"""The queue machine as a node runs it: beside an event loop that nothing may hold up."""
 
 from __future__ import annotations
 

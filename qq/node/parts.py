@@ -1,8 +1,4 @@
-"""What the parts of a node are told of its configuration, each in its own words.
-
-Lives here: how settings become what a part takes. Not here: what settings there are (qq/config.py), in which order the
-parts come up (node.py).
-"""
+"""What the parts of a node are told of its configuration, each in its own words."""
 
 from __future__ import annotations
 

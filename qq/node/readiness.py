@@ -1,8 +1,4 @@
-"""Whether a node serves clients, and what it waits for if not.
-
-Lives here: what balancers are told by `/healthz`, and operators by the log. Not here: what opens and closes the ports
-(node.py, qq/management/maintenance.py).
-"""
+"""Whether a node serves clients, and what it waits for if not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The certificates and secrets of a node, which are read again when their files change.
-
-Lives here: who is told of it. Not here: how a change is noticed (qq/reloadable.py), what becomes of
-certificates (qq/tls.py).
-"""
+"""The certificates and secrets of a node, which are read again when their files change."""
 
 from __future__ import annotations
 

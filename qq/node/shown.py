@@ -1,9 +1,6 @@
 """What HTTP sees of a node itself.
 
-Lives here: which figures of which part are shown. Not here: what is shown of the broker (qq/management), how it is told
-(qq/http, qq/metrics.py).
-
-Law: only looks.
+Invariant: only looks.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 The browser is sent to the issuer, and comes back with a code; the node changes the code for tokens. So tokens are seen
 by the node only, and are in no address.
 
-Lives here: what is asked of the issuer, and whether its answer is good (OpenID Connect Core 1.0, 3.1; RFC 7636). Not
-here: the browser's requests (qq/http/oauth2_login.py), what the access token permits (verifier.py).
-
-Law: nothing that comes with the browser is believed before the issuer has said the same to the node itself.
+Invariant: nothing that comes with the browser is believed before the issuer has said the same to the node itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The keys with which tokens are signed: from files, and those that their issuer publishes.
 
-Lives here: keeping them, and when to fetch them again. Not here: how they are fetched (provider.py), what is signed
-(verifier.py).
-
-Law: an issuer that does not answer ends nobody's connection: what was fetched stays good until there is
+Invariant: an issuer that does not answer ends nobody's connection: what was fetched stays good until there is
 something newer. However many tokens name keys that nobody knows, the issuer is asked once in a while.
 """
 

@@ -1,9 +1,6 @@
 """The documents of who issues tokens: fetched, bounded and looked at.
 
-Lives here: requests to the issuer, and OpenID Connect Discovery. Not here: what is in the documents (keys.py,
-code_flow.py).
-
-Law: nothing is asked without TLS, no answer is longer than it may be, and none is waited for long.
+Invariant: nothing is asked without TLS, no answer is longer than it may be, and none is waited for long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Whether a token is good, and whom it vouches for (RFC 7519, RFC 9068; https://www.rabbitmq.com/docs/oauth2).
 
-Lives here: claims and scopes. Not here: keys (keys.py), what scopes permit (qq/scopes.py).
-
-Law: nothing but the id of its key and its algorithm is read of a token before its signature is checked, and only
+Invariant: nothing but the id of its key and its algorithm is read of a token before its signature is checked, and only
 algorithms with a public key are known: a token cannot choose to be checked with something that is no secret.
 """
 

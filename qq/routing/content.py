@@ -1,8 +1,4 @@
-"""The parts of a message that routing may look at, besides its routing keys.
-
-Lives here: the form in which a router gets it. Not here: how it is read from a message's bytes (the caller does that,
-and only when a router asks for it).
-"""
+"""The parts of a message that routing may look at, besides its routing keys."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Exchanges and their bindings: from an exchange and a message's routing keys to the queues.
 
-Lives here: which types there are, and the way from exchange to exchange. A new type is one more Router in
-`EXCHANGE_TYPES`. Not here: what a type matches (routers.py, headers.py, hashing.py), declaration rules and who may bind
-what (machine/vhost.py), messages that are delayed (machine/queue.py).
-
-Law: the result depends on the bindings that are there, not on the order in which they came. What a route costs is
+Invariant: the result depends on the bindings that are there, not on the order in which they came. What a route costs is
 bounded, whatever is bound to what: limits below refuse the message, and limits of some types refuse a binding.
 """
 

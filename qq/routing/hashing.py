@@ -1,9 +1,6 @@
 """Exchanges that pick one of their destinations: by a hash, or as if by chance.
 
-Lives here: the hash functions, and the types of RabbitMQ's core and plugins that use them. They are not RabbitMQ's
-own, so a key may go to another queue than there.
-
-Law: integers only, and nothing that differs between processes or platforms: every node picks the same.
+Invariant: integers only, and nothing that differs between processes or platforms: every node picks the same.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A binding is a set of conditions, and a message offers a set of them: for each header that it is there, and that it
 has its value. `all` wants every condition of the binding to be among the offered, `any` one of them.
 
-Law: a match costs a look-up for each condition that the message offers, and some operations on sets of bindings
+Invariant: a match costs a look-up for each condition that the message offers, and some operations on sets of bindings
 (masks.py), however many bindings have the same conditions: those that want all of theirs are counted, all at once.
 What is in a header that no binding names costs nothing, and neither does what is larger than any binding's arguments.
 """

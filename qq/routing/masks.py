@@ -1,10 +1,7 @@
 """Sets of small numbers, as the bits of integers.
 
-Lives here: `Numbered`, which numbers things, and `Masks`, the sets under keys. Not here: what is a member of what
-(topics.py, headers.py).
-
-Law: to combine two sets costs a word of the machine for each 64 numbers, so it costs about the same for one member as
-for thousands. A set of few members takes no more memory than these need.
+Invariant: to combine two sets costs a word of the machine for each 64 numbers, so it costs about the same for one
+member as for thousands. A set of few members takes no more memory than these need.
 """
 
 from __future__ import annotations

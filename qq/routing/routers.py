@@ -1,9 +1,6 @@
 """Routers: the bindings of one exchange, arranged so that its type can match fast.
 
-Lives here: what every type has in common, and the types that look at the routing key only. Not here: types that look
-at headers (headers.py) or pick one destination (hashing.py), the way from exchange to exchange (exchanges.py).
-
-Law: what matches depends on the bindings that are there, not on the order in which they came.
+Invariant: what matches depends on the bindings that are there, not on the order in which they came.
 """
 
 from __future__ import annotations

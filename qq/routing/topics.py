@@ -1,13 +1,11 @@
 """Binding keys of topic exchanges, and which of them match a routing key.
 
-Lives here: the syntax of binding keys. `.` separates words, `*` stands for exactly one word, `#` for any number.
-
 A binding key with wildcards is an automaton that stands before one of its words, or behind the last. All of them are
 moved at once: for each place there is the set of binding keys that stand there, as the bits of an integer. Those
 without wildcards are found by the routing key itself.
 
-Law: a match costs words of the routing key x words of the longest binding key, times one for each 4096 binding keys
-(AT_ONCE), whatever the binding keys are; a place where none stands costs nothing.
+Invariant: a match costs words of the routing key x words of the longest binding key, times one for each 4096 binding
+keys (AT_ONCE), whatever the binding keys are; a place where none stands costs nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Values of AMQP field tables: when two are equal, and how RabbitMQ names and prints them.
-
-Not here: how they are encoded (qq/amqp, machine/codec.py). A decoded value has lost the width of its number, and
-whether it was a string or bytes if it is text.
-"""
+"""Values of AMQP field tables: when two are equal, and how RabbitMQ names and prints them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
 """What the user of a session may do: RabbitMQ's permissions, asked before a command is submitted to the log.
 
-Lives here: what needs which permission of what (rabbit_channel, rabbit_auth_backend_internal), and what is remembered
-of the answers. Not here: the permissions (machine/access.py), when a refusal counts (amqp_server/channel).
-
 Whoever is known by a token has the permissions of its scopes (qq/scopes.py), and none of the log's.
 
-Law: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they are. An
-answer that depends on more than those, on what is declared, is looked for each time.
+Invariant: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they
+are. An answer that depends on more than those, on what is declared, is looked for each time.
 """
 
 from __future__ import annotations

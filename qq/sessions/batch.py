@@ -1,9 +1,6 @@
 """A batch: what is about to go to the log together.
 
-Lives here: what it has room for, what it counts, and who hears of it when it has been applied. Not here: what it is
-made of (parts.py), who is served first (lanes.py), when it is submitted (submissions.py).
-
-Law: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger.
+Invariant: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """The broker of one node: what all its sessions share, whatever protocol their clients speak.
 
-Lives here: which connections and sessions there are, how much all of them may ask for together, and what the log has
-to say, passed on. Not here: who is told which effect (dispatch.py), what gets into the log (submissions.py), sockets
-(qq/amqp_server).
-
-Law: a connection and a session are told to the log when they begin, and once when they end.
+Invariant: a connection and a session are told to the log when they begin, and once when they end.
 """
 
 from __future__ import annotations

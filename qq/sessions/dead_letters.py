@@ -4,11 +4,9 @@ The machine knows that messages died and where; what they were published with is
 the leader reads it, and submits `DeadLetter` commands that name it. Their apply moves the messages in one step, so
 nothing is lost or doubled whoever submits what how often.
 
-Lives here: finding out what dying messages were published with. Not here: why they die, where they go (qq/machine).
-
-Law: one step is under way at a time; a step is bounded, however many messages die at once, in however many queues. What
-a command tells of messages has passed the reader's checks (qq/stored/fields.py) when they were published, so the log
-can hold it; a step that changes nothing all the same is not repeated at once.
+Invariant: one step is under way at a time; a step is bounded, however many messages die at once, in however many
+queues. What a command tells of messages has passed the reader's checks (qq/stored/fields.py) when they were published,
+so the log can hold it; a step that changes nothing all the same is not repeated at once.
 """
 
 from __future__ import annotations

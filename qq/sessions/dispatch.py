@@ -2,10 +2,7 @@
 
 Every node computes the same effects from the same log; each carries out those of its own sessions.
 
-Lives here: who is told which effect. Not here: what effects mean (qq/machine/effects.py), what a session makes of them
-(qq/amqp_server, qq/management/sessions.py), what is told after a snapshot (resume.py).
-
-Law: an effect is told in the order in which the log has it, and whoever is told never waits.
+Invariant: an effect is told in the order in which the log has it, and whoever is told never waits.
 """
 
 from __future__ import annotations

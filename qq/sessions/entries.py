@@ -7,7 +7,7 @@ entries below the log only live messages are left: what waited for too long may 
 A large message is stored in fragments, each as if it were a message of its own: when all of them have been read, they
 are joined to what is stored under the message's own reference.
 
-Law: never reads a file on the event loop.
+Invariant: never reads a file on the event loop.
 """
 
 from __future__ import annotations

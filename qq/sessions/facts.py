@@ -1,9 +1,6 @@
 """What a node knows of its own clients, for operators: data only.
 
-Lives here: what is told of a connection and of a session, and how often what happened in one. Not here: under which
-names it is shown (management/clients.py), who is told what (ports.py).
-
-Law: to count costs something for each read, write or batch of messages, and nothing for each message.
+Invariant: to count costs something for each read, write or batch of messages, and nothing for each message.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a message tells its consumer of its life in the broker: the headers that RabbitMQ would have added.
 
-Lives here: x-death and its companions, x-delivery-count. Not here: how headers get into a message (qq/amqp), what
-befell it (qq/machine/history.py).
-
-Law: the names and the types of the fields are RabbitMQ's, to the octet that says what type it is.
+Invariant: the names and the types of the fields are RabbitMQ's, to the octet that says what type it is.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Whose turn it is, when many ask for more than the log takes in at once.
 
-Lives here: the lanes, each with what one connection (or one part of the node itself) has asked for and the log has not
-got yet, the tenants that lanes belong to, and the order in which both are served. Not here: what is asked for
-(parts.py), what a batch has room for (batch.py, submissions.py).
-
-Law: who has asked for little is served before who has asked for much, however many of those there are; within a lane
-the order is that of asking. First it is the turn of a tenant, which is a virtual host, or the node itself; then of one
-of the tenant's lanes: so it is no use to open many connections. Both orders are start-time fair queueing (Goyal, Vin
-and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, goes on by the cost of what it is served, and of what
-is looked for to know that; whoever is least far is next. One that has asked for nothing for a while is put `AHEAD` of
-those that have been served meanwhile, so that its first command waits for none of them. So the cost of a transaction
+Invariant: who has asked for little is served before who has asked for much, however many of those there are; within a
+lane the order is that of asking. First it is the turn of a tenant, which is a virtual host, or the node itself; then of
+one of the tenant's lanes: so it is no use to open many connections. Both orders are start-time fair queueing (Goyal,
+Vin and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, goes on by the cost of what it is served, and of
+what is looked for to know that; whoever is least far is next. One that has asked for nothing for a while is put `AHEAD`
+of those that have been served meanwhile, so that its first command waits for none of them. So the cost of a transaction
 that is larger than a batch is in the time of its lane before it is served: else any number of new connections, with one
 transaction each, would be ahead of who asks for little again and again.
 """

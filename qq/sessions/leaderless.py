@@ -3,9 +3,7 @@
 As long as an election lasts, they had better wait: they notice nothing else of it. But a node that is cut off from the
 majority, or has none, may be so for hours, and a client that hears nothing takes the connection for a good one.
 
-Lives here: when clients are told, and what. Not here: who leads (cluster), what a client waits for (each protocol).
-
-Law: who waits for nothing is not told to go; and once a leader is known, nobody is.
+Invariant: who waits for nothing is not told to go; and once a leader is known, nobody is.
 """
 
 from __future__ import annotations

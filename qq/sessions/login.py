@@ -1,9 +1,5 @@
 """Who may log in, and how long those wait who may not.
 
-Lives here: passwords and names from certificates against the users of the log; patience with those who guess. Not here:
-how a client says who it is (qq/amqp/connection.py), what a user may do, how many may be connected without having logged
-in (cluster/strangers.py).
-
 Three rules. A login that fails is looked at again when this node has applied all that the cluster has committed: the
 user may just have been created through another node. The answer to a failure is held back, for longer with each from
 the same address for the same user. And an address, and a user, get `LOOKS_PER_S` failures a second, on however many
@@ -17,7 +13,7 @@ who guess at that user from that address.
 A password that is a token of OAuth 2 is judged by itself, if the node takes tokens. It is looked at again when the keys
 of whoever issues tokens have been fetched anew, and its failures cost the same.
 
-Law: no password is kept longer than it takes to answer, and none is ever part of a text.
+Invariant: no password is kept longer than it takes to answer, and none is ever part of a text.
 """
 
 from __future__ import annotations

@@ -5,11 +5,8 @@ cannot read. So the leader looks at a few messages of the source at a time, and 
 say which of them the move is for. Their apply moves the messages in one step, so nothing is lost or doubled whoever
 submits what how often; and how far a move has come is in the state, so that another leader goes on from there.
 
-Lives here: which messages a move is for, how fast it goes, and whether it still may. Not here: how messages get from
-queue to queue, and when a move is done (machine/moving.py).
-
-Law: one step is under way at a time, of the moves in turn; a step is bounded, however large the source is. Whoever has
-asked for a move has to be permitted all of it as long as it goes on.
+Invariant: one step is under way at a time, of the moves in turn; a step is bounded, however large the source is.
+Whoever has asked for a move has to be permitted all of it as long as it goes on.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """What sessions ask for, as parts of the batches that go to the log.
 
-Lives here: the parts, of which some still grow while they wait, and what they count as. Not here: the batch that takes
-them in (batch.py), in which order lanes are served (lanes.py), when a batch is submitted (submissions.py), what a part
-costs (qq/machine/costs.py).
-
-Law: what a part costs is asked when it is about to be taken; what could not be found out in this pass of the loop waits
-for the next, and its lane with it.
+Invariant: what a part costs is asked when it is about to be taken; what could not be found out in this pass of the loop
+waits for the next, and its lane with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The ports of the sessions: what they ask of the log, and what a protocol implements to be told what the log says.
 
-Lives here: protocols (in Python's sense) only. Not here: who calls them (dispatch.py, submissions.py, resume.py), who
-implements them (`cluster.group.Group`; qq/amqp_server, qq/management/sessions.py).
-
 A protocol tells the `Broker` of its clients, in this order:
 
     connection_opened       there is a socket
@@ -18,8 +15,8 @@ What a client wants is asked of `Access` first. What that refuses is asked again
 connection with more than `Broker.uncommitted_bytes_max`, or half of that while `Broker.is_full`, reads no more from its
 client, and calls `Broker.waits_for_room`.
 
-Law: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has sessions,
-which the log knows by numbers that are never used twice.
+Invariant: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has
+sessions, which the log knows by numbers that are never used twice.
 """
 
 from __future__ import annotations

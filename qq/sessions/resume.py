@@ -1,10 +1,7 @@
 """Going on after a snapshot: the node has the state, but never saw what the entries before it had to tell.
 
-Lives here: what a session is told instead. Not here: the confirms (submissions.py), what the state knows of a session
-(`outstanding` in qq/machine).
-
-Law: what the session has had before it is not told again, whatever the snapshot skipped; answers and message ids are
-numbered for that. Deliveries come before the answer to a cancellation, and behind every other.
+Invariant: what the session has had before it is not told again, whatever the snapshot skipped; answers and message ids
+are numbered for that. Deliveries come before the answer to a cancellation, and behind every other.
 """
 
 from __future__ import annotations

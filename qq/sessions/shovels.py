@@ -1,10 +1,7 @@
 """Shovels within a virtual host: parameters that say which queue's messages go to which other one, while they are set.
 
-Lives here: the leader's part, which begins a move for each of them that has none. Not here: what their values say
-(shovels/definition.py), the moves (mover.py, machine/moving.py), all other shovels (qq/shovels).
-
-Law: a shovel has one move at a time. The machine stops that when the shovel is changed or deleted, and deletes a shovel
-that is done, each in one step: so what is begun here is always for the shovel as it is now.
+Invariant: a shovel has one move at a time. The machine stops that when the shovel is changed or deleted, and deletes a
+shovel that is done, each in one step: so what is begun here is always for the shovel as it is now.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """What this node's sessions want done, gathered into batches for the log.
 
-Lives here: when a batch is made and submitted, and what to do when it has been applied (publisher confirms,
-back-pressure). Not here: what it is made of (parts.py), who is served first (lanes.py), exactly-once delivery of
-batches to the log (cluster/group.py), what commands do (qq/machine).
-
-Law: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are still
-under way, goes into one batch, as far as that has room; what is left waits, and those who ask for much wait behind
-those who ask for little. The order of a session's commands is the order it gave them in. A command that the log cannot
-hold is refused when it is given, to the one who gives it: never does a batch suffer for it. Whatever is asked for
-counts, not bodies only: for how large a batch may get, which is how long every node is busy with it, and for how much a
-connection may ask before the log has it.
+Invariant: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are
+still under way, goes into one batch, as far as that has room; what is left waits, and those who ask for much wait
+behind those who ask for little. The order of a session's commands is the order it gave them in. A command that the log
+cannot hold is refused when it is given, to the one who gives it: never does a batch suffer for it. Whatever is asked
+for counts, not bodies only: for how large a batch may get, which is how long every node is busy with it, and for how
+much a connection may ask before the log has it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Limits of how much is published in a second: by the clients of a virtual host, by those of a user, on a connection.
 
-Lives here: what counts, how much passes now, and who goes on first. Not here: the limits themselves
-(machine/limits.py; `NodeLimits` for connections), keeping what has to wait (the publisher, which is told to `go_on`).
-
-Law: nothing is refused and nothing passes ahead of its time: what passes is within the limits but for its last message,
-so no publisher leaves a debt behind that others would have to pay. Connections have turns, however many channels they
-have, and one that publishes little has its turn before those that publish much. Nobody asks other nodes how much of a
-limit is theirs: the log tells every node what is published at all of them.
+Invariant: nothing is refused and nothing passes ahead of its time: what passes is within the limits but for its last
+message, so no publisher leaves a debt behind that others would have to pay. Connections have turns, however many
+channels they have, and one that publishes little has its turn before those that publish much. Nobody asks other nodes
+how much of a limit is theirs: the log tells every node what is published at all of them.
 
 A limit of a virtual host or a user is that of the whole cluster. A message passes at a node as soon as the limit has
 room for it beside what was published everywhere, or the node's share has beside what was published here. The share is

@@ -1,9 +1,6 @@
 """The port of tracing: what a protocol tells of the way of messages, if that is traced.
 
-Lives here: protocols (in Python's sense) only. Not here: where they are called (qq/amqp_server/traced.py), who
-implements them (qq/tracing).
-
-Law: to tell costs little and never waits. A message that is not traced has no span (None).
+Invariant: to tell costs little and never waits. A message that is not traced has no span (None).
 """
 
 from __future__ import annotations

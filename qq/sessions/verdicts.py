@@ -3,10 +3,8 @@
 The cluster gives a dead node up within some tenths of a second. A command that the node's claims bar meanwhile, such as
 the declaration of an exclusive queue, waits for that: many clients take a refusal for final.
 
-Lives here: which commands wait, and how. Not here: which claims bar a command (qq/machine/claims.py), when the cluster
-gives a node up (cluster/expulsions.py).
-
-Law: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node end.
+Invariant: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node
+end.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Which shovels this node carries out: all that are no moves, while it leads.
 
-Lives here: when a shovel is begun, begun again and given up, and where its numbers are written down. Not here: one run
-of it (run.py), moves (sessions/shovels.py).
-
-Law: nothing that happens to a shovel ends the node. A shovel runs on one node at a time, but for the moments in which a
-leader does not know yet that it leads no more: then a message may be there twice, unless it has a number.
+Invariant: nothing that happens to a shovel ends the node. A shovel runs on one node at a time, but for the moments in
+which a leader does not know yet that it leads no more: then a message may be there twice, unless it has a number.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """One connection of a shovel to a broker: the login, one channel, heartbeats, and what comes in.
 
-Lives here: what is sent when. Not here: frames (frames.py), sockets (connecting.py), what becomes of messages
-(run.py).
-
-Law: nothing is held without a bound: what is to be sent waits for the socket (`drain`), and what comes is read as fast
-as whoever takes it allows (`may_read`).
+Invariant: nothing is held without a bound: what is to be sent waits for the socket (`drain`), and what comes is read as
+fast as whoever takes it allows (`may_read`).
 """
 
 from __future__ import annotations

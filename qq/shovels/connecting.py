@@ -1,8 +1,6 @@
 """How a shovel gets to a broker: over the network, also with TLS, or to this node itself.
 
-Lives here: sockets and certificates. Not here: what is said then (client.py), URIs (uris.py).
-
-Law: what goes wrong is a `Closed`, whose text has no password and does not tell what is in which file.
+Invariant: what goes wrong is a `Closed`, whose text has no password and does not tell what is in which file.
 """
 
 from __future__ import annotations

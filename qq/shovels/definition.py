@@ -1,10 +1,7 @@
 """What the value of a shovel says: RabbitMQ's parameters of dynamic shovels, with both ends AMQP 0-9-1.
 
-Lives here: which values are valid, in RabbitMQ's words where it has some, and what they mean (rabbit_shovel_parameters,
-rabbit_amqp091_shovel). Not here: URIs (uris.py), who may set a shovel (http/shovels.py).
-
-Law: pure. What RabbitMQ's shovels have and these have not is refused with what there is instead; it is never done in
-another way in silence.
+Invariant: pure. What RabbitMQ's shovels have and these have not is refused with what there is instead; it is never done
+in another way in silence.
 """
 
 from __future__ import annotations

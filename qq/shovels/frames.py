@@ -1,10 +1,7 @@
 """AMQP 0-9-1 as its clients read and write it, as far as a shovel needs it.
 
-Lives here: frames and contents out of octets, and the methods that are sent for each message. Not here: sockets and
-what is sent when (client.py), headers (outbound.py).
-
-Law: pure. The input is hostile: every length is checked, and a message's content is passed on octet for octet, in the
-form in which this cluster's log has it, too (qq/stored).
+Invariant: pure. The input is hostile: every length is checked, and a message's content is passed on octet for octet, in
+the form in which this cluster's log has it, too (qq/stored).
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ acknowledged when a shovel's connection or node was lost, and the shovel does no
 shovel writes down, in the log of its own cluster, which number it gives to which message, before it sends the message
 for the first time; and whoever carries the shovel out next gives the same message the same number.
 
-Lives here: which message gets which number, and what is written down. Not here: where (carrier.py), what a message is
-known by (outbound.py).
-
 Laws. Each run of a shovel is a publisher of its own, so two of them never give one number to two messages. Within a run
 numbers of one publisher only ascend, but for messages that this run has sent before; a number that has been passed over
 is never used again. So a target that has taken a number has been sent all lower ones that are still used, in their

@@ -1,10 +1,7 @@
 """What a message is given on its way: another exchange and key, properties, and headers that tell where it has been.
 
-Lives here: RabbitMQ's rules for that (rabbit_amqp091_shovel, rabbit_shovel_util). Not here: when it is sent
-(run.py), its numbers (ledger.py).
-
-Law: what is not to be changed stays octet for octet as it came. How often the source has delivered a message is the
-source's affair, and is not passed on.
+Invariant: what is not to be changed stays octet for octet as it came. How often the source has delivered a message is
+the source's affair, and is not passed on.
 """
 
 from __future__ import annotations

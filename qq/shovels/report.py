@@ -1,8 +1,6 @@
 """What is told of a shovel that this node carries out.
 
-Lives here: its state in RabbitMQ's words (rabbit_shovel_status). Not here: who asks (qq/management/shovels.py).
-
-Law: nothing of it is secret.
+Invariant: nothing of it is secret.
 """
 
 from __future__ import annotations

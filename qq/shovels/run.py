@@ -1,11 +1,8 @@
 """One run of a shovel: from connecting to both brokers until something goes wrong, or all is done.
 
-Lives here: what is taken, sent, confirmed and acknowledged when. Not here: when there is another run (carrier.py), the
-connections (client.py), what messages are given on their way (outbound.py), which numbers (ledger.py).
-
-Law: what is on its way has a bound in octets: beyond that the source is not read, so a slow target slows its source
-down. A message is acknowledged when the target has it. What the target refuses is sent to it again, and not given back:
-a source may drop what comes back too often.
+Invariant: what is on its way has a bound in octets: beyond that the source is not read, so a slow target slows its
+source down. A message is acknowledged when the target has it. What the target refuses is sent to it again, and not
+given back: a source may drop what comes back too often.
 """
 
 from __future__ import annotations

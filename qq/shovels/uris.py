@@ -1,8 +1,6 @@
 """The addresses of brokers, in RabbitMQ's form (https://www.rabbitmq.com/docs/uri-spec, amqp_uri.erl).
 
-Lives here: what a URI says, and what of it may be shown. Not here: connections (connecting.py).
-
-Law: no URI, and no password, is part of an error's text.
+Invariant: no URI, and no password, is part of an error's text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What routing may look at of a stored message.
 
-Lives here: how headers, and the properties that exchanges can hash, are read from the bytes of a message. Not here:
-which exchange wants that (qq/routing), the layout of a stored message (layout.py).
-
-Law: every node reads the same from the same bytes, and nothing that the log can hold makes it raise. What cannot be
-read is not there.
+Invariant: every node reads the same from the same bytes, and nothing that the log can hold makes it raise. What cannot
+be read is not there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Stored messages, made and taken apart, with other headers, or in other frames.
 
-Lives here: how stored messages are made from others, or from properties and a body, and taken apart. Not here: what the
-headers are that the broker adds (qq/sessions/headers.py), what is written when.
-
-Law: where the broker has something to add to a message's headers, the octets of the client's own are kept.
+Invariant: where the broker has something to add to a message's headers, the octets of the client's own are kept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The fields of stored messages: how property lists and field tables are checked and become values.
 
-Lives here: AMQP 0-9-1's field tables (4.2.5.5) and content properties (4.2.6.1), which arguments of methods are, too.
-Not here: where they are in a message (layout.py), what they mean (properties.py), their encoding (editing.py).
-
-Law: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
+Invariant: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
 of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones). A table that
 is read is one that the log can hold (qq/tables.py).
 """

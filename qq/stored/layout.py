@@ -3,11 +3,8 @@
 A stored message is its content header frame and body frames as the publisher sent them (AMQP 0-9-1 2.3.5); whoever has
 taken them in has checked them, and `check_properties` what is in the header.
 
-Lives here: offsets into such bytes. Not here: what is checked (fields.py), what is made of it (properties.py,
-editing.py).
-
-Law: nothing is decoded that is not asked for. A field is passed over by its length, so that a client's own headers
-cost little and are never changed by passing through.
+Invariant: nothing is decoded that is not asked for. A field is passed over by its length, so that a client's own
+headers cost little and are never changed by passing through.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What the broker must know of a message's properties before it is published.
 
-Lives here: which properties and headers matter to exchanges and queues, and what is refused in them. Not here: the
-layout of a stored message (layout.py), what the log makes of it (qq/machine).
-
-Law: most messages have nothing that matters, and cost next to nothing. What a client may have got wrong ends here, as
-what it is told: behind this module there are only good values.
+Invariant: most messages have nothing that matters, and cost next to nothing. What a client may have got wrong ends
+here, as what it is told: behind this module there are only good values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The trace context that a publisher has sent with a message: W3C's headers `traceparent` and `tracestate`.
 
-Lives here: finding them (https://www.w3.org/TR/trace-context/). Not here: what is made of them (qq/tracing).
-
-Law: most messages are not traced, and cost next to nothing: one without headers a look at an octet, one whose context
-is not sampled a search. A header that only looks like a context, inside of another one's value, has nothing worse come
-of it than a span too many or too few.
+Invariant: most messages are not traced, and cost next to nothing: one without headers a look at an octet, one whose
+context is not sampled a search. A header that only looks like a context, inside of another one's value, has nothing
+worse come of it than a span too many or too few.
 """
 
 from __future__ import annotations

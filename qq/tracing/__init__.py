@@ -3,6 +3,6 @@
 tracer.py     which messages are traced, and what their spans say
 exporting.py  the way to the collector
 
-Law: nothing here waits. What the collector does not take in time is dropped and counted. The libraries are an extra
-(`tracing`), and are loaded only where traces are configured.
+Invariant: nothing here waits. What the collector does not take in time is dropped and counted. The libraries are an
+extra (`tracing`), and are loaded only where traces are configured.
 """

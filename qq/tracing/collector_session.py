@@ -1,10 +1,7 @@
 """Requests to the collector: what becomes of its answers.
 
-Lives here: how much of an answer is read, for how long, and why a request has failed. Not here: what is sent, and how
-often it is tried (exporting.py, and OpenTelemetry's exporter, which asks through this session).
-
-Law: whatever answers at the collector's address, an answer takes bounded memory and time, and one that is no yes is a
-failure.
+Invariant: whatever answers at the collector's address, an answer takes bounded memory and time, and one that is no yes
+is a failure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The way of spans to the collector: OTLP over HTTP, in batches, on a thread of its own.
 
-Lives here: the queue's bound, what becomes of spans, and what the log says of it. Not here: which spans are made
-(tracer.py), what counts as the collector's yes (collector_session.py).
-
-Law: the event loop only appends to a queue. A collector that is slow, or gone, costs the spans that do not fit into it.
+Invariant: the event loop only appends to a queue. A collector that is slow, or gone, costs the spans that do not fit
+into it.
 """
 
 from __future__ import annotations

@@ -7,10 +7,7 @@ publish; nothing is known to belong to such a one later, because the message is 
 Names are those of OpenTelemetry's semantic conventions for messaging and for RabbitMQ
 (https://opentelemetry.io/docs/specs/semconv/messaging/rabbitmq/).
 
-Lives here: sampling, and attributes. Not here: when a step begins and ends (qq/amqp_server/traced.py), the way to the
-collector (exporting.py).
-
-Law: a message that is not traced costs a look into its headers. Spans are made at a bounded rate.
+Invariant: a message that is not traced costs a look into its headers. Spans are made at a bounded rate.
 """
 
 from __future__ import annotations

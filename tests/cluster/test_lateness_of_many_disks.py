@@ -1,8 +1,4 @@
-"""When leaders hand over for their disks: a model of nodes that write what their leader proposes, and its clients.
-
-Lives here: disks of every kind, and what a leader with them may do. Not here: what of it is counted (test_lateness.py),
-and groups that do hand over.
-"""
+"""When leaders hand over for their disks: a model of nodes that write what their leader proposes, and its clients."""
 
 from __future__ import annotations
 

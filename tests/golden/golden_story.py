@@ -1,6 +1,6 @@
 """What happened in a golden directory, and what a client sees of it afterwards.
 
-Law: nothing in it depends on when it is looked at: no message expires, no queue goes.
+Invariant: nothing in it depends on when it is looked at: no message expires, no queue goes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The HTTP port on real sockets: strangers in number and in time, users' requests, and what is answered when there are
-too many."""
+too many.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
 
 `*` is the only wildcard. `MODULE.*` with `run = false` is a file that is left out.
 
-Law: a test that fails and is not in the table, a test in the table that passes, and a file of tests that is neither run
-nor in the table, are failures.
+Invariant: a test that fails and is not in the table, a test in the table that passes, and a file of tests that is
+neither run nor in the table, are failures.
 """
 
 from __future__ import annotations

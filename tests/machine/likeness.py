@@ -2,11 +2,6 @@
 
 Equal dumps are not enough: counts and indexes are derived from the rows of a dump. A machine that has lived keeps them
 up, one that was loaded makes them anew, and where they differ, the two do different things some time later.
-
-Lives here: the walk through both, side by side, and what may differ between them. Equal is what has equal types and
-values; a dict has an order, and what several objects refer to in one machine, they refer to in the other. The lists
-below say what is not compared so, each with why nothing that a replica does depends on it. An attribute that is new is
-compared until it is listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The law of qq/machine/queue.py: only methods of a queue change it and its parts.
-
-Lives here: that a stranger is noticed. That there is none, test_machine_scenarios.py shows of every scenario.
-"""
+"""The law of qq/machine/queue.py: only methods of a queue change it and its parts."""
 
 from __future__ import annotations
 

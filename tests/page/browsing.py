@@ -1,7 +1,4 @@
-"""What a person does with the page: opens a view, fills in fields, presses buttons, and looks.
-
-Lives here: finding and waiting. Not here: the browser itself (chromium.py), what is expected (test_page.py).
-"""
+"""What a person does with the page: opens a view, fills in fields, presses buttons, and looks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A cluster that has something to show: queues, policies, dead letters, and clients that publish and consume.
-
-Lives here: what is in it. Not here: what is done with it (screenshots.py, test_page.py).
-"""
+"""A cluster that has something to show: queues, policies, dead letters, and clients that publish and consume."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What the clients of a system test saw, and what may not be found in it.
 
-Lives here: the record and its check, which is a pure function. Not here: the clients (system_clients.py).
-
 A publisher numbers its messages 1, 2, 3 ... and each reaches every queue. Publishers and consumers are named anew for
 each connection, so what is said of one never spans a lost connection.
 """

@@ -1,7 +1,4 @@
-"""Whether what was confirmed arrived, and whether what arrived was published.
-
-Lives here: the promises lost and phantom. Not here: how often something arrived (duplicates.py).
-"""
+"""Whether what was confirmed arrived, and whether what arrived was published."""
 
 from __future__ import annotations
 

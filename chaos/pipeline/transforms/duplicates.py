@@ -1,7 +1,4 @@
-"""How often a message arrived: what comes again says so, and what is deduplicated comes once.
-
-Lives here: the promises unmarked_duplicate and dedup_duplicate. Not here: dead letters (limits.py).
-"""
+"""How often a message arrived: what comes again says so, and what is deduplicated comes once."""
 
 from __future__ import annotations
 

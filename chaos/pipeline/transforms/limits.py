@@ -1,7 +1,4 @@
-"""What ends a message in its queue: the delivery limit, and where dead letters go.
-
-Lives here: the promises delivery_limit and dead_letter. Not here: whether anything else disappeared (arrival.py).
-"""
+"""What ends a message in its queue: the delivery limit, and where dead letters go."""
 
 from __future__ import annotations
 

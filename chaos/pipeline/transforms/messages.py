@@ -1,9 +1,7 @@
 """One row a message and queue: all that most promises need to know of it.
 
-Lives here: the one large aggregation, and where a message must turn up. Not here: promises.
-
-Law: only numbers are aggregated. Spark keeps those in place in its hash table; a text would make it sort everything.
-So consumers, publishers and channels are 64-bit hashes here, good for telling a few thousand apart.
+Invariant: only numbers are aggregated. Spark keeps those in place in its hash table; a text would make it sort
+everything. So consumers, publishers and channels are 64-bit hashes here, good for telling a few thousand apart.
 """
 
 from __future__ import annotations

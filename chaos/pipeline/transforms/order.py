@@ -1,10 +1,8 @@
 """In which order messages were sent to consumers.
 
-Lives here: the promise order. Not here: which of two priorities comes first (priority.py).
-
-Law: only first deliveries of messages that were published once and confirmed are compared: what comes back is served
-first, what was published again may come late. And only within a consumer, or if one consumer was asked for after the
-other had seen its message: else nobody knows which of the two was sent first.
+Invariant: only first deliveries of messages that were published once and confirmed are compared: what comes back is
+served first, what was published again may come late. And only within a consumer, or if one consumer was asked for after
+the other had seen its message: else nobody knows which of the two was sent first.
 """
 
 from __future__ import annotations

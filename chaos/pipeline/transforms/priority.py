@@ -8,8 +8,6 @@ The statistic is the share of high messages among the deliveries in which both k
 the oldest high message is older than the oldest normal one, it comes first whatever was before. It must be 2/3 at most
 if an older normal message waits; that is known for queues with one publisher only, from its numbers. `SHARE_MIN` and
 `SHARE_MAX` are 2/3 with room for begin and end of each burst, and nothing is said of fewer than `LOOKED_AT_MIN`.
-
-Not here: order within a priority (order.py).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A message that was confirmed before the request is in its queue by then, or a co
 delivery was sent is not known, only that it was not before its consumer was asked for; and what a client gets one by
 one on the channel on which it made the request is sent after the answer to that.
 
-Not here: that nobody misses what may have been taken (rows.vanished).
-
-Law: a purge leaves what consumers hold, and that may come again: after a purge only first deliveries prove something.
+Invariant: a purge leaves what consumers hold, and that may come again: after a purge only first deliveries prove
+something.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rows of a history as they are: parsing, counting, and how transactions ended.
-
-Not here: what became of a message (messages.py).
-"""
+"""Rows of a history as they are: parsing, counting, and how transactions ended."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ that of their numbers. Both are *points* on an axis, with the earliest and the l
 two points of one consumer that are certainly apart, that consumer was the active one all the time (it has a *tenure*),
 and no other one may have got anything that certainly lies between them.
 
-Law: deliveries may be late, so where they are seen in the other order alone proves nothing.
+Invariant: deliveries may be late, so where they are seen in the other order alone proves nothing.
 """
 
 from __future__ import annotations

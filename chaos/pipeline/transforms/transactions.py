@@ -1,8 +1,6 @@
 """All or nothing: the promise tx_atomic.
 
-Not here: how rows of transactions are read for the other promises (rows.py).
-
-Law: a message that was published more than once, or in more than one transaction, proves nothing.
+Invariant: a message that was published more than once, or in more than one transaction, proves nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """The channel: which of its parts carries out what, and how it ends.
 
-Lives here: from events of the client, and from what the log says, to the part that they are for. Not here: what the
-parts do (core.py tells which there are), bytes (qq/amqp), batching (qq/sessions/submissions.py), what a command does
-(qq/machine).
-
-Law: whatever goes wrong in a client's method ends the channel or its connection, and nothing else.
+Invariant: whatever goes wrong in a client's method ends the channel or its connection, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a channel consumes: consumers, what is delivered to them, and what the client says of it.
 
-Lives here: consumers, basic.get, prefetch, acknowledgements and the like. Not here: the delivery tags and what is
-written when (outgoing.py), who gets what (qq/machine).
-
-Law: a consumer is known from basic.consume to the answer to its cancellation, since messages may come that long.
+Invariant: a consumer is known from basic.consume to the answer to its cancellation, since messages may come that long.
 """
 
 from __future__ import annotations

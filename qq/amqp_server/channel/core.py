@@ -1,9 +1,6 @@
 """What the parts of a channel share: asking the log, answering, and one method after the other.
 
-Lives here: which answer of the log is whose, and what is held back until it has come. Not here: what methods mean
-(publishing.py, consuming.py, declaring.py, transacting.py), what leaves the channel and when (outgoing.py).
-
-Law: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
+Invariant: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
 channel's methods were carried out one by one; those next ones that ask for the same go with it (`take_held`). So does
 one that has to wait until this node is up to date, and so do messages for which a limit of publishing has no room yet.
 """

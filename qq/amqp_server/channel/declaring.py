@@ -1,9 +1,6 @@
 """Queues, exchanges and bindings of a channel.
 
-Lives here: how methods of the classes exchange and queue become commands, and how their results become answers. Not
-here: what is declared how (qq/machine), who may do what (qq/sessions/access.py).
-
-Law: a method that names no queue means the one that the channel has declared last.
+Invariant: a method that names no queue means the one that the channel has declared last.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a channel publishes, and what becomes of it: confirms, refusals, returned messages.
 
-Lives here: basic.publish, class confirm. Not here: which properties matter (qq/stored/properties.py), transactions
-(transacting.py), when a batch is submitted (qq/sessions/submissions.py).
-
-Law: sequence numbers are told in order, and each once: confirmed or refused.
+Invariant: sequence numbers are told in order, and each once: confirmed or refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Class tx: all of what a channel publishes and settles, or nothing.
 
-Lives here: how the methods of class tx become one step of the log. Not here: what a transaction holds until then
-(transaction.py), how it is carried out (machine/publishing.py).
-
-Law: a channel in tx mode always has a transaction; tx mode and confirm mode exclude each other.
+Invariant: a channel in tx mode always has a transaction; tx mode and confirm mode exclude each other.
 """
 
 from __future__ import annotations

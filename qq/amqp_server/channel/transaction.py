@@ -1,8 +1,5 @@
 """What a channel has published and settled since the last tx.commit.
 
-Lives here: the content of a transaction until it is committed or rolled back, and how large it may get. Not here: how
-it is carried out in one step (machine/publishing.py).
-
 RabbitMQ's transactions are atomic for one queue at most. Ours become one command of the log: all of it happens, or
 nothing. So its size in the log, and what it costs every node to carry it out, are bounded while it grows: the publish
 or the acknowledgement that would be too much is refused.
