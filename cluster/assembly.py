@@ -36,18 +36,18 @@ from cluster.own_status import OwnStatus
 from cluster.peers import Peers
 from cluster.presence import Presence
 from cluster.reconfiguration import Reconfiguration
+from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
 from cluster.statuses import Statuses
 from cluster.submission import PendingSubmissions, Proposals
 from cluster.syncing import Syncing
-from cluster.turns import TurnTimer
 
 if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.group_config import GroupConfig
     from cluster.link_ports import Links
     from cluster.machine import Machine
-    from cluster.ports import Disk, Runtime
+    from cluster.runtime.ports import Disk, Runtime
 
 SNAPSHOT_ID_BITS = 19
 """Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated.

@@ -28,7 +28,7 @@ from cluster.log.segment import JournalError, Segment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 CONTENTS = "backup.json"
 SUMS = "SHA256SUMS"

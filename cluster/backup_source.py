@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cluster.identity import Owner
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from cluster.state import GroupState
 
 

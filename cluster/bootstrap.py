@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cluster.group_config import GroupConfig
     from cluster.log.checkpoints import Checkpoint
     from cluster.machine import Machine
-    from cluster.ports import Disk, Runtime
-    from cluster.turns import TurnTimer
+    from cluster.runtime.ports import Disk, Runtime
+    from cluster.runtime.turn_timer import TurnTimer
 
 
 class Bootstrap:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
-from cluster.histogram import LONG_BOUNDS_S, Histogram
 from cluster.log.checkpoints import (
     Checkpoint,
     adopt_checkpoint,
@@ -31,6 +30,7 @@ from cluster.log.checkpoints import (
 )
 from cluster.log.sealed import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment, adopt_header
+from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from cluster.directory import GroupDirectory
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
     from cluster.log.term_runs import TermRuns
     from cluster.pace import Pace
-    from cluster.ports import Buffer, Disk, File, Runtime
     from cluster.replication import Progress
+    from cluster.runtime.ports import Buffer, Disk, File, Runtime
     from cluster.state import GroupState, ReadState
 
 log = logging.getLogger(__name__)

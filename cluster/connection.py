@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cluster.handshake import Terms
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
     from cluster.sockets import Address
 
 log = logging.getLogger(__name__)

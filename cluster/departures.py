@@ -16,8 +16,8 @@ from cluster.handshake import VERSIONS as PROTOCOLS
 if TYPE_CHECKING:
     from cluster.envelope import Message
     from cluster.link_ports import Links
-    from cluster.ports import Buffer
     from cluster.presence import Presence
+    from cluster.runtime.ports import Buffer
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
 """The version of the protocol that nodes of release 0.1 speak, which know no introductions."""

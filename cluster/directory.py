@@ -50,7 +50,7 @@ from cluster.places import REMOVED
 if TYPE_CHECKING:
     from cluster.configuration import Versions
     from cluster.configurations import Configurations
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from cluster.state import GroupState, ReadState
 
 log = logging.getLogger(__name__)

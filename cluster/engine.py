@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from cluster.configurations import Configurations
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
 
 APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cluster.ports import Buffer
+from cluster.runtime.ports import Buffer
 
 REGULAR = 0
 COMPACTED = 0xC0

@@ -34,7 +34,7 @@ from cluster.elections import Role
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange
-from cluster.ports import Buffer, pack
+from cluster.runtime.ports import Buffer, pack
 
 QUESTION_BYTES_MAX = 16 * 1024
 ANSWER_BYTES_MAX = 256 * 1024

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from cluster.members import Members
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
-    from cluster.ports import Runtime
     from cluster.recovery import Recovery
+    from cluster.runtime.ports import Runtime
+    from cluster.runtime.turn_timer import TurnTimer
     from cluster.submission import PendingSubmissions
-    from cluster.turns import TurnTimer
 
 
 class Epochs:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cluster.group_config import GroupConfig
     from cluster.members import Members
     from cluster.peers import Peers
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
+    from cluster.runtime.turn_timer import TurnTimer
     from cluster.state import GroupState
     from cluster.submission import Proposals
-    from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from cluster.entry import SubmittedBatch, is_regular, make_entry
 from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
-from cluster.histogram import Histogram
 from cluster.link_ports import Links
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
 from cluster.peers import STATUS_INTERVAL_S
-from cluster.ports import Buffer, Disk, Runtime
+from cluster.runtime.histogram import Histogram
+from cluster.runtime.ports import Buffer, Disk, Runtime
 from cluster.submission import Reign
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from cluster.configuration import ID_BYTES, Versions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 MAGIC = b"qqPL"
 VERSIONS = (3, 4)

@@ -25,7 +25,7 @@ from cluster.configuration import ID_BYTES, Versions
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
-from cluster.ports import Disk, pack
+from cluster.runtime.ports import Disk, pack
 
 FILE = "identity"
 START_FILES = ("start-0", "start-1")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from cluster.epochs import Epochs
     from cluster.members import Members
     from cluster.peers import Peers
-    from cluster.ports import Runtime
     from cluster.recovery import Recovery
+    from cluster.runtime.ports import Runtime
+    from cluster.runtime.turn_timer import TurnTimer
     from cluster.stopping import Stopping
     from cluster.submission import Proposals
     from cluster.syncing import Syncing
-    from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cluster.configuration import Versions
     from cluster.directory import GroupDirectory
     from cluster.identity import Claim
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
 
 INCARNATION_LEAP = 2**20
 """A node that may have lost count leaves out up to this many numbers, drawn at random."""

@@ -46,10 +46,10 @@ from cluster.log.segment_files import scan_open
 from cluster.log.synced import MARK_NAME, Mark, load_mark
 from cluster.log.term_runs import TermRuns
 from cluster.places import REMOVED
-from cluster.ports import TEMPORARY
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 INDEX_MAX = 2**64 - 1
 

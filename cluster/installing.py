@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.envelope import Message, Offer
     from cluster.leadership import Leadership
     from cluster.members import Members
-    from cluster.ports import Disk, Runtime
+    from cluster.runtime.ports import Disk, Runtime
     from cluster.state import ReadState
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cluster.maintenance import Maintenance
     from cluster.members import Members
     from cluster.peers import Peers
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cluster.configurations import Configurations
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 
 class LinkEvents(Protocol):

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
     from cluster.sockets import Address
 
 log = logging.getLogger(__name__)

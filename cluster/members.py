@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cluster.envelope import Message
     from cluster.link_ports import Links
     from cluster.peers import Peers
-    from cluster.ports import Runtime
     from cluster.presence import Presence
+    from cluster.runtime.ports import Runtime
 
 log = logging.getLogger(__name__)
 

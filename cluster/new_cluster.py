@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from cluster.backup import Contents
     from cluster.identity import Claim, Owner
     from cluster.machine import Machine
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 UNFINISHED = f"{GROUPS}/restoring"
 """The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""

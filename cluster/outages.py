@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cluster.clock import ClusterClock
     from cluster.configurations import Configurations
     from cluster.engine import Engine
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from cluster.timing import Timing
 
 GAP_S = LEAP_MS / 1000

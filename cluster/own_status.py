@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.log.housekeeping import Housekeeping
     from cluster.members import Members
-    from cluster.ports import Runtime
     from cluster.recovery import Recovery
+    from cluster.runtime.ports import Runtime
     from cluster.stopping import Stopping
     from cluster.syncing import Syncing
 

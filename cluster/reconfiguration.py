@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cluster.leadership import Leadership
     from cluster.member_changes import MemberChange
     from cluster.members import Members
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logging import LogRecord
 
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
 
 PINNED_VERSION = "0.3.17"
 

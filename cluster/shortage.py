@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.leadership import Leadership
     from cluster.log.housekeeping import Housekeeping
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
     from cluster.stopping import Stopping
     from cluster.syncing import Syncing

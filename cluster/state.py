@@ -14,7 +14,7 @@ import msgpack
 from cluster.configuration import Versions, configuration_from, fields_of
 from cluster.identity import OtherVersion
 from cluster.origins import Origins
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from cluster.configuration import Configuration

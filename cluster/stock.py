@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pysyncobj.node import Node
 
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from cluster.timing import Timing
 
 

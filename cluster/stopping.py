@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cluster.configurations import Configurations
     from cluster.directory import GroupDirectory
     from cluster.log_matching import ForeignLog
-    from cluster.ports import Runtime
-    from cluster.turns import TurnTimer
+    from cluster.runtime.ports import Runtime
+    from cluster.runtime.turn_timer import TurnTimer
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from cluster.entry import (
 )
 
 if TYPE_CHECKING:
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 
 class Reign(NamedTuple):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Runtime
-    from cluster.turns import TurnTimer
+    from cluster.runtime.ports import Runtime
+    from cluster.runtime.turn_timer import TurnTimer
 
 HANGS_S = 3.0
 """A disk that has not ended a sync after this time hangs, or will not be of use soon."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from cluster.histogram import LONG_BOUNDS_S, Histogram
+from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 from qq.metrics import (
     ClusterTotals,
     Counters,

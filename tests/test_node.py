@@ -22,7 +22,7 @@ import pytest
 from cluster.configuration import Versions
 from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
-from cluster.realworld import AsyncioRuntime, RealDisk
+from cluster.runtime.asyncio_runtime import AsyncioRuntime, RealDisk
 from qq import garbage, memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError

@@ -36,7 +36,7 @@ from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, ope
 from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.state import GroupState
 from qq.cli.layout import HOST, PASSWORD, Settings
 from qq.cli.layout import USER as ADMINISTRATOR

@@ -29,12 +29,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.disk import SimulatedDisk, replace_in_steps
-from cluster.realworld import RealDisk, RealFile
+from cluster.runtime.asyncio_runtime import RealDisk, RealFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 _JOURNAL = "journal"
 _FILES = "files"

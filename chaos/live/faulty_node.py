@@ -27,7 +27,7 @@ from random import Random
 from typing import TYPE_CHECKING, Self
 
 from chaos.live.faulty_disk import FaultyDisk
-from cluster.realworld import AsyncioRuntime
+from cluster.runtime.asyncio_runtime import AsyncioRuntime
 from qq import node
 from qq.cli.serve import serve
 from qq.errors import OperatingError

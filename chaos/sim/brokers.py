@@ -1,6 +1,6 @@
 """The broker of each node's life, over the simulated group, and the way into it: what clients connect to.
 
-Invariant: everything between the clients' octets and the ports of cluster/ports.py is production code, built as
+Invariant: everything between the clients' octets and the ports of cluster/runtime/ports.py is production code, built as
 production builds it.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chaos.sim.client_socket import ClientSide
     from chaos.sim.cluster import SimulatedNode
     from chaos.sim.world import SimulatedWorld
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
 

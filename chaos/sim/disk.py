@@ -13,13 +13,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.ports import TEMPORARY
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from cluster.ports import Buffer, Disk, T
+    from cluster.runtime.ports import Buffer, Disk, T
 
 SECTOR_BYTES = 512
 LATENCY_MIN_S = 0.000_3

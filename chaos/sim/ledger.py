@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgpack
 
-from cluster.ports import Buffer, pack
+from cluster.runtime.ports import Buffer, pack
 
 MESSAGE_BYTES_MIN = 16
 MESSAGES_MAX = 16

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.world import SimulatedRuntime, SimulatedWorld
     from cluster.link_ports import LinkEvents
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 GROUP = 0
 PROBES = 6

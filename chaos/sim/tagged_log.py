@@ -19,7 +19,7 @@ from cluster.entry import (
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedNode
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 
 class TaggedLog:

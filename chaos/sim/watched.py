@@ -17,7 +17,7 @@ from zlib import crc32
 
 import msgpack
 
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from cluster.machine import FrozenCopy, Machine

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedNode, SimulationOptions
     from chaos.sim.world import SimulatedWorld
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
 
 PENDING_MAX = 100
 """A client does not pile up more than this at a node that gets nothing confirmed."""

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat, path_in
-from cluster.ports import TEMPORARY
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cluster.ports import Disk, File
+    from cluster.runtime.ports import Disk, File
 
 log = logging.getLogger(__name__)
 

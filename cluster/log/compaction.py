@@ -18,7 +18,7 @@ from cluster.log.sealed import records, write_sparse
 from cluster.log.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 Live = Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]
 """Live messages: index of the entry to ordinal of the batch to (first message, count), as by `FrozenCopy.live`."""

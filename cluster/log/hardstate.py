@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.log.register import BODY_BYTES_MAX, Register
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 NAMES = ("hardstate-0", "hardstate-1")
 FORMAT_VERSION = 2

@@ -45,7 +45,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from cluster.histogram import LONG_BOUNDS_S, Histogram
 from cluster.log.checkpoints import (
     Checkpoint,
     checkpoint_name,
@@ -67,11 +66,12 @@ from cluster.log.compaction import (
 )
 from cluster.log.sealed import verify
 from cluster.log.segment import Segment, path_in
+from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
     from cluster.machine import FrozenCopy
-    from cluster.ports import Disk, T
+    from cluster.runtime.ports import Disk, T
 
 log = logging.getLogger(__name__)
 

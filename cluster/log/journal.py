@@ -53,7 +53,7 @@ from cluster.log.term_runs import TermRuns
 from cluster.log.views import Entry, EntrySlice, LazyEntry
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 SEGMENT_BYTES = 64 * 2**20
 SEGMENT_ENTRIES = 65536

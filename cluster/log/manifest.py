@@ -21,11 +21,11 @@ import msgpack
 
 from cluster.log.term_runs import TermRuns
 from cluster.log.twofold import pack_twice, read_copies, whole_of
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from cluster.log.segment import Run, Segment
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 MANIFEST_NAME = "manifest"
 FORMAT_VERSION = 2

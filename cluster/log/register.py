@@ -24,7 +24,7 @@ from cluster.log.segment import ForeignJournal, UnknownFormat, path_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from cluster.log.segment import (
 from cluster.log.term_runs import TermRuns
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk, File
+    from cluster.runtime.ports import Disk, File
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cluster.ports import Buffer, File
+    from cluster.runtime.ports import Buffer, File
 
 FORMAT_VERSION = 2
 SEGMENT_BYTES_MAX = 2**32 - 1  # offsets are kept as u32

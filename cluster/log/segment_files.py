@@ -39,10 +39,10 @@ from cluster.log.segment import (
 )
 from cluster.log.synced import MARK_NAME, Mark, load_mark, store_mark
 from cluster.log.twofold import unless_there_is_no_space, whole_of
-from cluster.ports import TEMPORARY
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from cluster.log.synced import Mark, MarkFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cluster.ports import Buffer, Disk, File
+    from cluster.runtime.ports import Buffer, Disk, File
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 CHECK_INTERVAL_S = 0.5
 

@@ -20,7 +20,7 @@ from zlib import crc32
 from cluster.log.segment import UnknownFormat, path_in
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk, File
+    from cluster.runtime.ports import Disk, File
 
 MARK_NAME = "synced"
 FORMAT_VERSION = 1

@@ -24,7 +24,7 @@ from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from cluster.ports import Disk, File
+    from cluster.runtime.ports import Disk, File
 
 log = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from qq.sessions.login import InvalidToken, Login, LoginsBusy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.ports import Timer
+    from cluster.runtime.ports import Timer
     from cluster.strangers import Place
     from qq.amqp.connection import Event
     from qq.amqp_server.ports import NumberedChannel, Pumped

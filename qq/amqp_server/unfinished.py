@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.ports import Runtime, Timer
+    from cluster.runtime.ports import Runtime, Timer
 
 SHARE = 4
 """Unfinished messages may take one part in so many of the memory at which publishers wait."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from cluster.backup import CONTENTS
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 
 def is_backup(path: Path) -> bool:

@@ -30,7 +30,7 @@ from cluster.backup import (
     sum_line,
     unpack_contents,
 )
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.cli.inspect import describe_state, describe_time
 from qq.cli.progress import counted
 from qq.cli.streams import STANDARD_STREAM
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from cluster.backup import Contents
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.cli.progress import Count
     from qq.cli.remote import Remote
 

@@ -52,7 +52,7 @@ from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import HardState, Standing
 from cluster.new_cluster import UNFINISHED
 from cluster.places import group_path
-from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
+from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
 from qq.diagnosis.words import number
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.log.synced import Mark
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.machine.codec import Publication
 
 _HIDDEN: dict[type[Command], tuple[str, ...]] = {

@@ -38,7 +38,13 @@ from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.places import GROUPS, REMOVED, group_path
-from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use, make_directory
+from cluster.runtime.asyncio_runtime import (
+    DirectoryInUse,
+    ReadOnlyDisk,
+    RealDisk,
+    check_not_in_use,
+    make_directory,
+)
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
 from qq.cli.backup import describe
@@ -55,7 +61,7 @@ if TYPE_CHECKING:
     from cluster.backup import Contents
     from cluster.configuration import Configuration
     from cluster.new_cluster import NewCluster
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.config import NodeConfig
 
 _GROUP = group_path(0)

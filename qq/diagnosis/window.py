@@ -18,7 +18,7 @@ SAMPLES_KEPT = 12
 
 
 class Times(Protocol):
-    """A histogram of lengths of time that only grows, as `cluster.histogram.Histogram` is."""
+    """A histogram of lengths of time that only grows, as `cluster.runtime.histogram.Histogram` is."""
 
     @property
     def bounds_s(self) -> Sequence[float]: ...

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

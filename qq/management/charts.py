@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.group import Group
-    from cluster.histogram import Histogram
+    from cluster.runtime.histogram import Histogram
     from qq.management.totals import VhostNumbers
     from qq.sessions.broker import Broker
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.group import Group
-    from cluster.histogram import Histogram
+    from cluster.runtime.histogram import Histogram
     from qq.http.view import CertificateFiles
     from qq.management.others import OtherNodes
     from qq.sessions.broker import Broker

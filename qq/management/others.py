@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from cluster.envelope import ANSWER_BYTES_MAX
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from cluster.inquiries import Inquiries

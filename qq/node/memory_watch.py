@@ -14,7 +14,7 @@ from qq import garbage, memory
 
 if TYPE_CHECKING:
     from cluster.group import Group
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.config import NodeLimits
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.new_cluster import UNFINISHED
-from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.stopping import ObsoleteLog, RemovedFromCluster
 from cluster.strangers import Places
 from qq import descriptors, garbage, tls

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cluster.group import Group
     from cluster.peers import MemberStatus
-    from cluster.realworld import RealDisk
+    from cluster.runtime.asyncio_runtime import RealDisk
     from qq.config import NodeConfig
     from qq.http.view import ClusterMember
     from qq.management import Management

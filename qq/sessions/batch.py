@@ -14,7 +14,7 @@ from qq.machine.costs import BATCH_STEPS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
     from qq.machine.commands import Command, Enqueue, Publish, StoreFragment
 
 BATCH_BYTES_MAX = 256 * 1024

@@ -27,7 +27,7 @@ from qq.sessions.verdicts import Verdicts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.ports import Disk, Runtime
+    from cluster.runtime.ports import Disk, Runtime
     from qq.config import NodeLimits
     from qq.machine.effects import Effect
     from qq.machine.machine import QueueMachine

@@ -25,7 +25,7 @@ from qq.stored.properties import NO_PRIORITY, kept_when_dead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.machine.commands import Table
     from qq.machine.machine import DyingMessages, QueueMachine
     from qq.ranges import Range

@@ -27,7 +27,7 @@ from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK, Range
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.machine.fragments import Fragment
     from qq.sessions.ports import Log
 

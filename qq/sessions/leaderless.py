@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cluster.ports import Runtime, Timer
+    from cluster.runtime.ports import Runtime, Timer
     from qq.sessions.ports import Connection
 
 LOOK_S = 1.0

@@ -34,7 +34,7 @@ from qq.sessions.lanes import Lane
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from cluster.ports import Runtime, Timer
+    from cluster.runtime.ports import Runtime, Timer
     from qq.machine.machine import QueueMachine
     from qq.metrics import Counters
     from qq.sessions.submissions import Submissions

@@ -28,7 +28,7 @@ from qq.stored.properties import kept_when_moved
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.machine.history import History
     from qq.machine.machine import QueueMachine
     from qq.machine.moves import MoveState

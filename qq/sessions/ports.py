@@ -28,7 +28,7 @@ from qq.sessions.batch import Payer, Unconfirmed
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from cluster.ports import Buffer
+    from cluster.runtime.ports import Buffer
     from qq.machine.effects import (
         ConnectionForced,
         Deliver,

@@ -17,7 +17,7 @@ from qq.shovels.definition import WHEN_EMPTY, shovels_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
     from qq.sessions.submissions import Submissions
     from qq.shovels.definition import Definition

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.histogram import Histogram
+from cluster.runtime.histogram import Histogram
 from qq.machine.codec import check_command
 from qq.machine.commands import Commit, Credit
 from qq.machine.costs import BATCH_STEPS_MAX
@@ -34,7 +34,7 @@ from qq.sessions.parts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.machine.commands import Command, Settlement
     from qq.machine.machine import QueueMachine
     from qq.sessions.lanes import Part, Tenant

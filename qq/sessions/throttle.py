@@ -24,7 +24,7 @@ from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
     from qq.machine.published import Published

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.machine.commands import Command
     from qq.machine.machine import QueueMachine
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.group import Group
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.sessions.ports import Publisher
 
 

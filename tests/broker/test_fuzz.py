@@ -22,7 +22,7 @@ from chaos.fuzz.run import TROUBLE, HarmError, _Frames, _note, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
 from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
-from cluster.realworld import RealDisk
+from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.state import GroupState
 from qq.machine.codec import encode_batch
 from qq.machine.commands import PutVhost

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.group import Group
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.sessions.ports import Publisher
 
 EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"

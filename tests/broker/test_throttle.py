@@ -29,7 +29,7 @@ from qq.stored.content import content_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from cluster.ports import Runtime
+    from cluster.runtime.ports import Runtime
     from qq.sessions.ports import PatientPublisher
 
 READ = 20

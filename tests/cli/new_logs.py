@@ -12,7 +12,7 @@ from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from cluster.configuration import Versions
-    from cluster.realworld import RealDisk
+    from cluster.runtime.asyncio_runtime import RealDisk
 
 GROUP = "groups/0"
 

@@ -30,7 +30,7 @@ from cluster.entry import make_batch, make_entry
 from cluster.log.checkpoints import write_checkpoint
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.manifest import row_of
-from cluster.realworld import RealDisk
+from cluster.runtime.asyncio_runtime import RealDisk
 from qq.cli import backup as backup_command
 from qq.cli import main
 from qq.cli import restore as restore_command

@@ -22,7 +22,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed import write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, Segment
-from cluster.realworld import RealDisk
+from cluster.runtime.asyncio_runtime import RealDisk
 from qq.cli import main
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown

@@ -32,10 +32,10 @@ from cluster.configuration import ID_BYTES, PeerAddress, Versions
 from cluster.identity import OtherVersion, Owner
 from cluster.log.hardstate import Standing
 from cluster.new_cluster import NewCluster, recover, restore
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 ADDRESS = PeerAddress("host", 7)
 GROUP = "groups/0"

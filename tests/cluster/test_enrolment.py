@@ -21,7 +21,7 @@ from cluster.envelope import (
     encode_for_release_0_1,
 )
 from cluster.log.hardstate import Standing
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 CLUSTER = b"c" * 16
 ROUND_S = 1.0

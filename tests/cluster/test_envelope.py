@@ -50,7 +50,7 @@ from cluster.envelope import (
 from cluster.log.hardstate import Standing
 from cluster.log_matching import ForeignLog
 from cluster.member_changes import MemberChange, Verb
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 from cluster.stopping import RemovedFromCluster
 
 STATUS = Status(Role.LEADER, 7, 9, 8, 8, Standing.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)

@@ -15,7 +15,7 @@ from cluster.identity import MEMBER_FILE, load_copies, load_member_copies, store
 from cluster.log.hardstate import Standing
 from cluster.log.twofold import pack_twice, read_twice
 from cluster.member_changes import MemberChange, Verb
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 GROUP = "groups/0"
 IDENTITY = f"{GROUP}/identity"

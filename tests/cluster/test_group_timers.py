@@ -27,7 +27,7 @@ from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 RUNG_MAX = 2
 DAY_MS = 86_400_000

@@ -22,7 +22,7 @@ from cluster.log.hardstate import HardStateFile
 from cluster.log.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -30,7 +30,7 @@ from cluster.identity import (
 )
 from cluster.log.segment import UnknownFormat
 from cluster.log.twofold import pack_twice
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

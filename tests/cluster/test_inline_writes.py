@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from cluster.inline_writes import QUICK_S, STALL_REST, STALL_S, TRIED_EVERY, InlineWrites
+from cluster.runtime.inline_writes import QUICK_S, STALL_REST, STALL_S, TRIED_EVERY, InlineWrites
 
 WAIT_S = 0.5 * QUICK_S
 """How much longer a write takes on the thread."""

@@ -36,10 +36,10 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed import verify, write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
 from cluster.log.synced import MARK_NAME, Mark
-from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
+from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
 
 OWNER = Owner("qq", "n1", 0)
 MEMBERS = ["n1", "n2", "n3"]

@@ -10,7 +10,7 @@ import pytest
 from test_group_timers import Member, Trio, _nothing
 
 from cluster.configuration import PeerAddress
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 
 NAMES = "abcde"
 PAIRS = ["".join(pair) for pair in combinations(NAMES, 2)]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster import inline_writes
-from cluster.inline_writes import STALL_REST
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest
 from cluster.log.segment_files import load_log
 from cluster.log.synced import MARK_NAME
-from cluster.realworld import PART_BYTES, AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.runtime import inline_writes
+from cluster.runtime.asyncio_runtime import PART_BYTES, AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.runtime.inline_writes import STALL_REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_short_writes_are_completed(disk: RealDisk, monkeypatch: pytest.MonkeyPa
     def write_some(descriptor: int, buffers: list[bytes], offset: int) -> int:
         return os.pwrite(descriptor, b"".join(buffers)[:7], offset)
 
-    monkeypatch.setattr("cluster.realworld.os.pwritev", write_some)
+    monkeypatch.setattr("cluster.runtime.asyncio_runtime.os.pwritev", write_some)
     file = disk.open("short", create=True)
     file.append([b"hello ", b"big ", b"world"])
     file.append([b"! ", b"and more"])
@@ -91,7 +91,7 @@ def test_a_failed_append_tells_the_true_size(disk: RealDisk, monkeypatch: pytest
         os.pwrite(descriptor, buffers[0][:2], offset)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cluster.realworld.os.pwritev", fail_half_way)
+    monkeypatch.setattr("cluster.runtime.asyncio_runtime.os.pwritev", fail_half_way)
     file = disk.open("full", create=True)
     with pytest.raises(OSError, match="No space"):
         file.append([b"hello"])
@@ -142,7 +142,9 @@ def test_an_overwriting_that_is_cut_short_is_completed(
 ) -> None:
     disk.replace_file("state", b"before")
     write = os.write
-    monkeypatch.setattr("cluster.realworld.os.write", lambda descriptor, data: write(descriptor, data[:2]))
+    monkeypatch.setattr(
+        "cluster.runtime.asyncio_runtime.os.write", lambda descriptor, data: write(descriptor, data[:2])
+    )
     disk.overwrite_file("state", b"after!")
     assert disk.read_file("state") == b"after!"
 
@@ -205,7 +207,7 @@ def test_a_session_lasts_as_long_as_the_machine_is_up(disk: RealDisk, tmp_path: 
 def test_without_a_name_for_the_boot_every_start_is_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.realworld._BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr("cluster.runtime.asyncio_runtime._BOOT_ID", tmp_path / "missing")
     sessions: list[str] = []
     for _ in range(2):
         disk = RealDisk(tmp_path)
@@ -337,7 +339,7 @@ import asyncio, sys
 from cluster import realworld
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
-from cluster.realworld import RealDisk
+from cluster.runtime.asyncio_runtime import RealDisk
 
 async def write():
     disk = RealDisk(sys.argv[1])

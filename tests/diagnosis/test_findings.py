@@ -9,8 +9,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from cluster.histogram import Histogram
-from cluster.ports import pack
+from cluster.runtime.histogram import Histogram
+from cluster.runtime.ports import pack
 from qq.diagnosis.findings import (
     FINDINGS_MAX,
     KEPT_MS,

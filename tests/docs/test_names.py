@@ -21,7 +21,7 @@ from aiohttp import web
 from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 from cluster import envelope
-from cluster.histogram import Histogram
+from cluster.runtime.histogram import Histogram
 from qq import config
 from qq.cli import credentials
 from qq.cli.root import root

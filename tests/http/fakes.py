@@ -24,10 +24,10 @@ from cluster.entry import batches_of, make_batch, make_entry
 from cluster.envelope import Alarm
 from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
-from cluster.histogram import Histogram
 from cluster.inquiries import Inquiries
 from cluster.log.segment import EntryGone
 from cluster.member_changes import MemberChange, Verb
+from cluster.runtime.histogram import Histogram
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
 from qq.http.view import (

@@ -14,7 +14,7 @@ import trustme
 from fakes import MachineManagement
 from http_node import Node
 
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
 from qq.http.view import CertificateFiles

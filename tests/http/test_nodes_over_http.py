@@ -14,7 +14,7 @@ from http_node import Node
 
 from cluster.envelope import Alarm
 from cluster.member_changes import Verb
-from cluster.ports import pack
+from cluster.runtime.ports import pack
 from qq.http.view import Listener
 from qq.machine.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
 from qq.management.nodes import report_in

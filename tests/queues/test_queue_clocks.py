@@ -11,7 +11,7 @@ from nodes_here import ClusterHere
 from queue_clients import Taker, declare, get, publish, ready, wait_until
 from queue_world import World
 
-from cluster.realworld import AsyncioRuntime
+from cluster.runtime.asyncio_runtime import AsyncioRuntime
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000

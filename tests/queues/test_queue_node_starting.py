@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from cluster.realworld import RealDisk
+from cluster.runtime.asyncio_runtime import RealDisk
 from qq import config
 from qq.cli.layout import local_nodes, prepare
 from qq.node import start

@@ -42,7 +42,7 @@ from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.membership import Membership
 from cluster.origins import Admission, Origins
-from cluster.ports import Disk
+from cluster.runtime.ports import Disk
 from cluster.state import GroupState, ReadState
 from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign

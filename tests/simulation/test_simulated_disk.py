@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import SECTOR_BYTES, ProcessEnds, SimulatedDisk, SimulatedFile
-from cluster.ports import TEMPORARY
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,14 +23,14 @@ from cluster.configuration import Versions
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.synced import Mark
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from cluster.inspection import Finding
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.testing import ClusterNode
 
 MIB = 1024 * 1024

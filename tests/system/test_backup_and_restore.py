@@ -16,14 +16,14 @@ from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
 from cluster.identity import load_copies
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.cli.asking import why_not_ready
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(120)]

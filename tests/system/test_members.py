@@ -16,7 +16,7 @@ from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
 from cluster.inspection import EntryFound, entries
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.machine.versions import VERSIONS
 from qq.testing import LocalCluster
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.xdist_group("members"), pytest.mark.timeout(90)]

@@ -15,7 +15,7 @@ from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
 from cluster.identity import load_copies
-from cluster.realworld import ReadOnlyDisk
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.cli.asking import ask
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from system_load import Load
 
-    from cluster.ports import Disk
+    from cluster.runtime.ports import Disk
     from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.xdist_group("releases"), pytest.mark.timeout(120)]

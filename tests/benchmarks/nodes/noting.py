@@ -29,7 +29,7 @@ from cluster.group import Group  # noqa: E402
 from cluster.inbox import Inbox  # noqa: E402
 from cluster.log.journal import SegmentedJournal  # noqa: E402
 from cluster.log.segment_writer import SegmentWriter  # noqa: E402
-from cluster.realworld import RealFile  # noqa: E402
+from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402
 from cluster.syncing import Syncing  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402

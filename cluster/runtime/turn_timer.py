@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.ports import Runtime, Timer
+    from cluster.runtime.ports import Runtime, Timer
 
 
 class TurnTimer:

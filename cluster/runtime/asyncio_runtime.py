@@ -19,14 +19,14 @@ from queue import SimpleQueue
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
-from cluster.histogram import Histogram
-from cluster.inline_writes import InlineWrites
-from cluster.ports import TEMPORARY
+from cluster.runtime.histogram import Histogram
+from cluster.runtime.inline_writes import InlineWrites
+from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.ports import Buffer, T, Timer
+    from cluster.runtime.ports import Buffer, T, Timer
 
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
