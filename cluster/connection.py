@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cluster.handshake import Terms
+    from cluster.net.sockets import Address
     from cluster.runtime.ports import Buffer
-    from cluster.sockets import Address
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
-    from cluster.sockets import Address
+    from cluster.net.sockets import Address
 
 # One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one
 # is. It waits longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).

@@ -27,8 +27,6 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.accepting import accept_all
-from cluster.complaints import Complaints
 from cluster.configuration import PeerAddress
 from cluster.connection import FrameTooLargeError, LinkLimits, PeerConnection
 from cluster.handshake import (
@@ -52,10 +50,12 @@ from cluster.handshake import (
     WrongSecretError,
     disagreement,
 )
-from cluster.host_names import HostNames
 from cluster.known_members import KnownMembers, Link
-from cluster.sockets import connect, listen
-from cluster.strangers import Places
+from cluster.net.acceptor import accept_all
+from cluster.net.connection_slots import Places
+from cluster.net.log_throttle import Complaints
+from cluster.net.resolver import HostNames
+from cluster.net.sockets import connect, listen
 
 if TYPE_CHECKING:
     import ssl
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
+    from cluster.net.sockets import Address
     from cluster.runtime.ports import Buffer
-    from cluster.sockets import Address
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.cluster import SimulatedNode
     from chaos.sim.world import SimulatedWorld
-    from cluster.strangers import Place
+    from cluster.net.connection_slots import Place
     from qq.amqp_server.server import AmqpServer
 
 DELAY_MAX_S = 0.02

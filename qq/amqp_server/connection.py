@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.alarms import reason_of
 from cluster.envelope import Alarm
-from cluster.strangers import Stage
+from cluster.net.connection_slots import Stage
 from qq.amqp.connection import (
     ChannelCloseRequested,
     ChannelOpened,
@@ -47,8 +47,8 @@ from qq.sessions.login import InvalidToken, Login, LoginsBusy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from cluster.net.connection_slots import Place
     from cluster.runtime.ports import Timer
-    from cluster.strangers import Place
     from qq.amqp.connection import Event
     from qq.amqp_server.ports import NumberedChannel, Pumped
     from qq.amqp_server.server import AmqpServer

@@ -11,9 +11,9 @@ import logging
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.accepting import accept_all, begin, listen_on, readable
-from cluster.strangers import Stage
-from cluster.work_rate import WorkRate
+from cluster.net.acceptor import accept_all, begin, listen_on, readable
+from cluster.net.connection_slots import Stage
+from cluster.net.work_rate import WorkRate
 from qq.amqp_server.connection import ClientConnection, Peer
 from qq.amqp_server.proxy import ProxyError, ProxyHeader, Source
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from ipaddress import IPv4Network, IPv6Network
 
-    from cluster.strangers import Place
+    from cluster.net.connection_slots import Place
     from qq.amqp_server.server import AmqpServer
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.complaints import Complaints
+from cluster.net.log_throttle import Complaints
 from qq.amqp_server.channel.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.strangers import Places
+    from cluster.net.connection_slots import Places
     from qq.amqp.connection import Settings
     from qq.amqp_server.ports import Carrier
     from qq.amqp_server.unfinished import Unfinished

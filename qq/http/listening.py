@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.accepting import listen_on
+from cluster.net.acceptor import listen_on
 from qq.errors import StartError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from cluster.complaints import Complaints
+from cluster.net.log_throttle import Complaints
 from qq.http.errors import Refusal, not_found
 from qq.http.login import (
     AUTH_PATH,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.accepting import accept_all, begin
-from cluster.complaints import Complaints
-from cluster.strangers import Place, Places, Stage
+from cluster.net.acceptor import accept_all, begin
+from cluster.net.connection_slots import Place, Places, Stage
+from cluster.net.log_throttle import Complaints
 from qq.http.live import STREAM_PATH
 from qq.http.login import has_login, login_of
 from qq.http.shares import UserShares

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.complaints import Complaints
+from cluster.net.log_throttle import Complaints
 from qq import garbage, memory
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from cluster.group import Group
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
+from cluster.net.connection_slots import Places
 from cluster.new_cluster import UNFINISHED
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.stopping import ObsoleteLog, RemovedFromCluster
-from cluster.strangers import Places
 from qq import descriptors, garbage, tls
 from qq.amqp_server import own_clients
 from qq.amqp_server.channel.channel import Channel

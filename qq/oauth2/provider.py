@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from cluster.host_names import HostNames
+from cluster.net.resolver import HostNames
 from qq.errors import StartError
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cluster.complaints import Complaints
-from cluster.strangers import source_of
+from cluster.net.connection_slots import source_of
+from cluster.net.log_throttle import Complaints
 from qq.machine.access import SHA256, User
 from qq.scopes import TokenUser
 from qq.sessions.lanes import Lane
@@ -54,7 +54,7 @@ LOOKS_PER_S = 100
 """Failed logins of one address, and for one user, that are looked at."""
 LOOK_WAIT_MAX_S = 3.5
 """The longest that a login waits for its look; one that would wait for longer is turned away. It is less than the time
-for which its connection keeps its place, whatever comes (cluster/strangers.py)."""
+for which its connection keeps its place, whatever comes (cluster/net/connection_slots.py)."""
 LOOKS_AT_ONCE = 100
 """How many failed logins are looked at without a wait, after some quiet."""
 BARRIER_INTERVAL_S = 0.05

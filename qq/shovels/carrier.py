@@ -11,7 +11,7 @@ import logging
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from cluster.host_names import HostNames
+from cluster.net.resolver import HostNames
 from qq.machine.commands import DeleteParameter, PutParameter
 from qq.machine.moves import LEDGER, SHOVEL
 from qq.shovels import ledger

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster import sockets
+from cluster.net import sockets
 from qq.shovels.client import Client, Closed
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
     from socket import socket
 
-    from cluster.host_names import HostNames
+    from cluster.net.resolver import HostNames
     from qq.shovels.uris import BrokerUri, UriTls
 
     MayReach = Callable[[str], bool]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from random import Random
 
-    from cluster.host_names import HostNames
+    from cluster.net.resolver import HostNames
     from qq.shovels.connecting import Streams
     from qq.shovels.definition import Definition, End
     from qq.shovels.ledger import Number

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from cluster.applying import Confirmed, Expelled
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
-from cluster.strangers import Places
+from cluster.net.connection_slots import Places
 from qq import tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel

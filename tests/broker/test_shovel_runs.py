@@ -21,7 +21,7 @@ from certificates import Authority
 from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 
-from cluster.host_names import HostNames
+from cluster.net.resolver import HostNames
 from qq.amqp.encoding import encode
 from qq.amqp_server import own_clients
 from qq.config import ClientTls

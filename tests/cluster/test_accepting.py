@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from cluster.accepting import accept_all, begin, listen_on, readable
-from cluster.complaints import Complaints
-from cluster.strangers import Places
+from cluster.net.acceptor import accept_all, begin, listen_on, readable
+from cluster.net.connection_slots import Places
+from cluster.net.log_throttle import Complaints
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def test_a_kind_of_complaint_costs_a_few_lines_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("cluster.complaints.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
     complaints = Complaints(log, lines=2)
     for number in range(50):
         complaints.about("kind", f"text {number}")
@@ -126,7 +126,7 @@ def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("cluster.complaints.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
     complaints = Complaints(log, lines=2, spares_repeats=True)
     written_s: list[float] = []
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster import host_names, sockets
-from cluster.host_names import HostNames
+from cluster.net import resolver as host_names
+from cluster.net import sockets
+from cluster.net.resolver import HostNames
 
 PORT = 5672
 
@@ -204,7 +205,7 @@ def test_a_lookup_does_not_keep_a_process_from_ending() -> None:
     program = """
 import asyncio, socket, sys, time, uvloop
 sys.path.insert(0, sys.argv[1])
-from cluster.host_names import HostNames
+from cluster.net.resolver import HostNames
 socket.getaddrinfo = lambda *_, type, flags=0: time.sleep(60) if not flags else exec("raise socket.gaierror()")
 async def main():
     asyncio.get_running_loop().create_task(HostNames().look_up("slow", 1))

@@ -41,8 +41,8 @@ from cluster.handshake import (
     TooManyGuestsError,
     VersionMismatchError,
 )
-from cluster.host_names import HostNames
 from cluster.links import PeerLinks, PeerTls
+from cluster.net.resolver import HostNames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.complaints import Complaints
-from cluster.strangers import FAIR_S, SHARE, Place, Places, Stage, source_of
+from cluster.net.connection_slots import FAIR_S, SHARE, Place, Places, Stage, source_of
+from cluster.net.log_throttle import Complaints
 
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 

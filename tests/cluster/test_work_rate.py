@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cluster.work_rate import WorkRate
+from cluster.net.work_rate import WorkRate
 
 FLOODER, CLIENT = "192.0.2.1", "198.51.100.7"
 PER_S, AT_ONCE = 100, 10

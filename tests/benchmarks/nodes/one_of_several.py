@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from cluster.accepting import accept, readable
-from cluster.strangers import Place
+from cluster.net.acceptor import accept, readable
+from cluster.net.connection_slots import Place
 from qq.amqp.connection import LoginAttempt, Phase
 from qq.amqp_server import listener
 from qq.amqp_server.connection import ClientConnection, Peer

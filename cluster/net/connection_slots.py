@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.complaints import Complaints
+    from cluster.net.log_throttle import Complaints
 
 FAIR_S = 4.0
 """How long a client has for each step while others wait for its place. TCP sends a lost segment again after 1 s, and a

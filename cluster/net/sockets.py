@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cluster.host_names import HostNames
+    from cluster.net.resolver import HostNames
 
 Address = tuple[str, int]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.complaints import Complaints
-    from cluster.strangers import Place
+    from cluster.net.connection_slots import Place
+    from cluster.net.log_throttle import Complaints
 
 PAUSE_S = 0.2
 """How long to wait after a failed accept: the process or the system may have no files left."""
