@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cluster.envelope import Alarm
 
 if TYPE_CHECKING:
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.log.space import Space
     from cluster.peers import Peers
 

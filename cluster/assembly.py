@@ -18,7 +18,7 @@ from cluster.applying import Applying
 from cluster.backup_source import BackupSource
 from cluster.bootstrap import Bootstrap
 from cluster.catch_up import SnapshotGiver
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.departures import Departures
 from cluster.enrolment import Enrolment
 from cluster.epochs import Epochs

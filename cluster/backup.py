@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from cluster.configuration import ID_BYTES
+from cluster.configuration.configuration import ID_BYTES
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, read_checkpoint
 from cluster.log.manifest import is_segment_name

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.backup import Digest
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
     from cluster.engine import Engine
     from cluster.identity import Owner

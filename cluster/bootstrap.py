@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.clock import ClusterClock, bounded
-from cluster.configuration import Versions
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import Versions
+from cluster.configuration.history import Configurations
 from cluster.directory import GroupDirectory
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations

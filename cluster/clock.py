@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 
-from cluster import quorum
+from cluster.configuration import quorum
 
 log = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.places import REMOVED
 
 if TYPE_CHECKING:
-    from cluster.configuration import Versions
-    from cluster.configurations import Configurations
+    from cluster.configuration.configuration import Versions
+    from cluster.configuration.history import Configurations
     from cluster.runtime.ports import Disk
     from cluster.state import GroupState, ReadState
 

@@ -14,7 +14,7 @@ from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.failure_detector import FailureDetector
 
 

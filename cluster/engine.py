@@ -58,7 +58,7 @@ from cluster.tracker import ProgressTracker
 if TYPE_CHECKING:
     from pysyncobj.node import Node
 
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration import Configuration, MembershipRefused, PeerAddress, Versions
+from cluster.configuration.configuration import Configuration, MembershipRefused, PeerAddress, Versions
 
 if TYPE_CHECKING:
     from cluster.envelope import Introduction

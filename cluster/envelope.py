@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import msgpack
 
-from cluster.configuration import (
+from cluster.configuration.change_request import MemberChange
+from cluster.configuration.configuration import (
     COUNT_MAX,
     ID_BYTES,
     PORT_MAX,
@@ -33,7 +34,6 @@ from cluster.configuration import (
 from cluster.elections import Role
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.log.hardstate import Standing
-from cluster.member_changes import MemberChange
 from cluster.runtime.ports import Buffer, pack
 
 QUESTION_BYTES_MAX = 16 * 1024

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.configuration.voters import Membership
 from cluster.envelope import Alarm
 from cluster.log.hardstate import Standing
-from cluster.membership import Membership
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

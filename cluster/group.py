@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from cluster.applying import Confirmed, Expelled
 from cluster.assembly import Assembly, Hooks
 from cluster.clock import bounded
-from cluster.configuration import Versions, is_configuration
+from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine import Engine
 from cluster.entry import SubmittedBatch, is_regular, make_entry
 from cluster.envelope import Forward

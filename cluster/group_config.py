@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.clock import PATIENCE_S
-from cluster.configuration import Configuration, Member, PeerAddress
+from cluster.configuration.configuration import Configuration, Member, PeerAddress
 from cluster.log.housekeeping import HousekeepingSettings
 from cluster.timing import Timing
 

@@ -40,7 +40,7 @@ from hashlib import sha256
 from struct import Struct
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from cluster.configuration import ID_BYTES, Versions
+from cluster.configuration.configuration import ID_BYTES, Versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from cluster.configuration import ID_BYTES, Versions
+from cluster.configuration.configuration import ID_BYTES, Versions
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space

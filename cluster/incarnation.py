@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.clock import bounded
 
 if TYPE_CHECKING:
-    from cluster.configuration import Versions
+    from cluster.configuration.configuration import Versions
     from cluster.directory import GroupDirectory
     from cluster.identity import Claim
     from cluster.runtime.ports import Runtime

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, moving_checkpoint
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import (

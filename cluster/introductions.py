@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.envelope import Introduction, MembersTold
 from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configuration import Configuration, PeerAddress
+    from cluster.configuration.configuration import Configuration, PeerAddress
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
     from cluster.envelope import Message

@@ -25,8 +25,8 @@ from cluster.handshake import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cluster.configuration import PeerAddress, Versions
-    from cluster.configurations import Configurations
+    from cluster.configuration.configuration import PeerAddress, Versions
+    from cluster.configuration.history import Configurations
     from cluster.net.sockets import Address
 
 # One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one

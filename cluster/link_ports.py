@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.runtime.ports import Buffer
 
 

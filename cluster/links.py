@@ -27,7 +27,7 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.configuration import PeerAddress
+from cluster.configuration.configuration import PeerAddress
 from cluster.connection import FrameTooLargeError, LinkLimits, PeerConnection
 from cluster.handshake import (
     MESSAGE_BYTES_MAX,
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from cluster.configuration import Versions
-    from cluster.configurations import Configurations
+    from cluster.configuration.configuration import Versions
+    from cluster.configuration.history import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
     from cluster.net.sockets import Address

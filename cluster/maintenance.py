@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
 
 PATIENCE_S = 2.0
 """A node under maintenance stands for leader once none was known for so long. The others need one election timeout."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cluster.clock import ClusterClock
-    from cluster.configuration import Member
-    from cluster.configurations import Configurations
+    from cluster.configuration.configuration import Member
+    from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
     from cluster.engine import Engine
     from cluster.envelope import Message

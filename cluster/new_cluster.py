@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.applying import Applying
 from cluster.backup import CHUNK_BYTES
-from cluster.configuration import (
+from cluster.configuration.configuration import (
     ID_BYTES,
     Configuration,
     Member,
@@ -29,7 +29,7 @@ from cluster.configuration import (
     is_configuration,
     make_configuration,
 )
-from cluster.configurations import Configurations
+from cluster.configuration.history import Configurations
 from cluster.directory import GroupDirectory
 from cluster.entry import is_regular
 from cluster.identity import OtherVersion, load_copies, names_of

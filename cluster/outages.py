@@ -25,7 +25,7 @@ from cluster.entry import KIND_OUTAGE, SubmittedBatch, make_batch
 
 if TYPE_CHECKING:
     from cluster.clock import ClusterClock
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.engine import Engine
     from cluster.runtime.ports import Runtime
     from cluster.timing import Timing

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
 
 
 class Arrivals(NamedTuple):

@@ -13,21 +13,21 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
+from cluster.configuration.change_request import Questions, Verb, not_before_upgrade
+from cluster.configuration.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.envelope import ChangeRefused, ChangeRequest
 from cluster.fitness import why_no_majority
-from cluster.member_changes import Questions, Verb, not_before_upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.clock import ClusterClock
-    from cluster.configuration import Configuration
+    from cluster.configuration.change_request import MemberChange
+    from cluster.configuration.configuration import Configuration
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment, Step
     from cluster.envelope import Message
     from cluster.leadership import Leadership
-    from cluster.member_changes import MemberChange
     from cluster.members import Members
     from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses

@@ -28,14 +28,14 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from cluster.configuration import MEMBERS_MAX
+from cluster.configuration.configuration import MEMBERS_MAX
 from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.configuration import Configuration
-    from cluster.configurations import Configurations
+    from cluster.configuration.configuration import Configuration
+    from cluster.configuration.history import Configurations
     from cluster.engine import Engine
     from cluster.envelope import Status
     from cluster.log.hardstate import HardStateFile

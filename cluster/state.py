@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from cluster.configuration import Versions, configuration_from, fields_of
+from cluster.configuration.configuration import Versions, configuration_from, fields_of
 from cluster.identity import OtherVersion
 from cluster.origins import Origins
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration
+    from cluster.configuration.configuration import Configuration
     from cluster.machine import FrozenCopy, Machine
 
 _ARRAYS = {3: b"\x93", 4: b"\x94"}

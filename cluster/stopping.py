@@ -14,7 +14,7 @@ from cluster.log.segment import CorruptJournal, JournalError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
     from cluster.log_matching import ForeignLog
     from cluster.runtime.ports import Runtime

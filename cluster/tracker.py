@@ -13,7 +13,7 @@ from cluster.replication import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configurations import Configurations
+    from cluster.configuration.history import Configurations
     from cluster.pace import Pace
 
 

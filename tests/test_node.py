@@ -19,7 +19,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, RealDisk

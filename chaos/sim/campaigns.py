@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.envelope import PreVote, TimeoutNow, decode, encode
 
 if TYPE_CHECKING:
-    from cluster.membership import Membership
+    from cluster.configuration.voters import Membership
 
 KINDS = {encode(message)[0][0] for message in (PreVote(0, 0, granted=False), TimeoutNow(0))}
 """The first bytes of the frames that count."""

@@ -15,7 +15,7 @@ from chaos.sim.campaigns import Campaigns
 from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.configuration import Versions, is_configuration, read_configuration
+from cluster.configuration.configuration import Versions, is_configuration, read_configuration
 from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import SimulatedWorld
-    from cluster.configuration import Configuration
+    from cluster.configuration.configuration import Configuration
+    from cluster.configuration.voters import Membership
     from cluster.machine import Machine
-    from cluster.membership import Membership
 
 DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""

@@ -17,7 +17,8 @@ from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.applying import Confirmed, Expelled
-from cluster.configuration import NOBODY, PeerAddress, Versions
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine import Engine
 from cluster.group import Group
 from cluster.group_config import GroupConfig
@@ -25,13 +26,12 @@ from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
-from cluster.member_changes import MemberChange, Verb
 from cluster.stopping import ObsoleteLog, RemovedFromCluster
 from cluster.timing import Timing
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
-    from cluster.configuration import Configuration
+    from cluster.configuration.configuration import Configuration
 
 CLUSTER = "simulation"
 GROUP = "groups/0"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
 from chaos.sim.operators import Operators
 from chaos.sim.watched import Program
-from cluster.configuration import PeerAddress
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import Standing
@@ -23,7 +24,6 @@ from cluster.log.sealed import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.segment_files import scan_open
 from cluster.log.synced import MARK_NAME, load_mark
-from cluster.member_changes import MemberChange, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
-from cluster.configuration import PeerAddress, Versions
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import PeerAddress, Versions
+from cluster.configuration.history import Configurations
 from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX

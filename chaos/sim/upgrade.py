@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.watched import Program
-from cluster.member_changes import MemberChange, Verb
+from cluster.configuration.change_request import MemberChange, Verb
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode

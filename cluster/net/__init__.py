@@ -1,1 +1,3 @@
-"""Sockets: accepting connections, the slots of connections without a login, name resolution and rate-limited logging."""
+"""Sockets: accepting connections, the slots of connections without a login, name resolution and rate-limited
+logging.
+"""

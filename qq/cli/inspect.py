@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from cluster.backup import BadBackup, examine, read_contents
-from cluster.configuration import (
+from cluster.configuration.configuration import (
     CONFIGURATION,
     MalformedConfiguration,
     Versions,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cluster.configuration import PeerAddress
+from cluster.configuration.configuration import PeerAddress
 from qq.cli.output import print_document, print_rows
 from qq.cli.remote import path_of
 from qq.errors import CommandError

@@ -13,7 +13,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cluster.backup import BadBackup, check, read_contents
-from cluster.configuration import (
+from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
     configuration_time_ms,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.backup import Contents
-    from cluster.configuration import Configuration
+    from cluster.configuration.configuration import Configuration
     from cluster.new_cluster import NewCluster
     from cluster.runtime.ports import Disk
     from qq.config import NodeConfig

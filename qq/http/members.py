@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.configuration import ID_BYTES, PeerAddress, host_problem
-from cluster.member_changes import MemberChange, Verb
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import ID_BYTES, PeerAddress, host_problem
 from qq.config import NAME, NAME_RULE, PORT_MAX
 from qq.errors import ReplyCode
 from qq.http.bodies import field

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.member_changes import MemberChange, Verb
+from cluster.configuration.change_request import MemberChange, Verb
 from qq.http.documents import queue_document
 from qq.http.errors import bad_request, not_found
 from qq.http.lists import STEP, Listing, narrowed, write_listing

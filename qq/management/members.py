@@ -10,9 +10,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.configuration import PeerAddress
+from cluster.configuration.change_request import Verb, not_before_upgrade
+from cluster.configuration.configuration import PeerAddress
 from cluster.handshake import HandshakeError
-from cluster.member_changes import Verb, not_before_upgrade
 from qq.errors import ReplyCode
 from qq.http.view import (
     UNKNOWN,
@@ -27,9 +27,9 @@ from qq.management.leadership import PATIENCE_S, until
 from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration, Member, Versions
+    from cluster.configuration.change_request import MemberChange
+    from cluster.configuration.configuration import Configuration, Member, Versions
     from cluster.group import Group
-    from cluster.member_changes import MemberChange
     from cluster.peers import MemberStatus
     from qq.sessions.broker import Broker
 

@@ -15,7 +15,7 @@ from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.group import Group
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cluster.configuration import PeerAddress, host_problem
+from cluster.configuration.configuration import PeerAddress, host_problem
 from cluster.group_config import GroupConfig
 from cluster.timing import Timing
 from qq.amqp.connection import Settings

@@ -11,7 +11,7 @@ from cluster.state import GroupState
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from cluster.configuration import Versions
+    from cluster.configuration.configuration import Versions
     from cluster.runtime.asyncio_runtime import RealDisk
 
 GROUP = "groups/0"

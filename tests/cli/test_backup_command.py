@@ -25,7 +25,13 @@ from new_logs import GROUP, new_log
 
 from cluster import new_cluster
 from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
-from cluster.configuration import Configuration, Member, PeerAddress, Versions, make_configuration
+from cluster.configuration.configuration import (
+    Configuration,
+    Member,
+    PeerAddress,
+    Versions,
+    make_configuration,
+)
 from cluster.entry import make_batch, make_entry
 from cluster.log.checkpoints import write_checkpoint
 from cluster.log.hardstate import HardState, Standing

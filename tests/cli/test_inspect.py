@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from new_logs import GROUP, new_log, raising
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import KIND_EXPEL, KIND_OUTAGE, make_batch, make_compacted, make_entry
 from cluster.identity import Owner

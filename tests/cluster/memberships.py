@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.configuration import Configuration, Member, PeerAddress
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import Configuration, Member, PeerAddress
+from cluster.configuration.history import Configurations
 
 
 def configuration_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Configuration:

@@ -28,7 +28,7 @@ from cluster.backup import (
     sum_line,
     unpack_contents,
 )
-from cluster.configuration import ID_BYTES, PeerAddress, Versions
+from cluster.configuration.configuration import ID_BYTES, PeerAddress, Versions
 from cluster.identity import OtherVersion, Owner
 from cluster.log.hardstate import Standing
 from cluster.new_cluster import NewCluster, recover, restore

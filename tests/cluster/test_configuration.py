@@ -13,7 +13,7 @@ import msgpack
 import pytest
 from hypothesis import given
 
-from cluster.configuration import (
+from cluster.configuration.configuration import (
     CONFIGURATION,
     MEMBERS_MAX,
     NOBODY,
@@ -30,8 +30,8 @@ from cluster.configuration import (
     make_configuration,
     read_configuration,
 )
-from cluster.configurations import Configurations
-from cluster.quorum import majority
+from cluster.configuration.history import Configurations
+from cluster.configuration.quorum import majority
 
 Step = Callable[[Configuration], Configuration]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from memberships import configuration_of, configurations_of
 
-from cluster.configuration import ID_BYTES, Configuration
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import ID_BYTES, Configuration
+from cluster.configuration.history import Configurations
 from cluster.elections import Elections, LogEnd, Move, VoteAnswer
 from cluster.failure_detector import FailureDetector
 

@@ -30,7 +30,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
-from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
+from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.departures import Departure
 from cluster.elections import Role
 from cluster.engine import NOTICE_S, Engine

@@ -8,7 +8,13 @@ import msgpack
 import pytest
 from memberships import configuration_of, directory_of
 
-from cluster.configuration import Configuration, Member, MembershipRefused, PeerAddress, Versions
+from cluster.configuration.configuration import (
+    Configuration,
+    Member,
+    MembershipRefused,
+    PeerAddress,
+    Versions,
+)
 from cluster.enrolment import Enrolment
 from cluster.envelope import (
     Introduction,

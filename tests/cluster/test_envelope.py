@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from memberships import configuration_of
 from test_group_members import Growing
 
-from cluster.configuration import COUNT_MAX
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import COUNT_MAX
 from cluster.elections import Role
 from cluster.envelope import (
     Alarm,
@@ -49,7 +50,6 @@ from cluster.envelope import (
 )
 from cluster.log.hardstate import Standing
 from cluster.log_matching import ForeignLog
-from cluster.member_changes import MemberChange, Verb
 from cluster.runtime.ports import pack
 from cluster.stopping import RemovedFromCluster
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cluster.configuration.voters import Membership
 from cluster.envelope import Status
 from cluster.expulsions import UNDECIDED_S, Expulsions
 from cluster.group_config import GroupConfig
-from cluster.membership import Membership
 from cluster.peers import SILENT_S, Peers
 
 if TYPE_CHECKING:

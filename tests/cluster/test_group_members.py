@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 from test_group_timers import Alarms, Member, Trio
 
-from cluster.configuration import ID_BYTES, NOBODY, Configuration, MembershipRefused, PeerAddress
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import (
+    ID_BYTES,
+    NOBODY,
+    Configuration,
+    MembershipRefused,
+    PeerAddress,
+)
 from cluster.envelope import Vote, encode
 from cluster.log.hardstate import Standing
-from cluster.member_changes import MemberChange, Verb
 from cluster.reconfiguration import NotNow
 from cluster.stopping import RemovedFromCluster
 from cluster.timing import Timing

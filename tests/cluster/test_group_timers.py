@@ -18,7 +18,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.clock import PATIENCE_S
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.envelope import Transfer, encode

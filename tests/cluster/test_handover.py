@@ -6,7 +6,7 @@ from random import Random
 from types import SimpleNamespace
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.handover import HANDOVER_S, PAUSE_S, Handover
 from cluster.identity import Owner

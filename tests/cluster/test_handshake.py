@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.handshake import (
     MAGIC,
     MESSAGE_BYTES_MAX,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.identity import (
     FILE,
     MEMBER_FILE,

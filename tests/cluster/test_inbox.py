@@ -8,7 +8,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
-from cluster.configuration import PeerAddress
+from cluster.configuration.configuration import PeerAddress
 from cluster.envelope import (
     Append,
     Appended,

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.directory import MOVING, GroupDirectory
 from cluster.identity import ForeignDirectory, Identity, OtherVersion, Owner
 from cluster.inspection import (

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.configuration import Configuration, Member, PeerAddress, Versions, make_configuration
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import (
+    Configuration,
+    Member,
+    PeerAddress,
+    Versions,
+    make_configuration,
+)
+from cluster.configuration.history import Configurations
 from cluster.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
 from cluster.known_members import KnownMembers, Link
 

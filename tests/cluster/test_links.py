@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from cluster import connection as connection_module
 from cluster import known_members
 from cluster import links as links_module
-from cluster.configuration import Configuration, Member, PeerAddress, Versions
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import Configuration, Member, PeerAddress, Versions
+from cluster.configuration.history import Configurations
 from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.handshake import (
     NO_ID,

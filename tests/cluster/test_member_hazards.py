@@ -8,7 +8,7 @@ import pytest
 from test_group_members import Growing, id_of, remove, voters_of
 from test_group_timers import Alarms, Member
 
-from cluster.configuration import MembershipRefused, PeerAddress
+from cluster.configuration.configuration import MembershipRefused, PeerAddress
 from cluster.directory import GroupDirectory
 from cluster.envelope import VoteRequest, encode
 from cluster.identity import Owner

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from test_group_timers import Member, Trio, _nothing
 
-from cluster.configuration import PeerAddress
+from cluster.configuration.configuration import PeerAddress
 from cluster.runtime.ports import pack
 
 NAMES = "abcde"

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cluster import quorum
+from cluster.configuration import quorum
 
 VOTERS = range(1, 8)
 

@@ -12,7 +12,7 @@ import pytest
 from memberships import configuration_of, configurations_of, directory_of
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.configuration import ID_BYTES, PeerAddress
+from cluster.configuration.configuration import ID_BYTES, PeerAddress
 from cluster.envelope import Status
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.recovery import HOPELESS_S, Recovery

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pamqp.commands import Basic
 
 from cluster.applying import Confirmed
-from cluster.configuration import (
+from cluster.configuration.change_request import MemberChange, Verb
+from cluster.configuration.configuration import (
     ID_BYTES,
     Configuration,
     Member,
@@ -26,7 +27,6 @@ from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
 from cluster.inquiries import Inquiries
 from cluster.log.segment import EntryGone
-from cluster.member_changes import MemberChange, Verb
 from cluster.runtime.histogram import Histogram
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits

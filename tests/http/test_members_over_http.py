@@ -9,9 +9,9 @@ import pytest
 from fakes import FakeManagement, id_of, trio
 from http_node import Answer, Node
 
-from cluster.configuration import Configuration, PeerAddress, Versions
+from cluster.configuration.change_request import Verb
+from cluster.configuration.configuration import Configuration, PeerAddress, Versions
 from cluster.fitness import Verdict
-from cluster.member_changes import Verb
 from qq.machine.commands import Connect, ConnectionDown
 from qq.machine.versions import VERSIONS
 from qq.management import members

@@ -12,8 +12,8 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
+from cluster.configuration.change_request import Verb
 from cluster.envelope import Alarm
-from cluster.member_changes import Verb
 from cluster.runtime.ports import pack
 from qq.http.view import Listener
 from qq.machine.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions

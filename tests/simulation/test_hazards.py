@@ -26,10 +26,12 @@ from chaos.sim.cluster import Parts, SimulationOptions
 from chaos.sim.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
 from chaos.sim.watched import WatchedMachine
-from cluster import identity, quorum
+from cluster import identity
 from cluster.bootstrap import Bootstrap
 from cluster.clock import ClusterClock
-from cluster.configuration import Configuration, Member, Versions
+from cluster.configuration import quorum
+from cluster.configuration.configuration import Configuration, Member, Versions
+from cluster.configuration.voters import Membership
 from cluster.connection import LinkBacklog
 from cluster.engine import Engine
 from cluster.envelope import Append, Appended, Vote
@@ -40,7 +42,6 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
-from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.runtime.ports import Disk
 from cluster.state import GroupState, ReadState
@@ -1114,7 +1115,7 @@ HAZARDS = [
         LEARNERS,
         30,
         "which of the voters only",
-        ("cluster.membership.Membership.reached", reached_by_anybody),
+        ("cluster.configuration.voters.Membership.reached", reached_by_anybody),
         shown_by=16,
         is_long=True,
     ),
@@ -1132,7 +1133,7 @@ HAZARDS = [
         OLD_DIRECTORIES,
         30,
         "has synced entry",
-        ("cluster.configuration.Configuration.has", known_by_name),
+        ("cluster.configuration.configuration.Configuration.has", known_by_name),
         shown_by=4,
     ),
     Hazard(

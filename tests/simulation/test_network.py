@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from chaos.sim.network import Network, NetworkOptions, SimulatedLinks, address_of
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster import known_members
-from cluster.configuration import Configuration, Member, PeerAddress
-from cluster.configurations import Configurations
+from cluster.configuration.configuration import Configuration, Member, PeerAddress
+from cluster.configuration.history import Configurations
 
 CLUSTER = b"the first cluster"[:16]
 BEAT_S = 0.1

@@ -22,11 +22,11 @@ from chaos.sim.network import NetworkOptions
 from chaos.sim.operators import MORE_MAX
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
+from cluster.configuration.change_request import MemberChange, Verb
 from cluster.connection import LinkLimits
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
 from cluster.log.hardstate import HardState, Standing
-from cluster.member_changes import MemberChange, Verb
 from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent

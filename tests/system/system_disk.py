@@ -19,7 +19,7 @@ from zlib import crc32
 
 import pytest
 
-from cluster.configuration import Versions
+from cluster.configuration.configuration import Versions
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.synced import Mark

@@ -11,12 +11,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration import MembershipRefused, PeerAddress
+from cluster.configuration.configuration import MembershipRefused, PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.configuration import Configuration
+    from cluster.configuration.configuration import Configuration
 
 
 QUESTIONS_MAX = 100

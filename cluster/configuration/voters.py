@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cluster import quorum
-from cluster.quorum import Number
+from cluster.configuration import quorum
+from cluster.configuration.quorum import Number
 
 
 @dataclass(frozen=True)

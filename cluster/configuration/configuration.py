@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgpack
 
-from cluster.membership import Membership
+from cluster.configuration.voters import Membership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.configuration import is_configuration, read_configuration
+from cluster.configuration.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cluster.configuration import Configuration, Member
-    from cluster.membership import Membership
+    from cluster.configuration.configuration import Configuration, Member
+    from cluster.configuration.voters import Membership
 
 
 class Configurations:
