@@ -11,7 +11,7 @@ from cluster.envelope import Alarm
 
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
-    from cluster.log.space import Space
+    from cluster.log.free_space import Space
     from cluster.peers import Peers
 
 _NONE = Alarm(0)

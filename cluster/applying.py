@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import configuration_time_ms, read_configuration
-from cluster.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
+from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
 from cluster.origins import Admission
 
 if TYPE_CHECKING:

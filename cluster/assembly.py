@@ -28,7 +28,7 @@ from cluster.inquiries import Inquiries
 from cluster.installing import Installing
 from cluster.introductions import Introductions
 from cluster.leadership import Leadership
-from cluster.log.space import Space
+from cluster.log.free_space import Space
 from cluster.maintenance import Maintenance
 from cluster.members import Members
 from cluster.outages import Outages

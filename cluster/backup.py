@@ -22,7 +22,7 @@ from cluster.configuration.configuration import ID_BYTES
 from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, read_checkpoint
 from cluster.log.manifest import is_segment_name
-from cluster.log.sealed import load_index, verify
+from cluster.log.sealed_segment import load_index, verify
 from cluster.log.segment import JournalError, Segment
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from cluster.log.checkpoints import (
     read_checkpoint,
     remove_checkpoints,
 )
-from cluster.log.sealed import verify
+from cluster.log.sealed_segment import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment, adopt_header
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 

@@ -9,7 +9,8 @@ H2  a repeated or overlapping append never deletes entries that match (`log_matc
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
-H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/views.py`), and what one append
+H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/lazy_entries.py`), and what one
+append
         carries is bounded, with one entry at least (`_append_from`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.

@@ -32,7 +32,7 @@ from cluster.configuration.configuration import (
     is_count,
 )
 from cluster.elections import Role
-from cluster.entry import ENTRY_BYTES_MAX
+from cluster.log.entry import ENTRY_BYTES_MAX
 from cluster.log.hardstate import Standing
 from cluster.runtime.ports import Buffer, pack
 

@@ -20,11 +20,11 @@ from cluster.assembly import Assembly, Hooks
 from cluster.clock import bounded
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine import Engine
-from cluster.entry import SubmittedBatch, is_regular, make_entry
 from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
 from cluster.link_ports import Links
+from cluster.log.entry import SubmittedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
 from cluster.peers import STATUS_INTERVAL_S

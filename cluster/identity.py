@@ -22,9 +22,9 @@ from typing import NamedTuple
 import msgpack
 
 from cluster.configuration.configuration import ID_BYTES, Versions
+from cluster.log.mirrored_file import pack_twice, read_copies, read_twice, unless_there_is_no_space
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
-from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
 from cluster.runtime.ports import Disk, pack
 
 FILE = "identity"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.elections import Role
-from cluster.entry import MalformedEntry
 from cluster.envelope import Append, Appended, Forward, MalformedFrame, Message, Status, decode
+from cluster.log.entry import MalformedEntry
 from cluster.log.hardstate import Standing
 from cluster.log_matching import ForeignLog
 

@@ -29,7 +29,7 @@ from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
 from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.log.manifest import load_copies as load_manifest_copies
-from cluster.log.sealed import load_index, open_file, records, verify
+from cluster.log.sealed_segment import load_index, open_file, records, verify
 from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     CorruptJournal,
@@ -42,8 +42,8 @@ from cluster.log.segment import (
     read_at,
     scan_records,
 )
-from cluster.log.segment_files import scan_open
-from cluster.log.synced import MARK_NAME, Mark, load_mark
+from cluster.log.segment_reader import scan_open
+from cluster.log.sync_mark import MARK_NAME, Mark, load_mark
 from cluster.log.term_runs import TermRuns
 from cluster.places import REMOVED
 from cluster.runtime.ports import TEMPORARY

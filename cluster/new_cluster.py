@@ -31,14 +31,14 @@ from cluster.configuration.configuration import (
 )
 from cluster.configuration.history import Configurations
 from cluster.directory import GroupDirectory
-from cluster.entry import is_regular
 from cluster.identity import OtherVersion, load_copies, names_of
 from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint, write_checkpoint
+from cluster.log.entry import is_regular
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
+from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
-from cluster.log.twofold import whole_of
 from cluster.places import GROUPS
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions

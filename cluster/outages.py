@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.clock import LEAP_MS
-from cluster.entry import KIND_OUTAGE, SubmittedBatch, make_batch
+from cluster.log.entry import KIND_OUTAGE, SubmittedBatch, make_batch
 
 if TYPE_CHECKING:
     from cluster.clock import ClusterClock

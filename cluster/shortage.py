@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.envelope import Alarm
-from cluster.log.space import CHECK_INTERVAL_S
+from cluster.log.free_space import CHECK_INTERVAL_S
 from cluster.stopping import ObsoleteLog
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.entry import (
+from cluster.log.entry import (
     BATCH_BYTES_MAX,
     BATCHES_MAX,
     KIND_EXPEL,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.entry import BATCH_BYTES_MAX
+from cluster.log.entry import BATCH_BYTES_MAX
 from cluster.log.segment import SEGMENT_BYTES_MAX
 from qq.amqp.framing import stored_bytes_max
 from qq.config import (

@@ -20,10 +20,10 @@ from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import Standing
 from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
-from cluster.log.sealed import open_file
+from cluster.log.sealed_segment import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
-from cluster.log.segment_files import scan_open
-from cluster.log.synced import MARK_NAME, load_mark
+from cluster.log.segment_reader import scan_open
+from cluster.log.sync_mark import MARK_NAME, load_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.watched import TAG
-from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
+from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_compacted
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.watched import TAG
-from cluster.entry import (
+from cluster.log.entry import (
     batches_of,
     compacted_parts,
     entry_time_ms,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
-from cluster.log.sealed import records, write_sparse
+from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_compacted
+from cluster.log.sealed_segment import records, write_sparse
 from cluster.log.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ from cluster.log.compaction import (
     measure,
     rewrite,
 )
-from cluster.log.sealed import verify
+from cluster.log.sealed_segment import verify
 from cluster.log.segment import Segment, path_in
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 

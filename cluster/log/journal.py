@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Protocol, overload
 
 from pysyncobj.journal import Journal
 
-from cluster.entry import ENTRY_BYTES_MAX, is_regular
+from cluster.log.entry import ENTRY_BYTES_MAX, is_regular
 from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.lazy_entries import Entry, EntrySlice, LazyEntry
 from cluster.log.manifest import log_start, row_of, segment_name
-from cluster.log.sealed import footer_bytes
+from cluster.log.sealed_segment import footer_bytes
 from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
@@ -34,7 +35,7 @@ from cluster.log.segment import (
     RecordIndex,
     Segment,
 )
-from cluster.log.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
+from cluster.log.segment_reader import IndexCache, Part, Reader, Span, add_extent, load_log
 from cluster.log.segment_writer import (
     Adopt,
     AppendRecords,
@@ -50,7 +51,6 @@ from cluster.log.segment_writer import (
     remove_segments,
 )
 from cluster.log.term_runs import TermRuns
-from cluster.log.views import Entry, EntrySlice, LazyEntry
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from cluster.log.mirrored_file import pack_twice, read_copies, whole_of
 from cluster.log.term_runs import TermRuns
-from cluster.log.twofold import pack_twice, read_copies, whole_of
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, store_manifest
-from cluster.log.sealed import open_file, pack_footer
+from cluster.log.sealed_segment import open_file, pack_footer
 from cluster.log.segment import (
     FileHeader,
     Record,
@@ -29,7 +29,7 @@ from cluster.log.segment import (
     pack_records,
     path_in,
 )
-from cluster.log.synced import Mark, MarkFile
+from cluster.log.sync_mark import Mark, MarkFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

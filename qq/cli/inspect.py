@@ -20,17 +20,6 @@ from cluster.configuration.configuration import (
     configuration_time_ms,
     read_configuration,
 )
-from cluster.entry import (
-    KIND_EXPEL,
-    KIND_OUTAGE,
-    REGULAR,
-    BatchView,
-    MalformedEntry,
-    batches_of,
-    compacted_parts,
-    entry_time_ms,
-    is_compacted,
-)
 from cluster.inspection import (
     INDEX_MAX,
     CheckpointFound,
@@ -49,6 +38,17 @@ from cluster.inspection import (
     entries,
 )
 from cluster.inspection import inspect as find_all
+from cluster.log.entry import (
+    KIND_EXPEL,
+    KIND_OUTAGE,
+    REGULAR,
+    BatchView,
+    MalformedEntry,
+    batches_of,
+    compacted_parts,
+    entry_time_ms,
+    is_compacted,
+)
 from cluster.log.hardstate import HardState, Standing
 from cluster.new_cluster import UNFINISHED
 from cluster.places import group_path
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
-    from cluster.log.synced import Mark
+    from cluster.log.sync_mark import Mark
     from cluster.runtime.ports import Disk
     from qq.machine.codec import Publication
 

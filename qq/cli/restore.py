@@ -20,7 +20,6 @@ from cluster.configuration.configuration import (
     is_configuration,
     read_configuration,
 )
-from cluster.entry import entry_time_ms, is_regular
 from cluster.identity import ForeignDirectory, Identity, Owner
 from cluster.inspection import (
     CheckpointFound,
@@ -34,6 +33,7 @@ from cluster.inspection import (
     entries,
 )
 from cluster.inspection import inspect as find_all
+from cluster.log.entry import entry_time_ms, is_regular
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of

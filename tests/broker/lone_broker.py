@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 from cluster.applying import Confirmed, Expelled
-from cluster.entry import batches_of, make_batch, make_entry
+from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.net.connection_slots import Places
 from qq import tls

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from cluster.entry import batches_of, make_batch, make_compacted, make_entry
+from cluster.log.entry import batches_of, make_batch, make_compacted, make_entry
 from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Enqueue, JoinFragments, StoreFragment

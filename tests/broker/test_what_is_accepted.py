@@ -19,8 +19,8 @@ from lone_broker import NAME, SALT, LoneBroker, LoneGroup
 from pamqp import commands
 from raw_client import RawClient, frame_bytes, publish
 
-from cluster.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
+from cluster.log.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.submission import Proposals
 from qq.errors import ReplyCode
 from qq.machine.codec import decode_commands, decode_kept, messages_of

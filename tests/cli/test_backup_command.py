@@ -32,8 +32,8 @@ from cluster.configuration.configuration import (
     Versions,
     make_configuration,
 )
-from cluster.entry import make_batch, make_entry
 from cluster.log.checkpoints import write_checkpoint
+from cluster.log.entry import make_batch, make_entry
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.manifest import row_of
 from cluster.runtime.asyncio_runtime import RealDisk

@@ -10,8 +10,8 @@ import pytest
 from chaos.sim.ledger import Ledger
 from cluster.applying import Applying
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
-from cluster.entry import make_batch, make_entry
 from cluster.identity import OtherVersion
+from cluster.log.entry import make_batch, make_entry
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions
 

@@ -22,7 +22,7 @@ from cluster.log.compaction import (
     measure,
     rewrite,
 )
-from cluster.log.sealed import records, verify, write_sparse
+from cluster.log.sealed_segment import records, verify, write_sparse
 from cluster.log.segment import CorruptJournal, Segment
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.entry import (
+from cluster.log.entry import (
     MalformedEntry,
     batches_of,
     compacted_parts,

@@ -20,12 +20,12 @@ from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallCloc
 from cluster.clock import PATIENCE_S
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
-from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.envelope import Transfer, encode
 from cluster.group import Group
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents
 from cluster.identity import Owner
+from cluster.log.entry import batches_of, entry_time_ms, is_regular
 from cluster.log.journal import SegmentedJournal
 from cluster.runtime.ports import pack
 

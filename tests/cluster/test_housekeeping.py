@@ -15,9 +15,9 @@ from long_cases import cases
 from toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_at
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from cluster.entry import make_batch, make_entry, read_batches
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, load_newest
 from cluster.log.compaction import STALE_S, compact_entry
+from cluster.log.entry import make_batch, make_entry, read_batches
 from cluster.log.hardstate import HardStateFile
 from cluster.log.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
 from cluster.log.journal import SegmentedJournal

@@ -28,8 +28,8 @@ from cluster.identity import (
     note_writes_lost,
     store_identity,
 )
+from cluster.log.mirrored_file import pack_twice
 from cluster.log.segment import UnknownFormat
-from cluster.log.twofold import pack_twice
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:

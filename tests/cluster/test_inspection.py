@@ -33,9 +33,9 @@ from cluster.inspection import (
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
-from cluster.log.sealed import verify, write_sparse
+from cluster.log.sealed_segment import verify, write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
-from cluster.log.synced import MARK_NAME, Mark
+from cluster.log.sync_mark import MARK_NAME, Mark
 from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from chaos.sim.disk import ProcessEnds, SimulatedDisk, SimulatedFile
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, JournalMisuseError, SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest, is_segment_name, segment_name
-from cluster.log.sealed import records, write_sparse
+from cluster.log.sealed_segment import records, write_sparse
 from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
@@ -34,9 +34,9 @@ from cluster.log.segment import (
     UnknownFormat,
     adopt_header,
 )
-from cluster.log.segment_files import load_log
+from cluster.log.segment_reader import load_log
 from cluster.log.segment_writer import SegmentWriter, Store
-from cluster.log.synced import MARK_NAME
+from cluster.log.sync_mark import MARK_NAME
 from cluster.log.term_runs import TermRuns
 
 IDENTITY = b"cluster/0"

@@ -16,8 +16,8 @@ import pytest
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest
-from cluster.log.segment_files import load_log
-from cluster.log.synced import MARK_NAME
+from cluster.log.segment_reader import load_log
+from cluster.log.sync_mark import MARK_NAME
 from cluster.runtime import inline_writes
 from cluster.runtime.asyncio_runtime import PART_BYTES, AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.runtime.inline_writes import STALL_REST

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.log.manifest import segment_name
-from cluster.log.sealed import load_index, pack_footer, records, verify, write_sparse
+from cluster.log.sealed_segment import load_index, pack_footer, records, verify, write_sparse
 from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import SimulatedDisk, SimulatedFile
+from cluster.log.mirrored_file import SECTOR_BYTES, pack_twice, read_copies, read_twice
 from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat
-from cluster.log.twofold import SECTOR_BYTES, pack_twice, read_copies, read_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

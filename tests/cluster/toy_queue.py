@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgpack
 
-from cluster.entry import compacted_parts, is_compacted, make_batch, make_entry, read_batches
+from cluster.log.entry import compacted_parts, is_compacted, make_batch, make_entry, read_batches
 from cluster.runtime.ports import pack
 
 ENTRY_HEADER_BYTES = 12

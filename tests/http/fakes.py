@@ -21,11 +21,11 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
-from cluster.entry import batches_of, make_batch, make_entry
 from cluster.envelope import Alarm
 from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
 from cluster.inquiries import Inquiries
+from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.runtime.histogram import Histogram
 from qq.amqp.connection import Settings

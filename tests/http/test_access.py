@@ -11,7 +11,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import GUEST, Node
 
-from cluster.entry import batches_of
+from cluster.log.entry import batches_of
 from qq.http.login import Operator
 from qq.machine import catalog
 from qq.machine.codec import decode_commands

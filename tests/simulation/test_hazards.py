@@ -1062,7 +1062,7 @@ HAZARDS = [
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
-        ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
+        ("cluster.log.segment_reader.load_mark", believe_what_the_log_says),
         shown_by=1,
         is_long=True,
     ),

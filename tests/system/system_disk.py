@@ -22,7 +22,7 @@ import pytest
 from cluster.configuration.configuration import Versions
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.log.segment import FILE_HEADER_BYTES
-from cluster.log.synced import Mark
+from cluster.log.sync_mark import Mark
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.machine.machine import QueueMachine
 

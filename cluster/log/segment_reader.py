@@ -23,7 +23,8 @@ from cluster.log.manifest import (
     serial_of,
     store_manifest,
 )
-from cluster.log.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
+from cluster.log.mirrored_file import unless_there_is_no_space, whole_of
+from cluster.log.sealed_segment import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
 from cluster.log.segment import (
     CorruptJournal,
     Extent,
@@ -37,8 +38,7 @@ from cluster.log.segment import (
     read_extent,
     scan_records,
 )
-from cluster.log.synced import MARK_NAME, Mark, load_mark, store_mark
-from cluster.log.twofold import unless_there_is_no_space, whole_of
+from cluster.log.sync_mark import MARK_NAME, Mark, load_mark, store_mark
 from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:
