@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.envelope import Alarm
+from cluster.raft.messages import Alarm
 
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations

@@ -12,8 +12,8 @@ from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, en
 from cluster.origins import Admission
 
 if TYPE_CHECKING:
+    from cluster.raft.proposals import PendingSubmissions
     from cluster.state import GroupState
-    from cluster.submission import PendingSubmissions
 
 
 class Confirmed(NamedTuple):

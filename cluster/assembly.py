@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster import envelope
 from cluster.alarms import Alarms
 from cluster.applying import Applying
 from cluster.backup_source import BackupSource
@@ -35,11 +34,12 @@ from cluster.outages import Outages
 from cluster.own_status import OwnStatus
 from cluster.peers import Peers
 from cluster.presence import Presence
+from cluster.raft import messages
+from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.reconfiguration import Reconfiguration
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
 from cluster.statuses import Statuses
-from cluster.submission import PendingSubmissions, Proposals
 from cluster.syncing import Syncing
 
 if TYPE_CHECKING:
@@ -318,17 +318,17 @@ class Assembly:
             self._runtime,
             part_received=taker.part_received,
             takers={
-                envelope.Introduction: self._enrolment.introduced,
-                envelope.MembersTold: self.introductions.members_told,
-                envelope.Transfer: self.leadership.requested,
-                envelope.ChangeRequest: self.reconfiguration.requested,
-                envelope.ChangeRefused: self.reconfiguration.refused,
-                envelope.Inquiry: self.inquiries.inquired,
-                envelope.InquiryAnswer: self.inquiries.answered,
-                envelope.Offer: self.installing.offered,
-                envelope.Fetch: self.giver.fetch,
-                envelope.Spoilt: self.giver.spoilt,
-                envelope.SnapshotChunk: taker.chunk,
-                envelope.Withdrawn: taker.withdrawn,
+                messages.Introduction: self._enrolment.introduced,
+                messages.MembersTold: self.introductions.members_told,
+                messages.Transfer: self.leadership.requested,
+                messages.ChangeRequest: self.reconfiguration.requested,
+                messages.ChangeRefused: self.reconfiguration.refused,
+                messages.Inquiry: self.inquiries.inquired,
+                messages.InquiryAnswer: self.inquiries.answered,
+                messages.Offer: self.installing.offered,
+                messages.Fetch: self.giver.fetch,
+                messages.Spoilt: self.giver.spoilt,
+                messages.SnapshotChunk: taker.chunk,
+                messages.Withdrawn: taker.withdrawn,
             },
         )

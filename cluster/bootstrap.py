@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.clock import ClusterClock, bounded
 from cluster.configuration.configuration import Versions
 from cluster.configuration.history import Configurations
 from cluster.directory import GroupDirectory
@@ -21,6 +20,7 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.places import group_path
+from cluster.raft.cluster_clock import ClusterClock, bounded
 from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.stopping import RemovedFromCluster, Stopping

@@ -20,7 +20,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
 from cluster.log.checkpoints import (
     Checkpoint,
     adopt_checkpoint,
@@ -30,6 +29,7 @@ from cluster.log.checkpoints import (
 )
 from cluster.log.sealed_segment import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment, adopt_header
+from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.log.term_runs import TermRuns
-    from cluster.pace import Pace
-    from cluster.replication import Progress
+    from cluster.raft.learner_pace import Pace
+    from cluster.raft.progress import Progress
     from cluster.runtime.ports import Buffer, Disk, File, Runtime
     from cluster.state import GroupState, ReadState
 

@@ -14,8 +14,8 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import Handshake, HandshakeError
+from cluster.raft.messages import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.envelope import encode, encode_for_release_0_1
 from cluster.handshake import VERSIONS as PROTOCOLS
+from cluster.raft.messages import encode, encode_for_release_0_1
 
 if TYPE_CHECKING:
-    from cluster.envelope import Message
     from cluster.link_ports import Links
     from cluster.presence import Presence
+    from cluster.raft.messages import Message
     from cluster.runtime.ports import Buffer
 
 OLDEST_PROTOCOL = PROTOCOLS[0]

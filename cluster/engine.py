@@ -32,8 +32,18 @@ from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj
 
-from cluster.elections import Elections, LogEnd, Move, Role
-from cluster.envelope import (
+from cluster.log.journal import SLICE_ENTRIES
+from cluster.raft.elections import Elections, LogEnd, Move, Role
+from cluster.raft.failure_detector import AwakeClock, FailureDetector
+from cluster.raft.learner_pace import Pace
+from cluster.raft.log_matching import (
+    ForeignLog,
+    contradiction,
+    other_entry,
+    vouched_for,
+    without_known_prefix,
+)
+from cluster.raft.messages import (
     Append,
     Appended,
     Hearing,
@@ -46,15 +56,11 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.failure_detector import AwakeClock, FailureDetector
-from cluster.log.journal import SLICE_ENTRIES
-from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
-from cluster.pace import Pace
-from cluster.replication import Answers, Progress
+from cluster.raft.progress import Answers, Progress
+from cluster.raft.timing import Timing
+from cluster.raft.tracker import ProgressTracker
 from cluster.seams import StableNode
 from cluster.stock import Stock
-from cluster.timing import Timing
-from cluster.tracker import ProgressTracker
 
 if TYPE_CHECKING:
     from pysyncobj.node import Node

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration.configuration import Configuration, MembershipRefused, PeerAddress, Versions
 
 if TYPE_CHECKING:
-    from cluster.envelope import Introduction
+    from cluster.raft.messages import Introduction
 
 Step = Callable[[Configuration], Configuration]
 

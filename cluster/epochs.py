@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.catch_up import SnapshotTaker
-    from cluster.clock import ClusterClock
     from cluster.departures import Departures
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from cluster.members import Members
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.raft.proposals import PendingSubmissions
     from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.submission import PendingSubmissions
 
 
 class Epochs:

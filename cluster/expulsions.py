@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cluster.group_config import GroupConfig
     from cluster.members import Members
     from cluster.peers import Peers
+    from cluster.raft.proposals import Proposals
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.state import GroupState
-    from cluster.submission import Proposals
 
 log = logging.getLogger(__name__)
 

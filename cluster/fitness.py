@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration.voters import Membership
-from cluster.envelope import Alarm
 from cluster.log.hardstate import Standing
+from cluster.raft.messages import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from cluster.envelope import Status
+    from cluster.raft.messages import Status
 
     Known = Mapping[str, Status | None]
     """What each member has last said of itself; None for one that does not answer."""

@@ -17,10 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from cluster.applying import Confirmed, Expelled
 from cluster.assembly import Assembly, Hooks
-from cluster.clock import bounded
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine import Engine
-from cluster.envelope import Forward
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
 from cluster.link_ports import Links
@@ -28,9 +26,11 @@ from cluster.log.entry import SubmittedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
 from cluster.peers import STATUS_INTERVAL_S
+from cluster.raft.cluster_clock import bounded
+from cluster.raft.messages import Forward
+from cluster.raft.proposals import Reign
 from cluster.runtime.histogram import Histogram
 from cluster.runtime.ports import Buffer, Disk, Runtime
-from cluster.submission import Reign
 
 log = logging.getLogger(__name__)
 

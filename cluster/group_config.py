@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.clock import PATIENCE_S
 from cluster.configuration.configuration import Configuration, Member, PeerAddress
 from cluster.log.housekeeping import HousekeepingSettings
-from cluster.timing import Timing
+from cluster.raft.cluster_clock import PATIENCE_S
+from cluster.raft.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,23 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cluster.elections import Role
-from cluster.envelope import Append, Appended, Forward, MalformedFrame, Message, Status, decode
 from cluster.log.entry import MalformedEntry
 from cluster.log.hardstate import Standing
-from cluster.log_matching import ForeignLog
+from cluster.raft.elections import Role
+from cluster.raft.log_matching import ForeignLog
+from cluster.raft.messages import Append, Appended, Forward, MalformedFrame, Message, Status, decode
 
 if TYPE_CHECKING:
-    from cluster.clock import ClusterClock
     from cluster.engine import Engine
     from cluster.epochs import Epochs
     from cluster.members import Members
     from cluster.peers import Peers
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.raft.proposals import Proposals
     from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.stopping import Stopping
-    from cluster.submission import Proposals
     from cluster.syncing import Syncing
 
 log = logging.getLogger(__name__)

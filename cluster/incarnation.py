@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.clock import bounded
+from cluster.raft.cluster_clock import bounded
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Versions

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.envelope import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from cluster.catch_up import Installable, SnapshotTaker
 from cluster.log.hardstate import Standing
 from cluster.log.manifest import log_start
-from cluster.log_matching import ForeignLog
+from cluster.raft.log_matching import ForeignLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.bootstrap import Bootstrap
-    from cluster.envelope import Message, Offer
     from cluster.leadership import Leadership
     from cluster.members import Members
+    from cluster.raft.messages import Message, Offer
     from cluster.runtime.ports import Disk, Runtime
     from cluster.state import ReadState
 

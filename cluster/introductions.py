@@ -9,8 +9,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
-from cluster.envelope import Introduction, MembersTold
 from cluster.log.hardstate import Standing
+from cluster.raft.messages import Introduction, MembersTold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration, PeerAddress
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
-    from cluster.envelope import Message
     from cluster.members import Members
+    from cluster.raft.messages import Message
     from cluster.recovery import Recovery
 
 log = logging.getLogger(__name__)

@@ -14,20 +14,20 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.envelope import Transfer
 from cluster.handover import Handover
 from cluster.lateness import Lateness
 from cluster.maintenance import PATIENCE_S
-from cluster.submission import Reign
+from cluster.raft.messages import Transfer
+from cluster.raft.proposals import Reign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.engine import Engine
-    from cluster.envelope import Message
     from cluster.maintenance import Maintenance
     from cluster.members import Members
     from cluster.peers import Peers
+    from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
 

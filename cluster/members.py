@@ -13,20 +13,20 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.departures import OLDEST_PROTOCOL
-from cluster.envelope import Appended, Forward, Hearing, Inquiry, PreVote, Vote, VoteRequest
+from cluster.raft.messages import Appended, Forward, Hearing, Inquiry, PreVote, Vote, VoteRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cluster.clock import ClusterClock
     from cluster.configuration.configuration import Member
     from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
     from cluster.engine import Engine
-    from cluster.envelope import Message
     from cluster.link_ports import Links
     from cluster.peers import Peers
     from cluster.presence import Presence
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
 
 log = logging.getLogger(__name__)

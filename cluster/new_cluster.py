@@ -40,8 +40,8 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.places import GROUPS
+from cluster.raft.proposals import PendingSubmissions
 from cluster.state import GroupState
-from cluster.submission import PendingSubmissions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

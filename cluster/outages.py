@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.clock import LEAP_MS
 from cluster.log.entry import KIND_OUTAGE, SubmittedBatch, make_batch
+from cluster.raft.cluster_clock import LEAP_MS
 
 if TYPE_CHECKING:
-    from cluster.clock import ClusterClock
     from cluster.configuration.history import Configurations
     from cluster.engine import Engine
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.raft.timing import Timing
     from cluster.runtime.ports import Runtime
-    from cluster.timing import Timing
 
 GAP_S = LEAP_MS / 1000
 """A shorter silence of a leader or of its majority is no outage: processes and networks stumble."""

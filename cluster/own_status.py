@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.clock import bounded
-from cluster.envelope import FREE_BYTES_MAX, Status
+from cluster.raft.cluster_clock import bounded
+from cluster.raft.messages import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
     from cluster.alarms import Alarms
-    from cluster.clock import ClusterClock
     from cluster.engine import Engine
     from cluster.log.housekeeping import Housekeeping
     from cluster.members import Members
+    from cluster.raft.cluster_clock import ClusterClock
     from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.stopping import Stopping

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.elections import Role
 from cluster.log.hardstate import Standing
+from cluster.raft.elections import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cluster.envelope import Alarm, Status
+    from cluster.raft.messages import Alarm, Status
 
 
 STATUS_INTERVAL_S = 1.0

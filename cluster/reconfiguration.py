@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.change_request import Questions, Verb, not_before_upgrade
 from cluster.configuration.configuration import ID_BYTES, MembershipRefused, make_configuration
-from cluster.envelope import ChangeRefused, ChangeRequest
 from cluster.fitness import why_no_majority
+from cluster.raft.messages import ChangeRefused, ChangeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.clock import ClusterClock
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment, Step
-    from cluster.envelope import Message
     from cluster.leadership import Leadership
     from cluster.members import Members
+    from cluster.raft.cluster_clock import ClusterClock
+    from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
 

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration
     from cluster.configuration.history import Configurations
     from cluster.engine import Engine
-    from cluster.envelope import Status
     from cluster.log.hardstate import HardStateFile
     from cluster.log.journal import SegmentedJournal
+    from cluster.raft.messages import Status
 
 log = logging.getLogger(__name__)
 

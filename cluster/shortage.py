@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.envelope import Alarm
 from cluster.log.free_space import CHECK_INTERVAL_S
+from cluster.raft.messages import Alarm
 from cluster.stopping import ObsoleteLog
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from cluster.peers import MemberStatus, member_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.envelope import Status
     from cluster.maintenance import Maintenance
     from cluster.members import Members
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
+    from cluster.raft.messages import Status
 
 
 class Statuses:

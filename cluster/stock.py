@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pysyncobj import SyncObj, SyncObjConf
 
 from cluster.departures import Departure
-from cluster.elections import LogEnd, Role
-from cluster.envelope import Append, Message, Vote, VoteRequest
+from cluster.raft.elections import LogEnd, Role
+from cluster.raft.messages import Append, Message, Vote, VoteRequest
 from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pysyncobj.node import Node
 
     from cluster.log.journal import SegmentedJournal
+    from cluster.raft.timing import Timing
     from cluster.runtime.ports import Runtime
-    from cluster.timing import Timing
 
 
 class Stock(SyncObj):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
-    from cluster.log_matching import ForeignLog
+    from cluster.raft.log_matching import ForeignLog
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.failure_detector import AwakeClock
+from cluster.raft.failure_detector import AwakeClock
 
 if TYPE_CHECKING:
     from cluster.departures import Departures

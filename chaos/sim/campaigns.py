@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.envelope import PreVote, TimeoutNow, decode, encode
+from cluster.raft.messages import PreVote, TimeoutNow, decode, encode
 
 if TYPE_CHECKING:
     from cluster.configuration.voters import Membership

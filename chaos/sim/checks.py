@@ -14,11 +14,11 @@ from zlib import crc32
 from chaos.sim.campaigns import Campaigns
 from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world import EPOCH_MS
-from cluster.clock import SLOWER
 from cluster.configuration.configuration import Versions, is_configuration, read_configuration
-from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
+from cluster.raft.cluster_clock import SLOWER
+from cluster.raft.elections import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,8 @@ from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
+from cluster.raft.timing import Timing
 from cluster.stopping import ObsoleteLog, RemovedFromCluster
-from cluster.timing import Timing
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine

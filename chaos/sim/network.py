@@ -21,11 +21,11 @@ from cluster.catch_up import CHUNK_BYTES, WINDOW
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.configuration.history import Configurations
 from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
-from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers, Link
 from cluster.links import redial_s
 from cluster.log.entry import ENTRY_BYTES_MAX
+from cluster.raft.messages import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,8 +19,8 @@ from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.alarms import reason_of
-from cluster.envelope import Alarm
 from cluster.net.connection_slots import Stage
+from cluster.raft.messages import Alarm
 from qq.amqp.connection import (
     ChannelCloseRequested,
     ChannelOpened,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.alarms import RESOURCES
-from cluster.envelope import Alarm
+from cluster.raft.messages import Alarm
 from qq import descriptors, memory
 from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm
 

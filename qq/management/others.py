@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from cluster.envelope import ANSWER_BYTES_MAX
+from cluster.raft.messages import ANSWER_BYTES_MAX
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:

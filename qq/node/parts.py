@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import PeerAddress, host_problem
 from cluster.group_config import GroupConfig
-from cluster.timing import Timing
+from cluster.raft.timing import Timing
 from qq.amqp.connection import Settings
 from qq.config import ConfigError
 from qq.errors import StartError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.envelope import Alarm
+from cluster.raft.messages import Alarm
 from qq.http.view import ClusterStatus, NodeState, NodeStatus
 from qq.management.http_logins import HttpLogins
 from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, infos

@@ -33,7 +33,7 @@ from chaos.sim.cluster import SimulationOptions
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Scene
 from chaos.sim.workload import Submitters
-from cluster.timing import Timing
+from cluster.raft.timing import Timing
 from qq.config import NodeLimits
 
 SEED = 1

@@ -19,9 +19,9 @@ from lone_broker import NAME, SALT, LoneBroker, LoneGroup
 from pamqp import commands
 from raw_client import RawClient, frame_bytes, publish
 
-from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.log.entry import SubmittedBatch, batches_of, make_batch, make_entry
-from cluster.submission import Proposals
+from cluster.raft.messages import Append, Forward, LogEntry, decode, encode
+from cluster.raft.proposals import Proposals
 from qq.errors import ReplyCode
 from qq.machine.codec import decode_commands, decode_kept, messages_of
 from qq.machine.commands import PutUser, PutVhost, SetPermissions

@@ -12,8 +12,8 @@ from cluster.applying import Applying
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
 from cluster.identity import OtherVersion
 from cluster.log.entry import make_batch, make_entry
+from cluster.raft.proposals import PendingSubmissions
 from cluster.state import GroupState
-from cluster.submission import PendingSubmissions
 
 LOW, HIGH = Ledger.versions
 

@@ -25,9 +25,7 @@ from cluster.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
-from cluster.clock import WALL_MAX_MS
 from cluster.directory import GroupDirectory, moving_checkpoint
-from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.identity import Owner
 from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
@@ -35,8 +33,10 @@ from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal, UnknownFormat
-from cluster.pace import Pace
-from cluster.replication import Progress
+from cluster.raft.cluster_clock import WALL_MAX_MS
+from cluster.raft.learner_pace import Pace
+from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
+from cluster.raft.progress import Progress
 
 STATE = b"the state" * 50_000
 ENTRIES = 200

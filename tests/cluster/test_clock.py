@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.clock import OFF_MS, PATIENCE_S, SLOWER, STEP_MS, WALL_MAX_MS, ClusterClock, bounded
+from cluster.raft.cluster_clock import OFF_MS, PATIENCE_S, SLOWER, STEP_MS, WALL_MAX_MS, ClusterClock, bounded
 
 NOON_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

@@ -7,8 +7,8 @@ from memberships import configuration_of, configurations_of
 
 from cluster.configuration.configuration import ID_BYTES, Configuration
 from cluster.configuration.history import Configurations
-from cluster.elections import Elections, LogEnd, Move, VoteAnswer
-from cluster.failure_detector import FailureDetector
+from cluster.raft.elections import Elections, LogEnd, Move, VoteAnswer
+from cluster.raft.failure_detector import FailureDetector
 
 FLOOR_S, CEILING_S = 0.5, 1.0
 

@@ -32,9 +32,15 @@ from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.departures import Departure
-from cluster.elections import Role
 from cluster.engine import NOTICE_S, Engine
-from cluster.envelope import (
+from cluster.group import Group
+from cluster.group_config import GroupConfig
+from cluster.log.hardstate import HardStateFile
+from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.log.segment import CorruptJournal, Record
+from cluster.raft.elections import Role
+from cluster.raft.log_matching import ForeignLog
+from cluster.raft.messages import (
     Append,
     Appended,
     Hearing,
@@ -46,14 +52,8 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.group import Group
-from cluster.group_config import GroupConfig
-from cluster.log.hardstate import HardStateFile
-from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
-from cluster.log.segment import CorruptJournal, Record
-from cluster.log_matching import ForeignLog
+from cluster.raft.timing import Timing
 from cluster.seams import PINNED_VERSION, instrument
-from cluster.timing import Timing
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"

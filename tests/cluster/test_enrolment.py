@@ -16,7 +16,8 @@ from cluster.configuration.configuration import (
     Versions,
 )
 from cluster.enrolment import Enrolment
-from cluster.envelope import (
+from cluster.log.hardstate import Standing
+from cluster.raft.messages import (
     Introduction,
     MalformedFrame,
     Status,
@@ -26,7 +27,6 @@ from cluster.envelope import (
     encode,
     encode_for_release_0_1,
 )
-from cluster.log.hardstate import Standing
 from cluster.runtime.ports import pack
 
 CLUSTER = b"c" * 16

@@ -15,8 +15,10 @@ from test_group_members import Growing
 
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import COUNT_MAX
-from cluster.elections import Role
-from cluster.envelope import (
+from cluster.log.hardstate import Standing
+from cluster.raft.elections import Role
+from cluster.raft.log_matching import ForeignLog
+from cluster.raft.messages import (
     Alarm,
     Append,
     Appended,
@@ -48,8 +50,6 @@ from cluster.envelope import (
     decode,
     encode,
 )
-from cluster.log.hardstate import Standing
-from cluster.log_matching import ForeignLog
 from cluster.runtime.ports import pack
 from cluster.stopping import RemovedFromCluster
 

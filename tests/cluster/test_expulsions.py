@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cluster.configuration.voters import Membership
-from cluster.envelope import Status
 from cluster.expulsions import UNDECIDED_S, Expulsions
 from cluster.group_config import GroupConfig
 from cluster.peers import SILENT_S, Peers
+from cluster.raft.messages import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.failure_detector import HALF_LIFE_S, UNUSUAL, AwakeClock, FailureDetector
+from cluster.raft.failure_detector import HALF_LIFE_S, UNUSUAL, AwakeClock, FailureDetector
 
 FLOOR_S, CEILING_S = 0.5, 1.0
 ROUNDING_S = 1e-9

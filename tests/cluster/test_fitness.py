@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cluster.configuration.voters import Membership
-from cluster.envelope import Alarm, Status
 from cluster.fitness import (
     FULL_BYTES,
     LAG_MAX,
@@ -24,6 +23,7 @@ from cluster.fitness import (
     why_nothing_is_stored,
 )
 from cluster.log.hardstate import Standing
+from cluster.raft.messages import Alarm, Status
 
 FIT = Status(*[0] * len(Status._fields))._replace(
     last_index=10_000, standing=Standing.VOTER, hears_leader=1, may_lead=1, misses=()

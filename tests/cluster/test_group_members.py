@@ -19,11 +19,11 @@ from cluster.configuration.configuration import (
     MembershipRefused,
     PeerAddress,
 )
-from cluster.envelope import Vote, encode
 from cluster.log.hardstate import Standing
+from cluster.raft.messages import Vote, encode
+from cluster.raft.timing import Timing
 from cluster.reconfiguration import NotNow
 from cluster.stopping import RemovedFromCluster
-from cluster.timing import Timing
 
 Step = Callable[[Configuration], Configuration]
 

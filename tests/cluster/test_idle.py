@@ -12,13 +12,13 @@ import pytest
 from test_group_timers import Trio
 
 from cluster.engine import Engine
-from cluster.envelope import Append, Appended
-from cluster.timing import Timing
+from cluster.raft.messages import Append, Appended
+from cluster.raft.timing import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.envelope import Message
+    from cluster.raft.messages import Message
 
 HEARTBEAT_S = Timing().heartbeat_s
 DELAY_S = 0.025

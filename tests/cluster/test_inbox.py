@@ -9,7 +9,9 @@ from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.configuration.configuration import PeerAddress
-from cluster.envelope import (
+from cluster.group import Group
+from cluster.group_config import GroupConfig
+from cluster.raft.messages import (
     Append,
     Appended,
     Hearing,
@@ -21,8 +23,6 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.group import Group
-from cluster.group_config import GroupConfig
 
 CONSENSUS = {Append, Appended, Hearing, HigherTerm, PreVote, PreVoteRequest, TimeoutNow, Vote, VoteRequest}
 

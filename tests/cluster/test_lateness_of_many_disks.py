@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.lateness import Lateness
-from cluster.timing import Timing
+from cluster.raft.timing import Timing
 
 BEAT_S = Timing().heartbeat_s
 HOP_S = 0.0005

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.envelope import Append, LogEntry
-from cluster.log_matching import contradiction, other_entry, vouched_for, without_known_prefix
+from cluster.raft.log_matching import contradiction, other_entry, vouched_for, without_known_prefix
+from cluster.raft.messages import Append, LogEntry
 
 
 def log_of(*terms: int) -> SimpleNamespace:

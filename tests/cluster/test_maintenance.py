@@ -10,9 +10,9 @@ from test_group_members import Growing, remove, replace_
 from test_group_timers import Member
 
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.envelope import Alarm
 from cluster.log.segment import CorruptJournal
 from cluster.maintenance import PATIENCE_S
+from cluster.raft.messages import Alarm
 
 ELECTION_MS = 5_000
 

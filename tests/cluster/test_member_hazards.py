@@ -10,9 +10,9 @@ from test_group_timers import Alarms, Member
 
 from cluster.configuration.configuration import MembershipRefused, PeerAddress
 from cluster.directory import GroupDirectory
-from cluster.envelope import VoteRequest, encode
 from cluster.identity import Owner
 from cluster.log.checkpoints import load_newest
+from cluster.raft.messages import VoteRequest, encode
 from cluster.state import GroupState
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from cluster.configuration.configuration import Configuration, PeerAddress, make
 from cluster.configuration.configuration import Member as Member_
 from cluster.log.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, make_entry
 from cluster.outages import ALL_MS, GAP_S, Outages
+from cluster.raft.proposals import PendingSubmissions
+from cluster.raft.timing import Timing
 from cluster.state import GroupState
-from cluster.submission import PendingSubmissions
-from cluster.timing import Timing
 
 DAY_MS = 86_400_000
 OUTAGE_MS = 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.pace import CALM_S, REST_MIN_S, SHARE_WITH_CLIENTS, Pace
+from cluster.raft.learner_pace import CALM_S, REST_MIN_S, SHARE_WITH_CLIENTS, Pace
 
 RATE = 1_000_000.0
 BURST_BYTES = 1024 * 1024

@@ -9,9 +9,9 @@ import pytest
 from memberships import configurations_of, directory_of
 
 from cluster.alarms import Alarms
-from cluster.envelope import Alarm, Status
 from cluster.log.hardstate import Standing
 from cluster.peers import Peers, member_status
+from cluster.raft.messages import Alarm, Status
 from cluster.shortage import Shortage
 
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.envelope import Appended
-from cluster.replication import Answers, Progress
+from cluster.raft.messages import Appended
+from cluster.raft.progress import Answers, Progress
 
 FIRST_INDEX = 50
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.log.entry import KIND_EXPEL, MalformedEntry, batches_of, make_entry
-from cluster.submission import PendingSubmissions, Proposals, Reign
+from cluster.raft.proposals import PendingSubmissions, Proposals, Reign
 
 FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.timing import STORE_MAX_S, Timing
+from cluster.raft.timing import STORE_MAX_S, Timing
 
 TIMING = Timing(heartbeat_s=0.1, campaign_retry_s=0.2)
 

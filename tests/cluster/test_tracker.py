@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memberships import configurations_of, directory_of
 
-from cluster.pace import Pace
-from cluster.tracker import ProgressTracker
+from cluster.raft.learner_pace import Pace
+from cluster.raft.tracker import ProgressTracker
 
 
 def now() -> float:

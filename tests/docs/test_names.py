@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
-from cluster import envelope
+from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
 from qq import config
 from qq.cli import credentials
@@ -172,7 +172,7 @@ def test_the_table_of_messages_between_nodes_has_all_of_them() -> None:
     rows = re.match(r"(?:\|.*\n)+", text)
     assert rows is not None
     named = [name for row in rows[0].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(message.__name__ for message in get_args(envelope.Message))
+    assert sorted(named) == sorted(message.__name__ for message in get_args(messages.Message))
 
 
 # --- files

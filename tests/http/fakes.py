@@ -21,12 +21,12 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
-from cluster.envelope import Alarm
 from cluster.fitness import Verdict
 from cluster.handshake import UnknownNodeError
 from cluster.inquiries import Inquiries
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
+from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits

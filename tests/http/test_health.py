@@ -13,7 +13,7 @@ import trustme
 from fakes import FakeManagement
 from http_node import Node
 
-from cluster.envelope import Alarm
+from cluster.raft.messages import Alarm
 from qq.http.view import CertificateFiles, Listener
 
 Fake = Node[FakeManagement]

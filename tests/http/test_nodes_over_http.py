@@ -13,7 +13,7 @@ from fakes import MachineManagement
 from http_node import Node
 
 from cluster.configuration.change_request import Verb
-from cluster.envelope import Alarm
+from cluster.raft.messages import Alarm
 from cluster.runtime.ports import pack
 from qq.http.view import Listener
 from qq.machine.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions

@@ -28,13 +28,11 @@ from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run,
 from chaos.sim.watched import WatchedMachine
 from cluster import identity
 from cluster.bootstrap import Bootstrap
-from cluster.clock import ClusterClock
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.voters import Membership
 from cluster.connection import LinkBacklog
 from cluster.engine import Engine
-from cluster.envelope import Append, Appended, Vote
 from cluster.group import Group
 from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
@@ -43,10 +41,12 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.origins import Admission, Origins
+from cluster.raft.cluster_clock import ClusterClock
+from cluster.raft.messages import Append, Appended, Vote
+from cluster.raft.proposals import PendingSubmissions, Reign
 from cluster.runtime.ports import Disk
 from cluster.state import GroupState, ReadState
 from cluster.stopping import RemovedFromCluster
-from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
@@ -906,7 +906,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "ahead of the clocks of any majority",
-        ("cluster.clock.ClusterClock.hear", believe_one_peer),
+        ("cluster.raft.cluster_clock.ClusterClock.hear", believe_one_peer),
         shown_by=26,
     ),
     Hazard(

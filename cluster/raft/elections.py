@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
-    from cluster.failure_detector import FailureDetector
+    from cluster.raft.failure_detector import FailureDetector
 
 
 class Role(IntEnum):

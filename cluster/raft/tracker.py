@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.replication import Progress
+from cluster.raft.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.configuration.history import Configurations
-    from cluster.pace import Pace
+    from cluster.raft.learner_pace import Pace
 
 
 class ProgressTracker:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.envelope import Appended
-    from cluster.pace import Pace
+    from cluster.raft.learner_pace import Pace
+    from cluster.raft.messages import Appended
 
 
 @dataclass(slots=True)

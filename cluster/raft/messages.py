@@ -31,9 +31,9 @@ from cluster.configuration.configuration import (
     fields_of,
     is_count,
 )
-from cluster.elections import Role
 from cluster.log.entry import ENTRY_BYTES_MAX
 from cluster.log.hardstate import Standing
+from cluster.raft.elections import Role
 from cluster.runtime.ports import Buffer, pack
 
 QUESTION_BYTES_MAX = 16 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from cluster.envelope import Append
+    from cluster.raft.messages import Append
 
 
 class TermsOfLog(Protocol):
