@@ -43,8 +43,8 @@ from cluster.statuses import Statuses
 from cluster.syncing import Syncing
 
 if TYPE_CHECKING:
+    from cluster.config import GroupConfig
     from cluster.engine import Engine
-    from cluster.group_config import GroupConfig
     from cluster.link_ports import Links
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime

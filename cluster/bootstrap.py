@@ -28,8 +28,8 @@ from cluster.stopping import RemovedFromCluster, Stopping
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from cluster.config import GroupConfig
     from cluster.engine import Engine
-    from cluster.group_config import GroupConfig
     from cluster.log.checkpoints import Checkpoint
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from cluster.group_config import GroupConfig
+    from cluster.config import GroupConfig
     from cluster.members import Members
     from cluster.peers import Peers
     from cluster.raft.proposals import Proposals

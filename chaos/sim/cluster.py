@@ -17,11 +17,11 @@ from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.applying import Confirmed, Expelled
+from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine import Engine
 from cluster.group import Group
-from cluster.group_config import GroupConfig
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing

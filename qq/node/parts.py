@@ -7,8 +7,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, host_problem
-from cluster.group_config import GroupConfig
 from cluster.raft.timing import Timing
 from qq.amqp.connection import Settings
 from qq.config import ConfigError

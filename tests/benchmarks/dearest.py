@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import NamedTuple
 
-from cluster.group_config import GroupConfig
+from cluster.config import GroupConfig
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindExchange,

@@ -31,7 +31,7 @@ from chaos.workloads.catalog import WORKLOADS, chosen
 from chaos.workloads.messages import Delivery, arrived, body_of
 from chaos.workloads.transport import Endpoint, LostError
 from chaos.workloads.world import Client, Pace, Rotation, World
-from cluster.group_config import GroupConfig
+from cluster.config import GroupConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

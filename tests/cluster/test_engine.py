@@ -30,11 +30,11 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from cluster.config import GroupConfig
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.departures import Departure
 from cluster.engine import NOTICE_S, Engine
 from cluster.group import Group
-from cluster.group_config import GroupConfig
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record

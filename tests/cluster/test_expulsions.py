@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cluster.config import GroupConfig
 from cluster.configuration.voters import Membership
 from cluster.expulsions import UNDECIDED_S, Expulsions
-from cluster.group_config import GroupConfig
 from cluster.peers import SILENT_S, Peers
 from cluster.raft.messages import Status
 

@@ -17,10 +17,10 @@ from toy_queue import FrozenToy
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
+from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
 from cluster.group import Group
-from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents
 from cluster.identity import Owner
 from cluster.log.entry import batches_of, entry_time_ms, is_regular

@@ -8,9 +8,9 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress
 from cluster.group import Group
-from cluster.group_config import GroupConfig
 from cluster.raft.messages import (
     Append,
     Appended,
