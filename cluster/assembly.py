@@ -44,7 +44,7 @@ from cluster.syncing import Syncing
 
 if TYPE_CHECKING:
     from cluster.config import GroupConfig
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.link_ports import Links
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.backup import Digest
     from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.identity import Owner
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cluster.configuration.configuration import Versions
 from cluster.configuration.history import Configurations
 from cluster.directory import GroupDirectory
+from cluster.engine.rejoin import Recovery
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
 from cluster.log.housekeeping import Housekeeping
@@ -21,7 +22,6 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.places import group_path
 from cluster.raft.cluster_clock import ClusterClock, bounded
-from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.stopping import RemovedFromCluster, Stopping
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cluster.config import GroupConfig
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.log.checkpoints import Checkpoint
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime

@@ -34,7 +34,7 @@ from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from cluster.directory import GroupDirectory
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.log.term_runs import TermRuns

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cluster.catch_up import SnapshotTaker
     from cluster.departures import Departures
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
+    from cluster.engine.rejoin import Recovery
     from cluster.enrolment import Enrolment
     from cluster.expulsions import Expulsions
     from cluster.inquiries import Inquiries
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from cluster.peers import Peers
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.proposals import PendingSubmissions
-    from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
 

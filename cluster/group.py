@@ -19,7 +19,7 @@ from cluster.applying import Confirmed, Expelled
 from cluster.assembly import Assembly, Hooks
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
-from cluster.engine import Engine
+from cluster.engine.engine import Engine
 from cluster.group_events import GroupEvents, Nobody
 from cluster.link_ports import Links
 from cluster.log.entry import SubmittedBatch, is_regular, make_entry

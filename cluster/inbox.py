@@ -17,13 +17,13 @@ from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import Append, Appended, Forward, MalformedFrame, Message, Status, decode
 
 if TYPE_CHECKING:
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
+    from cluster.engine.rejoin import Recovery
     from cluster.epochs import Epochs
     from cluster.members import Members
     from cluster.peers import Peers
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.proposals import Proposals
-    from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.stopping import Stopping

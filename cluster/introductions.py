@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.configuration.configuration import Configuration, PeerAddress
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
+    from cluster.engine.rejoin import Recovery
     from cluster.enrolment import Enrolment
     from cluster.members import Members
     from cluster.raft.messages import Message
-    from cluster.recovery import Recovery
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from cluster.raft.proposals import Reign
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.maintenance import Maintenance
     from cluster.members import Members
     from cluster.peers import Peers

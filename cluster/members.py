@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Member
     from cluster.configuration.history import Configurations
     from cluster.directory import GroupDirectory
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.link_ports import Links
     from cluster.peers import Peers
     from cluster.presence import Presence

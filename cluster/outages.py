@@ -25,7 +25,7 @@ from cluster.raft.cluster_clock import LEAP_MS
 
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.timing import Timing
     from cluster.runtime.ports import Runtime

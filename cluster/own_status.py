@@ -12,11 +12,11 @@ from cluster.raft.messages import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
     from cluster.alarms import Alarms
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
+    from cluster.engine.rejoin import Recovery
     from cluster.log.housekeeping import Housekeeping
     from cluster.members import Members
     from cluster.raft.cluster_clock import ClusterClock
-    from cluster.recovery import Recovery
     from cluster.runtime.ports import Runtime
     from cluster.stopping import Stopping
     from cluster.syncing import Syncing

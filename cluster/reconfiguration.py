@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.enrolment import Enrolment, Step
     from cluster.leadership import Leadership
     from cluster.members import Members

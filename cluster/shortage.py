@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cluster.alarms import Alarms
     from cluster.catch_up import SnapshotTaker
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.leadership import Leadership
     from cluster.log.housekeeping import Housekeeping
     from cluster.runtime.ports import Runtime

@@ -12,7 +12,7 @@ from cluster.raft.failure_detector import AwakeClock
 
 if TYPE_CHECKING:
     from cluster.departures import Departures
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer

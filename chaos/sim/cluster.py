@@ -20,7 +20,7 @@ from cluster.applying import Confirmed, Expelled
 from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
-from cluster.engine import Engine
+from cluster.engine.engine import Engine
 from cluster.group import Group
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion

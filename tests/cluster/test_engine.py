@@ -33,7 +33,8 @@ from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.departures import Departure
-from cluster.engine import NOTICE_S, Engine
+from cluster.engine.engine import NOTICE_S, Engine
+from cluster.engine.pysyncobj_adapter import PINNED_VERSION, instrument
 from cluster.group import Group
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
@@ -53,7 +54,6 @@ from cluster.raft.messages import (
     VoteRequest,
 )
 from cluster.raft.timing import Timing
-from cluster.seams import PINNED_VERSION, instrument
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"
@@ -363,7 +363,7 @@ def test_nobody_waits_for_a_leaders_disk_if_the_others_are_a_majority() -> None:
 
 
 def test_what_a_leader_has_not_synced_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.engine.UNSYNCED_BYTES_MAX", 1000)
+    monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 1000)
     node = leading()
 
     def stored_by_others() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from test_group_timers import Trio
 
-from cluster.engine import Engine
+from cluster.engine.engine import Engine
 from cluster.raft.messages import Append, Appended
 from cluster.raft.timing import Timing
 

@@ -23,7 +23,7 @@ SLOW, HANGING = 100.0, 10_000.0
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes hold what comes in a second or so in memory while it is not on the disk."""
-    monkeypatch.setattr("cluster.engine.UNSYNCED_BYTES_MAX", 4000)
+    monkeypatch.setattr("cluster.engine.engine.UNSYNCED_BYTES_MAX", 4000)
 
 
 def becomes_late(seconds: float, late_s: float, every_s: float) -> bool:

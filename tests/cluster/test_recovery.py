@@ -13,9 +13,9 @@ from memberships import configuration_of, configurations_of, directory_of
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
+from cluster.engine.rejoin import HOPELESS_S, Recovery
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.raft.messages import Status
-from cluster.recovery import HOPELESS_S, Recovery
 
 IDENTITY = b"cluster/n1/0"
 

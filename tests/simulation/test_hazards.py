@@ -32,7 +32,7 @@ from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.voters import Membership
 from cluster.connection import LinkBacklog
-from cluster.engine import Engine
+from cluster.engine.engine import Engine
 from cluster.group import Group
 from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
@@ -798,7 +798,7 @@ HAZARDS = [
         LONG_LOGS,
         30,
         "has committed another entry",
-        ("cluster.engine.vouched_for", believe_the_commit_index),
+        ("cluster.engine.engine.vouched_for", believe_the_commit_index),
         shown_by=28,
     ),
     Hazard(

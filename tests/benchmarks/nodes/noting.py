@@ -24,7 +24,7 @@ PROGRAM = sys.argv.pop(1)
 sys.path.insert(0, PROGRAM)
 from cluster.connection import PeerConnection  # noqa: E402
 from cluster.departures import Departures  # noqa: E402
-from cluster.engine import Engine  # noqa: E402
+from cluster.engine.engine import Engine  # noqa: E402
 from cluster.group import Group  # noqa: E402
 from cluster.inbox import Inbox  # noqa: E402
 from cluster.log.journal import SegmentedJournal  # noqa: E402

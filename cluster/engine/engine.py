@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj
 
+from cluster.engine.pysyncobj_adapter import StableNode
+from cluster.engine.pysyncobj_state import Stock
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.raft.elections import Elections, LogEnd, Move, Role
 from cluster.raft.failure_detector import AwakeClock, FailureDetector
@@ -59,8 +61,6 @@ from cluster.raft.messages import (
 from cluster.raft.progress import Answers, Progress
 from cluster.raft.timing import Timing
 from cluster.raft.tracker import ProgressTracker
-from cluster.seams import StableNode
-from cluster.stock import Stock
 
 if TYPE_CHECKING:
     from pysyncobj.node import Node

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from cluster.configuration.configuration import Configuration
     from cluster.configuration.history import Configurations
-    from cluster.engine import Engine
+    from cluster.engine.engine import Engine
     from cluster.log.hardstate import HardStateFile
     from cluster.log.journal import SegmentedJournal
     from cluster.raft.messages import Status
