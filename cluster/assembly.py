@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.alarms import Alarms
-from cluster.applying import Applying
 from cluster.backup_source import BackupSource
 from cluster.bootstrap import Bootstrap
 from cluster.catch_up import SnapshotGiver
@@ -39,6 +38,7 @@ from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.reconfiguration import Reconfiguration
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
+from cluster.state.apply import Applying
 from cluster.statuses import Statuses
 from cluster.syncing import Syncing
 

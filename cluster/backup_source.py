@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Disk
-    from cluster.state import GroupState
+    from cluster.state.group_state import GroupState
 
 
 class BackupSource:

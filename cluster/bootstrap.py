@@ -22,7 +22,7 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.places import group_path
 from cluster.raft.cluster_clock import ClusterClock, bounded
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 from cluster.stopping import RemovedFromCluster, Stopping
 
 if TYPE_CHECKING:

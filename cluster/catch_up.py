@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cluster.raft.learner_pace import Pace
     from cluster.raft.progress import Progress
     from cluster.runtime.ports import Buffer, Disk, File, Runtime
-    from cluster.state import GroupState, ReadState
+    from cluster.state.group_state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Versions
     from cluster.configuration.history import Configurations
     from cluster.runtime.ports import Disk
-    from cluster.state import GroupState, ReadState
+    from cluster.state.group_state import GroupState, ReadState
 
 log = logging.getLogger(__name__)
 

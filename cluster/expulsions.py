@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cluster.raft.proposals import Proposals
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.state import GroupState
+    from cluster.state.group_state import GroupState
 
 log = logging.getLogger(__name__)
 

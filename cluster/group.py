@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from cluster.applying import Confirmed, Expelled
 from cluster.assembly import Assembly, Hooks
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
@@ -31,6 +30,7 @@ from cluster.raft.messages import Forward
 from cluster.raft.proposals import Reign
 from cluster.runtime.histogram import Histogram
 from cluster.runtime.ports import Buffer, Disk, Runtime
+from cluster.state.apply import Confirmed, Expelled
 
 log = logging.getLogger(__name__)
 

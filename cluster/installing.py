@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.members import Members
     from cluster.raft.messages import Message, Offer
     from cluster.runtime.ports import Disk, Runtime
-    from cluster.state import ReadState
+    from cluster.state.group_state import ReadState
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.applying import Applying
 from cluster.backup import CHUNK_BYTES
 from cluster.configuration.configuration import (
     ID_BYTES,
@@ -41,7 +40,8 @@ from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.places import GROUPS
 from cluster.raft.proposals import PendingSubmissions
-from cluster.state import GroupState
+from cluster.state.apply import Applying
+from cluster.state.group_state import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

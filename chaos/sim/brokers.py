@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.sim.client_socket import ClientSocket
 from chaos.sim.cluster import NodeEvents
 from chaos.sim.tagged_log import TaggedLog
-from cluster.applying import Confirmed, Expelled
 from cluster.net.connection_slots import Places
+from cluster.state.apply import Confirmed, Expelled
 from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.unfinished import Unfinished

@@ -16,7 +16,6 @@ from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
-from cluster.applying import Confirmed, Expelled
 from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
@@ -27,6 +26,7 @@ from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
+from cluster.state.apply import Confirmed, Expelled
 from cluster.stopping import ObsoleteLog, RemovedFromCluster
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.new_cluster import UNFINISHED
 from cluster.places import group_path
 from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 from qq.cli.archive import is_backup, opened
 from qq.diagnosis.words import number
 from qq.errors import CommandError

@@ -45,7 +45,7 @@ from cluster.runtime.asyncio_runtime import (
     check_not_in_use,
     make_directory,
 )
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 from qq.cli.archive import is_backup, opened
 from qq.cli.backup import describe
 from qq.cli.inspect import describe_state, describe_time, find_group

@@ -9,7 +9,7 @@ import base64
 import logging
 from typing import TYPE_CHECKING, Any
 
-from cluster.applying import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Expelled
 from qq.machine import commands
 from qq.machine.codec import check_command
 from qq.metrics import Counters

@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
-from cluster.applying import Confirmed, Expelled
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.net.connection_slots import Places
+from cluster.state.apply import Confirmed, Expelled
 from qq import tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lone_broker import LoneBroker
 
-from cluster.applying import Expelled
+from cluster.state.apply import Expelled
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes import Changes, is_made

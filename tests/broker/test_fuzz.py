@@ -23,7 +23,7 @@ from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostil
 from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 from qq.machine.codec import encode_batch
 from qq.machine.commands import PutVhost
 from qq.machine.machine import QueueMachine

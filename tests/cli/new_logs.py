@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cluster.directory import GroupDirectory
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from cluster.directory import GroupDirectory
     from cluster.log.journal import SegmentedJournal
-    from cluster.state import GroupState
+    from cluster.state.group_state import GroupState
 
 TIME_MS = 1_767_323_045_678
 SETTING_UP = b"".join(encode_batch([DeclareQueue(1, 1, "tasks", False, True, False, False, False, {})], []))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from chaos.sim.ledger import Ledger
-from cluster.applying import Applying
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
 from cluster.identity import OtherVersion
 from cluster.log.entry import make_batch, make_entry
 from cluster.raft.proposals import PendingSubmissions
-from cluster.state import GroupState
+from cluster.state.apply import Applying
+from cluster.state.group_state import GroupState
 
 LOW, HIGH = Ledger.versions
 

@@ -13,7 +13,7 @@ from cluster.directory import GroupDirectory
 from cluster.identity import Owner
 from cluster.log.checkpoints import load_newest
 from cluster.raft.messages import VoteRequest, encode
-from cluster.state import GroupState
+from cluster.state.group_state import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

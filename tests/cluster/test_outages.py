@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_group_timers import Alarms, Member, Trio, _nothing
 
-from cluster.applying import Applying
 from cluster.configuration.configuration import Configuration, PeerAddress, make_configuration
 from cluster.configuration.configuration import Member as Member_
 from cluster.log.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, make_entry
 from cluster.outages import ALL_MS, GAP_S, Outages
 from cluster.raft.proposals import PendingSubmissions
 from cluster.raft.timing import Timing
-from cluster.state import GroupState
+from cluster.state.apply import Applying
+from cluster.state.group_state import GroupState
 
 DAY_MS = 86_400_000
 OUTAGE_MS = 20_000

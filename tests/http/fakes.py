@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
-from cluster.applying import Confirmed
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import (
     ID_BYTES,
@@ -28,6 +27,7 @@ from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
+from cluster.state.apply import Confirmed
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
 from qq.http.view import (

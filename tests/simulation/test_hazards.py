@@ -40,12 +40,12 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
-from cluster.origins import Admission, Origins
 from cluster.raft.cluster_clock import ClusterClock
 from cluster.raft.messages import Append, Appended, Vote
 from cluster.raft.proposals import PendingSubmissions, Reign
 from cluster.runtime.ports import Disk
-from cluster.state import GroupState, ReadState
+from cluster.state.dedup import Admission, Origins
+from cluster.state.group_state import GroupState, ReadState
 from cluster.stopping import RemovedFromCluster
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
@@ -841,7 +841,7 @@ HAZARDS = [
         None,
         20,
         "took effect, batch",
-        ("cluster.state.Origins", ForgetfulOrigins),
+        ("cluster.state.group_state.Origins", ForgetfulOrigins),
         shown_by=6,
         is_long=True,
     ),
@@ -1157,7 +1157,7 @@ HAZARDS = [
         UPGRADES,
         20,
         "elsewhere and is",
-        ("cluster.state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
+        ("cluster.state.group_state.GroupState.adopt", adopt_and_go_by_the_lowest_version),
         shown_by=3,
         is_long=True,
     ),

@@ -21,7 +21,7 @@ from chaos.sim.cluster import Parts
 from chaos.sim.network import NetworkOptions
 from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.recorded import OPTIONS, record
-from cluster.origins import Admission, Origins
+from cluster.state.dedup import Admission, Origins
 from qq.sessions.submissions import Batch, Submissions
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import msgpack
 
 from cluster.configuration.configuration import Versions, configuration_from, fields_of
 from cluster.identity import OtherVersion
-from cluster.origins import Origins
 from cluster.runtime.ports import pack
+from cluster.state.dedup import Origins
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration

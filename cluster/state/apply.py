@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import configuration_time_ms, read_configuration
 from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, BatchView, batches_of, entry_time_ms
-from cluster.origins import Admission
+from cluster.state.dedup import Admission
 
 if TYPE_CHECKING:
     from cluster.raft.proposals import PendingSubmissions
-    from cluster.state import GroupState
+    from cluster.state.group_state import GroupState
 
 
 class Confirmed(NamedTuple):
