@@ -19,11 +19,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cluster.configuration.configuration import ID_BYTES
-from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, read_checkpoint
 from cluster.log.manifest import is_segment_name
 from cluster.log.sealed_segment import load_index, verify
 from cluster.log.segment import JournalError, Segment
+from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from cluster.backup import Digest
     from cluster.configuration.history import Configurations
-    from cluster.directory import GroupDirectory
     from cluster.engine.engine import Engine
-    from cluster.identity import Owner
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Disk
     from cluster.state.group_state import GroupState
+    from cluster.storage.directory import GroupDirectory
+    from cluster.storage.identity import Owner
 
 
 class BackupSource:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
 from cluster.configuration.history import Configurations
-from cluster.directory import GroupDirectory
 from cluster.engine.rejoin import Recovery
-from cluster.identity import Owner
-from cluster.incarnation import Incarnations
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
-from cluster.places import group_path
 from cluster.raft.cluster_clock import ClusterClock, bounded
 from cluster.state.group_state import GroupState
-from cluster.stopping import RemovedFromCluster, Stopping
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.fail_stop import RemovedFromCluster, Stopping
+from cluster.storage.identity import Owner
+from cluster.storage.incarnation import Incarnations
+from cluster.storage.paths import group_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

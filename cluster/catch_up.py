@@ -33,7 +33,6 @@ from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Snapshot
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
-    from cluster.directory import GroupDirectory
     from cluster.engine.engine import Engine
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from cluster.raft.progress import Progress
     from cluster.runtime.ports import Buffer, Disk, File, Runtime
     from cluster.state.group_state import GroupState, ReadState
+    from cluster.storage.directory import GroupDirectory
 
 log = logging.getLogger(__name__)
 

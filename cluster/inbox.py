@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cluster.raft.proposals import Proposals
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.stopping import Stopping
+    from cluster.storage.fail_stop import Stopping
     from cluster.syncing import Syncing
 
 log = logging.getLogger(__name__)

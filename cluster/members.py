@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from cluster.configuration.configuration import Member
     from cluster.configuration.history import Configurations
-    from cluster.directory import GroupDirectory
     from cluster.engine.engine import Engine
     from cluster.link_ports import Links
     from cluster.peers import Peers
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
+    from cluster.storage.directory import GroupDirectory
 
 log = logging.getLogger(__name__)
 

@@ -29,28 +29,28 @@ from cluster.configuration.configuration import (
     make_configuration,
 )
 from cluster.configuration.history import Configurations
-from cluster.directory import GroupDirectory
-from cluster.identity import OtherVersion, load_copies, names_of
-from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint, write_checkpoint
 from cluster.log.entry import is_regular
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
-from cluster.places import GROUPS
 from cluster.raft.proposals import PendingSubmissions
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import OtherVersion, load_copies, names_of
+from cluster.storage.incarnation import INCARNATION_LEAP
+from cluster.storage.paths import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from cluster.backup import Contents
-    from cluster.identity import Claim, Owner
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk
+    from cluster.storage.identity import Claim, Owner
 
 UNFINISHED = f"{GROUPS}/restoring"
 """The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.members import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.runtime.ports import Runtime
-    from cluster.stopping import Stopping
+    from cluster.storage.fail_stop import Stopping
     from cluster.syncing import Syncing
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cluster.log.free_space import CHECK_INTERVAL_S
 from cluster.raft.messages import Alarm
-from cluster.stopping import ObsoleteLog
+from cluster.storage.fail_stop import ObsoleteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.log.housekeeping import Housekeeping
     from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
-    from cluster.stopping import Stopping
+    from cluster.storage.fail_stop import Stopping
     from cluster.syncing import Syncing
 
 log = logging.getLogger(__name__)

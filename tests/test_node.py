@@ -20,9 +20,9 @@ import pika.exceptions
 import pytest
 
 from cluster.configuration.configuration import Versions
-from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, RealDisk
+from cluster.storage.identity import Owner, claim_directory
 from qq import garbage, memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError

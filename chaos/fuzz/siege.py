@@ -34,10 +34,10 @@ from pamqp.common import FieldTable
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
 from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, HarmError
-from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.state.group_state import GroupState
+from cluster.storage.identity import Owner
 from qq.cli.layout import HOST, PASSWORD, Settings
 from qq.cli.layout import USER as ADMINISTRATOR
 from qq.machine.machine import QueueMachine

@@ -22,12 +22,12 @@ from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine.engine import Engine
 from cluster.group import Group
 from cluster.handshake import VERSIONS as PROTOCOLS
-from cluster.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
 from cluster.state.apply import Confirmed, Expelled
-from cluster.stopping import ObsoleteLog, RemovedFromCluster
+from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
+from cluster.storage.identity import MEMBER_FILE, OtherMembers, OtherVersion
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine

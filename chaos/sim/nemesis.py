@@ -16,7 +16,6 @@ from chaos.sim.operators import Operators
 from chaos.sim.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import PeerAddress
-from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import Standing
 from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
@@ -24,6 +23,7 @@ from cluster.log.sealed_segment import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.segment_reader import scan_open
 from cluster.log.sync_mark import MARK_NAME, load_mark
+from cluster.storage.identity import START_FILES, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

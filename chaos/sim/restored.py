@@ -20,8 +20,8 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.stored import StoredMessages
 from chaos.sim.watched import Program, WatchedMachine
 from cluster.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
-from cluster.identity import Owner
 from cluster.new_cluster import restore
+from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 
 from cluster.configuration.configuration import Versions, configuration_from, fields_of
-from cluster.identity import OtherVersion
 from cluster.runtime.ports import pack
 from cluster.state.dedup import Origins
+from cluster.storage.identity import OtherVersion
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration

@@ -20,7 +20,22 @@ from cluster.configuration.configuration import (
     configuration_time_ms,
     read_configuration,
 )
-from cluster.inspection import (
+from cluster.log.entry import (
+    KIND_EXPEL,
+    KIND_OUTAGE,
+    REGULAR,
+    BatchView,
+    MalformedEntry,
+    batches_of,
+    compacted_parts,
+    entry_time_ms,
+    is_compacted,
+)
+from cluster.log.hardstate import HardState, Standing
+from cluster.new_cluster import UNFINISHED
+from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
+from cluster.state.group_state import GroupState
+from cluster.storage.inspect import (
     INDEX_MAX,
     CheckpointFound,
     Cure,
@@ -37,23 +52,8 @@ from cluster.inspection import (
     Whose,
     entries,
 )
-from cluster.inspection import inspect as find_all
-from cluster.log.entry import (
-    KIND_EXPEL,
-    KIND_OUTAGE,
-    REGULAR,
-    BatchView,
-    MalformedEntry,
-    batches_of,
-    compacted_parts,
-    entry_time_ms,
-    is_compacted,
-)
-from cluster.log.hardstate import HardState, Standing
-from cluster.new_cluster import UNFINISHED
-from cluster.places import group_path
-from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
-from cluster.state.group_state import GroupState
+from cluster.storage.inspect import inspect as find_all
+from cluster.storage.paths import group_path
 from qq.cli.archive import is_backup, opened
 from qq.diagnosis.words import number
 from qq.errors import CommandError

@@ -20,8 +20,20 @@ from cluster.configuration.configuration import (
     is_configuration,
     read_configuration,
 )
-from cluster.identity import ForeignDirectory, Identity, Owner
-from cluster.inspection import (
+from cluster.log.entry import entry_time_ms, is_regular
+from cluster.log.hardstate import Standing
+from cluster.log.segment import JournalError
+from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
+from cluster.runtime.asyncio_runtime import (
+    DirectoryInUse,
+    ReadOnlyDisk,
+    RealDisk,
+    check_not_in_use,
+    make_directory,
+)
+from cluster.state.group_state import GroupState
+from cluster.storage.identity import ForeignDirectory, Identity, Owner
+from cluster.storage.inspect import (
     CheckpointFound,
     Cure,
     EntryFound,
@@ -32,20 +44,8 @@ from cluster.inspection import (
     Whose,
     entries,
 )
-from cluster.inspection import inspect as find_all
-from cluster.log.entry import entry_time_ms, is_regular
-from cluster.log.hardstate import Standing
-from cluster.log.segment import JournalError
-from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
-from cluster.places import GROUPS, REMOVED, group_path
-from cluster.runtime.asyncio_runtime import (
-    DirectoryInUse,
-    ReadOnlyDisk,
-    RealDisk,
-    check_not_in_use,
-    make_directory,
-)
-from cluster.state.group_state import GroupState
+from cluster.storage.inspect import inspect as find_all
+from cluster.storage.paths import GROUPS, REMOVED, group_path
 from qq.cli.archive import is_backup, opened
 from qq.cli.backup import describe
 from qq.cli.inspect import describe_state, describe_time, find_group

@@ -11,7 +11,7 @@ import os
 from typing import Any, NoReturn
 
 from cluster.log.segment import CorruptJournal
-from cluster.stopping import ObsoleteLog, RemovedFromCluster
+from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from qq.errors import StartError
 
 log = logging.getLogger(__name__)

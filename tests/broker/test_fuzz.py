@@ -20,10 +20,10 @@ from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
 from chaos.fuzz.run import TROUBLE, HarmError, _Frames, _note, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
-from cluster.identity import Owner
 from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.state.group_state import GroupState
+from cluster.storage.identity import Owner
 from qq.machine.codec import encode_batch
 from qq.machine.commands import PutVhost
 from qq.machine.machine import QueueMachine

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.directory import GroupDirectory
-from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
 from cluster.state.group_state import GroupState
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:

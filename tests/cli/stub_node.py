@@ -10,7 +10,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from cluster.directory import REMOVED
+from cluster.storage.directory import REMOVED
 from qq.errors import StartError
 
 if TYPE_CHECKING:

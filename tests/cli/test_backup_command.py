@@ -47,9 +47,9 @@ from qq.machine.machine import QueueMachine
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from cluster.directory import GroupDirectory
     from cluster.log.journal import SegmentedJournal
     from cluster.state.group_state import GroupState
+    from cluster.storage.directory import GroupDirectory
 
 TIME_MS = 1_767_323_045_678
 SETTING_UP = b"".join(encode_batch([DeclareQueue(1, 1, "tasks", False, True, False, False, False, {})], []))

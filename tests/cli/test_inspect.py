@@ -14,8 +14,6 @@ import pytest
 from new_logs import GROUP, new_log, raising
 
 from cluster.configuration.configuration import Versions
-from cluster.directory import GroupDirectory
-from cluster.identity import Owner
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, make_batch, make_compacted, make_entry
 from cluster.log.hardstate import HardState, Standing
@@ -23,6 +21,8 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed_segment import write_sparse
 from cluster.log.segment import FILE_HEADER_BYTES, Segment
 from cluster.runtime.asyncio_runtime import RealDisk
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
 from qq.cli import main
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown

@@ -9,11 +9,11 @@ import pytest
 
 from chaos.sim.ledger import Ledger
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
-from cluster.identity import OtherVersion
 from cluster.log.entry import make_batch, make_entry
 from cluster.raft.proposals import PendingSubmissions
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
+from cluster.storage.identity import OtherVersion
 
 LOW, HIGH = Ledger.versions
 

@@ -29,10 +29,10 @@ from cluster.backup import (
     unpack_contents,
 )
 from cluster.configuration.configuration import ID_BYTES, PeerAddress, Versions
-from cluster.identity import OtherVersion, Owner
 from cluster.log.hardstate import Standing
 from cluster.new_cluster import NewCluster, recover, restore
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.identity import OtherVersion, Owner
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

@@ -25,9 +25,6 @@ from cluster.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
-from cluster.directory import GroupDirectory, moving_checkpoint
-from cluster.identity import Owner
-from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
@@ -37,6 +34,9 @@ from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
 from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.raft.progress import Progress
+from cluster.storage.directory import GroupDirectory, moving_checkpoint
+from cluster.storage.identity import Owner
+from cluster.storage.incarnation import INCARNATION_LEAP
 
 STATE = b"the state" * 50_000
 ENTRIES = 200

@@ -51,7 +51,7 @@ from cluster.raft.messages import (
     encode,
 )
 from cluster.runtime.ports import pack
-from cluster.stopping import RemovedFromCluster
+from cluster.storage.fail_stop import RemovedFromCluster
 
 STATUS = Status(Role.LEADER, 7, 9, 8, 8, Standing.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)
 MESSAGES: list[Message] = [

@@ -12,10 +12,10 @@ from test_group_members import Growing, id_of
 from test_group_timers import Member, Trio
 
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.identity import MEMBER_FILE, load_copies, load_member_copies, store_identity
 from cluster.log.hardstate import Standing
 from cluster.log.mirrored_file import pack_twice, read_twice
 from cluster.runtime.ports import pack
+from cluster.storage.identity import MEMBER_FILE, load_copies, load_member_copies, store_identity
 
 GROUP = "groups/0"
 IDENTITY = f"{GROUP}/identity"

@@ -23,7 +23,7 @@ from cluster.log.hardstate import Standing
 from cluster.raft.messages import Vote, encode
 from cluster.raft.timing import Timing
 from cluster.reconfiguration import NotNow
-from cluster.stopping import RemovedFromCluster
+from cluster.storage.fail_stop import RemovedFromCluster
 
 Step = Callable[[Configuration], Configuration]
 

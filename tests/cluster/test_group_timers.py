@@ -19,15 +19,15 @@ from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, Versions
-from cluster.directory import GroupDirectory
 from cluster.group import Group
 from cluster.group_events import GroupEvents
-from cluster.identity import Owner
 from cluster.log.entry import batches_of, entry_time_ms, is_regular
 from cluster.log.journal import SegmentedJournal
 from cluster.raft.cluster_clock import PATIENCE_S
 from cluster.raft.messages import Transfer, encode
 from cluster.runtime.ports import pack
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
 
 RUNG_MAX = 2
 DAY_MS = 86_400_000

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.configuration.configuration import Versions
-from cluster.directory import GroupDirectory
 from cluster.handover import HANDOVER_S, PAUSE_S, Handover
-from cluster.identity import Owner
-from cluster.incarnation import INCARNATION_LEAP, Incarnations
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
+from cluster.storage.incarnation import INCARNATION_LEAP, Incarnations
 
 
 def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itself() -> None:

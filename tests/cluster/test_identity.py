@@ -10,7 +10,10 @@ import pytest
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from cluster.configuration.configuration import Versions
-from cluster.identity import (
+from cluster.log.mirrored_file import pack_twice
+from cluster.log.segment import UnknownFormat
+from cluster.runtime.ports import pack
+from cluster.storage.identity import (
     FILE,
     MEMBER_FILE,
     START_FILES,
@@ -28,9 +31,6 @@ from cluster.identity import (
     note_writes_lost,
     store_identity,
 )
-from cluster.log.mirrored_file import pack_twice
-from cluster.log.segment import UnknownFormat
-from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

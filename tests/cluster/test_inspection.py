@@ -11,9 +11,16 @@ from zlib import crc32
 import pytest
 
 from cluster.configuration.configuration import Versions
-from cluster.directory import MOVING, GroupDirectory
-from cluster.identity import ForeignDirectory, Identity, OtherVersion, Owner
-from cluster.inspection import (
+from cluster.log.checkpoints import checkpoint_name, write_checkpoint
+from cluster.log.hardstate import HardState, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.sealed_segment import verify, write_sparse
+from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
+from cluster.log.sync_mark import MARK_NAME, Mark
+from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
+from cluster.storage.directory import MOVING, GroupDirectory
+from cluster.storage.identity import ForeignDirectory, Identity, OtherVersion, Owner
+from cluster.storage.inspect import (
     CheckpointFound,
     Cure,
     EntryFound,
@@ -30,13 +37,6 @@ from cluster.inspection import (
     entries,
     inspect,
 )
-from cluster.log.checkpoints import checkpoint_name, write_checkpoint
-from cluster.log.hardstate import HardState, Standing
-from cluster.log.journal import SegmentedJournal
-from cluster.log.sealed_segment import verify, write_sparse
-from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
-from cluster.log.sync_mark import MARK_NAME, Mark
-from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

@@ -9,11 +9,11 @@ from test_group_members import Growing, id_of, remove, voters_of
 from test_group_timers import Alarms, Member
 
 from cluster.configuration.configuration import MembershipRefused, PeerAddress
-from cluster.directory import GroupDirectory
-from cluster.identity import Owner
 from cluster.log.checkpoints import load_newest
 from cluster.raft.messages import VoteRequest, encode
 from cluster.state.group_state import GroupState
+from cluster.storage.directory import GroupDirectory
+from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -26,7 +26,6 @@ from chaos.sim.cluster import Parts, SimulationOptions
 from chaos.sim.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
 from chaos.sim.watched import WatchedMachine
-from cluster import identity
 from cluster.bootstrap import Bootstrap
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
@@ -34,7 +33,6 @@ from cluster.configuration.voters import Membership
 from cluster.connection import LinkBacklog
 from cluster.engine.engine import Engine
 from cluster.group import Group
-from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -46,7 +44,9 @@ from cluster.raft.proposals import PendingSubmissions, Reign
 from cluster.runtime.ports import Disk
 from cluster.state.dedup import Admission, Origins
 from cluster.state.group_state import GroupState, ReadState
-from cluster.stopping import RemovedFromCluster
+from cluster.storage import identity
+from cluster.storage.fail_stop import RemovedFromCluster
+from cluster.storage.identity import Identity, Owner
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
@@ -1079,7 +1079,7 @@ HAZARDS = [
         LISTS,
         20,
         "both lead term",
-        ("cluster.identity._checked", let_everybody_in),
+        ("cluster.storage.identity._checked", let_everybody_in),
         shown_by=74,
         world=KNOWN_BY_NAMES,
         is_long=True,
@@ -1090,7 +1090,7 @@ HAZARDS = [
         LISTS,
         20,
         "both lead term",
-        ("cluster.identity._checked", let_everybody_in),
+        ("cluster.storage.identity._checked", let_everybody_in),
         shown_by=6,
         world=KNOWN_BY_NAMES,
         is_long=True,
@@ -1141,7 +1141,7 @@ HAZARDS = [
         UPGRADES,
         20,
         "and its program can run",
-        ("cluster.identity._checked", believe_in_any_version),
+        ("cluster.storage.identity._checked", believe_in_any_version),
         shown_by=8,
     ),
     Hazard(

@@ -18,10 +18,10 @@ from chaos.sim.cluster import LOG, SimulatedNode, SimulationOptions
 from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
-from cluster.directory import OBSOLETE
 from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
+from cluster.storage.directory import OBSOLETE
 
 SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,

@@ -20,17 +20,17 @@ from zlib import crc32
 import pytest
 
 from cluster.configuration.configuration import Versions
-from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.sync_mark import Mark
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.inspect import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from cluster.inspection import Finding
     from cluster.runtime.ports import Disk
+    from cluster.storage.inspect import Finding
     from qq.testing import ClusterNode
 
 MIB = 1024 * 1024

@@ -15,8 +15,8 @@ from system_commands import run_qq
 from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
-from cluster.identity import load_copies
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.identity import load_copies
 from qq.cli.asking import why_not_ready
 from qq.testing import LocalCluster
 

@@ -15,8 +15,8 @@ from system_clients import PERSISTENT, pika_connection
 from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
-from cluster.inspection import EntryFound, entries
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.inspect import EntryFound, entries
 from qq.machine.versions import VERSIONS
 from qq.testing import LocalCluster
 

@@ -14,8 +14,8 @@ from system_commands import run_command
 from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
-from cluster.identity import load_copies
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.storage.identity import load_copies
 from qq.cli.asking import ask
 from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster

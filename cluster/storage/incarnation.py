@@ -12,9 +12,9 @@ from cluster.raft.cluster_clock import bounded
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Versions
-    from cluster.directory import GroupDirectory
-    from cluster.identity import Claim
     from cluster.runtime.ports import Runtime
+    from cluster.storage.directory import GroupDirectory
+    from cluster.storage.identity import Claim
 
 INCARNATION_LEAP = 2**20
 """A node that may have lost count leaves out up to this many numbers, drawn at random."""

@@ -12,18 +12,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.configuration.configuration import Versions
-from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, moving_checkpoint
-from cluster.identity import FILE as IDENTITY_NAME
-from cluster.identity import (
-    MEMBER_FILE,
-    START_FILES,
-    Identity,
-    OtherVersion,
-    Start,
-    load_member_copies,
-    load_start,
-)
-from cluster.identity import load_copies as load_identity_copies
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
@@ -45,8 +33,20 @@ from cluster.log.segment import (
 from cluster.log.segment_reader import scan_open
 from cluster.log.sync_mark import MARK_NAME, Mark, load_mark
 from cluster.log.term_runs import TermRuns
-from cluster.places import REMOVED
 from cluster.runtime.ports import TEMPORARY
+from cluster.storage.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, moving_checkpoint
+from cluster.storage.identity import FILE as IDENTITY_NAME
+from cluster.storage.identity import (
+    MEMBER_FILE,
+    START_FILES,
+    Identity,
+    OtherVersion,
+    Start,
+    load_member_copies,
+    load_start,
+)
+from cluster.storage.identity import load_copies as load_identity_copies
+from cluster.storage.paths import REMOVED
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.configuration.history import Configurations
-    from cluster.directory import GroupDirectory
     from cluster.raft.log_matching import ForeignLog
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
+    from cluster.storage.directory import GroupDirectory
 
 log = logging.getLogger(__name__)
 

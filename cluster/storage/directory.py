@@ -25,7 +25,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.identity import (
+from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import MANIFEST_NAME
+from cluster.log.segment import CorruptJournal, UnknownFormat
+from cluster.storage.identity import (
     MEMBER_FILE,
     Claim,
     DirectoryId,
@@ -40,12 +45,7 @@ from cluster.identity import (
     store_directory_id,
     store_identity,
 )
-from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
-from cluster.log.hardstate import HardState, HardStateFile, Standing
-from cluster.log.journal import SegmentedJournal
-from cluster.log.manifest import MANIFEST_NAME
-from cluster.log.segment import CorruptJournal, UnknownFormat
-from cluster.places import REMOVED
+from cluster.storage.paths import REMOVED
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Versions
