@@ -17,12 +17,10 @@ from cluster.backup_source import BackupSource
 from cluster.bootstrap import Bootstrap
 from cluster.catch_up import SnapshotGiver
 from cluster.configuration.configuration import Versions
-from cluster.departures import Departures
 from cluster.enrolment import Enrolment
 from cluster.epochs import Epochs
 from cluster.expulsions import Expulsions
 from cluster.inbox import Inbox
-from cluster.inquiries import Inquiries
 from cluster.installing import Installing
 from cluster.introductions import Introductions
 from cluster.leadership import Leadership
@@ -32,7 +30,6 @@ from cluster.members import Members
 from cluster.outages import Outages
 from cluster.own_status import OwnStatus
 from cluster.peers import Peers
-from cluster.presence import Presence
 from cluster.raft import messages
 from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.reconfiguration import Reconfiguration
@@ -40,14 +37,17 @@ from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
 from cluster.state.apply import Applying
 from cluster.statuses import Statuses
-from cluster.syncing import Syncing
+from cluster.transport.connected import Presence
+from cluster.transport.log_sync import Syncing
+from cluster.transport.outbox import Departures
+from cluster.transport.queries import Inquiries
 
 if TYPE_CHECKING:
     from cluster.config import GroupConfig
     from cluster.engine.engine import Engine
-    from cluster.link_ports import Links
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk, Runtime
+    from cluster.transport.ports import Links
 
 SNAPSHOT_ID_BITS = 19
 """Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated.

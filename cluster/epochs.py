@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.catch_up import SnapshotTaker
-    from cluster.departures import Departures
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
     from cluster.enrolment import Enrolment
     from cluster.expulsions import Expulsions
-    from cluster.inquiries import Inquiries
     from cluster.introductions import Introductions
     from cluster.leadership import Leadership
-    from cluster.link_ports import Links
     from cluster.members import Members
     from cluster.own_status import OwnStatus
     from cluster.peers import Peers
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
     from cluster.raft.proposals import PendingSubmissions
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
+    from cluster.transport.outbox import Departures
+    from cluster.transport.ports import Links
+    from cluster.transport.queries import Inquiries
 
 
 class Epochs:

@@ -20,7 +20,6 @@ from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine.engine import Engine
 from cluster.group_events import GroupEvents, Nobody
-from cluster.link_ports import Links
 from cluster.log.entry import SubmittedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
@@ -31,6 +30,7 @@ from cluster.raft.proposals import Reign
 from cluster.runtime.histogram import Histogram
 from cluster.runtime.ports import Buffer, Disk, Runtime
 from cluster.state.apply import Confirmed, Expelled
+from cluster.transport.ports import Links
 
 log = logging.getLogger(__name__)
 

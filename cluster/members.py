@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.departures import OLDEST_PROTOCOL
 from cluster.raft.messages import Appended, Forward, Hearing, Inquiry, PreVote, Vote, VoteRequest
+from cluster.transport.outbox import OLDEST_PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Member
     from cluster.configuration.history import Configurations
     from cluster.engine.engine import Engine
-    from cluster.link_ports import Links
     from cluster.peers import Peers
-    from cluster.presence import Presence
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
     from cluster.storage.directory import GroupDirectory
+    from cluster.transport.connected import Presence
+    from cluster.transport.ports import Links
 
 log = logging.getLogger(__name__)
 

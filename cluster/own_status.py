@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.runtime.ports import Runtime
     from cluster.storage.fail_stop import Stopping
-    from cluster.syncing import Syncing
+    from cluster.transport.log_sync import Syncing
 
 
 class OwnStatus:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from cluster.statuses import Statuses
     from cluster.storage.fail_stop import Stopping
-    from cluster.syncing import Syncing
+    from cluster.transport.log_sync import Syncing
 
 log = logging.getLogger(__name__)
 

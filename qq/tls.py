@@ -9,7 +9,7 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cluster.links import PeerTls
+from cluster.transport.peer_links import PeerTls
 from qq.config import read_hidden
 from qq.distinguished_names import distinguished_name
 from qq.errors import StartError

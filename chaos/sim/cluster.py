@@ -21,13 +21,13 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine.engine import Engine
 from cluster.group import Group
-from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
 from cluster.state.apply import Confirmed, Expelled
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import MEMBER_FILE, OtherMembers, OtherVersion
+from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING
 from cluster.catch_up import CHUNK_BYTES, WINDOW
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.configuration.history import Configurations
-from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
-from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
-from cluster.known_members import KnownMembers, Link
-from cluster.links import redial_s
 from cluster.log.entry import ENTRY_BYTES_MAX
 from cluster.raft.messages import FRAME_BYTES_MAX
+from cluster.transport.admission import KnownMembers, Link
+from cluster.transport.connection import FrameTooLargeError, LinkBacklog, LinkLimits
+from cluster.transport.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
+from cluster.transport.peer_links import redial_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from chaos.sim.world import SimulatedRuntime, SimulatedWorld
-    from cluster.link_ports import LinkEvents
     from cluster.runtime.ports import Buffer
+    from cluster.transport.ports import LinkEvents
 
 GROUP = 0
 PROBES = 6

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj, SyncObjConf
 
-from cluster.departures import Departure
 from cluster.engine.pysyncobj_adapter import NoDumps, NoPoller, Outbox, StableNode, ambient
 from cluster.raft.elections import LogEnd, Role
 from cluster.raft.messages import Append, Message, Vote, VoteRequest
+from cluster.transport.outbox import Departure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

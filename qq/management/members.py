@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cluster.configuration.change_request import Verb, not_before_upgrade
 from cluster.configuration.configuration import PeerAddress
-from cluster.handshake import HandshakeError
+from cluster.transport.handshake import HandshakeError
 from qq.errors import ReplyCode
 from qq.http.view import (
     UNKNOWN,

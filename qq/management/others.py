@@ -20,7 +20,7 @@ from cluster.raft.messages import ANSWER_BYTES_MAX
 from cluster.runtime.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.inquiries import Inquiries
+    from cluster.transport.queries import Inquiries
 
 log = logging.getLogger(__name__)
 

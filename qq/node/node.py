@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
 from cluster.group import Group
-from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.net.connection_slots import Places
 from cluster.new_cluster import UNFINISHED
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
+from cluster.transport.peer_links import PeerLinks
 from qq import descriptors, garbage, tls
 from qq.amqp_server import own_clients
 from qq.amqp_server.channel.channel import Channel

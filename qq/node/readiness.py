@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.group import Group
-    from cluster.links import PeerLinks
+    from cluster.transport.peer_links import PeerLinks
     from qq.management.maintenance import ClientDrain
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from qq.config import read_secrets
 from qq.reloadable import Reloadable
 
 if TYPE_CHECKING:
-    from cluster.links import PeerLinks
+    from cluster.transport.peer_links import PeerLinks
     from qq.config import NodeConfig
 
 FILES_CHECK_INTERVAL_S = 1.0

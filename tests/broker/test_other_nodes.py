@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.inquiries import Inquiries
 from cluster.raft.messages import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.transport.queries import Inquiries
 from qq.management import others
 from qq.management.client_names import ClientNames
 from qq.management.others import OtherNodes

@@ -32,7 +32,6 @@ from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
-from cluster.departures import Departure
 from cluster.engine.engine import NOTICE_S, Engine
 from cluster.engine.pysyncobj_adapter import PINNED_VERSION, instrument
 from cluster.group import Group
@@ -54,6 +53,7 @@ from cluster.raft.messages import (
     VoteRequest,
 )
 from cluster.raft.timing import Timing
+from cluster.transport.outbox import Departure
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"

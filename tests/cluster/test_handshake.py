@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.configuration.configuration import Versions
-from cluster.handshake import (
+from cluster.transport.handshake import (
     MAGIC,
     MESSAGE_BYTES_MAX,
     VERSIONS,

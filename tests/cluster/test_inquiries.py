@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from cluster.inquiries import Inquiries
 from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry, InquiryAnswer, Message
+from cluster.transport.queries import Inquiries
 
 
 class Nodes:

@@ -12,8 +12,8 @@ from cluster.configuration.configuration import (
     make_configuration,
 )
 from cluster.configuration.history import Configurations
-from cluster.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
-from cluster.known_members import KnownMembers, Link
+from cluster.transport.admission import KnownMembers, Link
+from cluster.transport.handshake import NO_ID, UNNAMED, AlreadyLinkedError, Terms
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
 IN_FILE = {"n1": IN_LOG["n1"], "n2": PeerAddress("n2.file", 25672), "n9": PeerAddress("n9.file", 25672)}

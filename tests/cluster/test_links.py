@@ -25,13 +25,14 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import connection as connection_module
-from cluster import known_members
-from cluster import links as links_module
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configuration.history import Configurations
-from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
-from cluster.handshake import (
+from cluster.net.resolver import HostNames
+from cluster.transport import admission
+from cluster.transport import connection as connection_module
+from cluster.transport import peer_links as links_module
+from cluster.transport.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
+from cluster.transport.handshake import (
     NO_ID,
     AlreadyLinkedError,
     DiallerHandshake,
@@ -41,8 +42,7 @@ from cluster.handshake import (
     TooManyGuestsError,
     VersionMismatchError,
 )
-from cluster.links import PeerLinks, PeerTls
-from cluster.net.resolver import HostNames
+from cluster.transport.peer_links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -663,9 +663,7 @@ def test_a_peer_behind_a_broken_proxy_shows_that_it_lives(
         nodes[other].configure(members({other: address(nodes[other]), hidden: ("127.0.0.1", port)}))
         async with started(nodes):
             await until(lambda: meshed(nodes[hidden], nodes) and meshed(nodes[other], nodes))
-            await asyncio.sleep(
-                known_members._PATIENCE_S + 0.1
-            )  # the side that does not dial first was waiting
+            await asyncio.sleep(admission._PATIENCE_S + 0.1)  # the side that does not dial first was waiting
             proxy.break_down()
             nodes[other].cut(hidden)  # also if the hidden one has dialled
             await until(lambda: ("lost", hidden, False) in nodes[other].recorder.events())
@@ -935,7 +933,7 @@ def test_it_is_known_that_a_second_process_of_a_name_goes_on_trying(
 def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_members, "_GONE_AFTER_S", 0.3)
+    monkeypatch.setattr(admission, "_GONE_AFTER_S", 0.3)
 
     async def story() -> None:
         node = make_nodes(2)["n2"]
@@ -1099,7 +1097,7 @@ def test_what_is_remembered_of_those_that_are_refused_is_bounded(
 
 
 def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
 
     async def story() -> None:
         for unheard in ("n1", "n2"):
@@ -1117,7 +1115,7 @@ def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch
 def test_two_nodes_that_dial_at_the_same_time_end_up_with_one_connection(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
 
     async def story() -> None:
         limits = LinkLimits(retry_first_s=0.002, retry_max_s=0.002)
@@ -1142,7 +1140,7 @@ def test_two_nodes_that_dial_at_the_same_time_end_up_with_one_connection(
 def test_a_connection_that_works_is_replaced_by_the_smaller_name_only(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    monkeypatch.setattr(known_members, "_SILENT_AFTER_S", 0.2)
+    monkeypatch.setattr(admission, "_SILENT_AFTER_S", 0.2)
 
     async def story() -> None:
         node = make_nodes(3)["n2"]
@@ -1168,7 +1166,7 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It refuses whoever dials though its own name is the smaller one."""
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
     old = ReleaseThatSpeaksVersion3()
 
     async def story() -> None:
@@ -1227,7 +1225,7 @@ def test_a_peer_that_ends_each_link_as_soon_as_it_has_begun_fills_no_log(
     """
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(links_module, "_BRIEF_S", 0.2)
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
 
     async def story() -> None:
         nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
@@ -1419,7 +1417,7 @@ def test_two_new_nodes_that_join_two_clusters_hear_each_other_no_more(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither has told the other of which cluster it is: they were to begin one together, and somebody added them."""
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
 
     async def story() -> None:
         one, two = newcomer("x1"), newcomer("x2")

@@ -21,13 +21,13 @@ from cluster.configuration.configuration import (
     Versions,
 )
 from cluster.fitness import Verdict
-from cluster.handshake import UnknownNodeError
-from cluster.inquiries import Inquiries
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
 from cluster.state.apply import Confirmed
+from cluster.transport.handshake import UnknownNodeError
+from cluster.transport.queries import Inquiries
 from qq.amqp.connection import Settings
 from qq.config import NodeLimits
 from qq.http.view import (

@@ -12,8 +12,8 @@ import pytest
 from fakes import PASSWORD, MachineManagement, is_loopback
 from http_node import GUEST, Answer, Node, answer
 
-from cluster.inquiries import Inquiries
 from cluster.raft.messages import Inquiry, InquiryAnswer
+from cluster.transport.queries import Inquiries
 from qq.http import tokens
 from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import LoggedIn, Unavailable, WebLogin

@@ -30,7 +30,6 @@ from cluster.bootstrap import Bootstrap
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.voters import Membership
-from cluster.connection import LinkBacklog
 from cluster.engine.engine import Engine
 from cluster.group import Group
 from cluster.log.compaction import Compact, compact_entry
@@ -47,6 +46,7 @@ from cluster.state.group_state import GroupState, ReadState
 from cluster.storage import identity
 from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
+from cluster.transport.connection import LinkBacklog
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
@@ -832,7 +832,7 @@ HAZARDS = [
         SMALL_QUEUES,
         10,
         "has not converged",
-        ("cluster.connection.LinkBacklog.admits", admit_up_to_the_bound),
+        ("cluster.transport.connection.LinkBacklog.admits", admit_up_to_the_bound),
         shown_by=7,
         is_long=True,
     ),

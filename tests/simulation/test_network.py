@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from chaos.sim.network import Network, NetworkOptions, SimulatedLinks, address_of
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
-from cluster import known_members
 from cluster.configuration.configuration import Configuration, Member, PeerAddress
 from cluster.configuration.history import Configurations
+from cluster.transport import admission
 
 CLUSTER = b"the first cluster"[:16]
 BEAT_S = 0.1
@@ -195,7 +195,7 @@ def disturb(net: Net, what: str, which: int, time_s: float) -> None:
 def test_two_nodes_that_dial_at_the_same_time_do_not_displace_each_other_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.0)
     for seed in range(200):
         # A handshake takes as long as the pause between two attempts.
         net = Net("ab", seed, NetworkOptions(redial_s=0.1, delay_max_s=0.3))

@@ -22,12 +22,12 @@ from chaos.sim.network import NetworkOptions
 from chaos.sim.operators import MORE_MAX
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.connection import LinkLimits
 from cluster.engine.engine import Engine
 from cluster.engine.rejoin import Recovery
 from cluster.log.hardstate import HardState, Standing
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
+from cluster.transport.connection import LinkLimits
 
 ROOT = Path(__file__).parent.parent.parent
 # fmt: off

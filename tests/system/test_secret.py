@@ -110,7 +110,7 @@ def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
         load.until_all_work()
         for node, size in sizes.items():
             # A connection that came soon after a lost one is told of a moment later.
-            about_links = [line for line in lines_since(node, size) if "cluster.links" in line]
+            about_links = [line for line in lines_since(node, size) if "cluster.transport.peer_links" in line]
             assert all("is connected" in line for line in about_links)
         for node in cluster.nodes:
             start_again(node)

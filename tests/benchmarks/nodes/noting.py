@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 PROGRAM = sys.argv.pop(1)
 # The program that is watched, which may be another one than this file's.
 sys.path.insert(0, PROGRAM)
-from cluster.connection import PeerConnection  # noqa: E402
-from cluster.departures import Departures  # noqa: E402
 from cluster.engine.engine import Engine  # noqa: E402
 from cluster.group import Group  # noqa: E402
 from cluster.inbox import Inbox  # noqa: E402
 from cluster.log.journal import SegmentedJournal  # noqa: E402
 from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402
-from cluster.syncing import Syncing  # noqa: E402
+from cluster.transport.connection import PeerConnection  # noqa: E402
+from cluster.transport.log_sync import Syncing  # noqa: E402
+from cluster.transport.outbox import Departures  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.handshake import (
+from cluster.transport.handshake import (
     NO_ID,
     UNNAMED,
     AlreadyLinkedError,

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.raft.messages import encode, encode_for_release_0_1
+from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
-    from cluster.link_ports import Links
-    from cluster.presence import Presence
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Buffer
+    from cluster.transport.connected import Presence
+    from cluster.transport.ports import Links
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
 """The version of the protocol that nodes of release 0.1 speak, which know no introductions."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from cluster.raft.failure_detector import AwakeClock
 
 if TYPE_CHECKING:
-    from cluster.departures import Departures
     from cluster.engine.engine import Engine
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
+    from cluster.transport.outbox import Departures
 
 HANGS_S = 3.0
 """A disk that has not ended a sync after this time hangs, or will not be of use soon."""

@@ -14,15 +14,15 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from cluster.handshake import Handshake, HandshakeError
 from cluster.raft.messages import FRAME_BYTES_MAX
+from cluster.transport.handshake import Handshake, HandshakeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cluster.handshake import Terms
     from cluster.net.sockets import Address
     from cluster.runtime.ports import Buffer
+    from cluster.transport.handshake import Terms
 
 log = logging.getLogger(__name__)
 

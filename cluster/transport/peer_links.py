@@ -28,8 +28,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import PeerAddress
-from cluster.connection import FrameTooLargeError, LinkLimits, PeerConnection
-from cluster.handshake import (
+from cluster.net.acceptor import accept_all
+from cluster.net.connection_slots import Places
+from cluster.net.log_throttle import Complaints
+from cluster.net.resolver import HostNames
+from cluster.net.sockets import connect, listen
+from cluster.transport.admission import KnownMembers, Link
+from cluster.transport.connection import FrameTooLargeError, LinkLimits, PeerConnection
+from cluster.transport.handshake import (
     MESSAGE_BYTES_MAX,
     NONCE_BYTES,
     PROCESS_BYTES,
@@ -50,12 +56,6 @@ from cluster.handshake import (
     WrongSecretError,
     disagreement,
 )
-from cluster.known_members import KnownMembers, Link
-from cluster.net.acceptor import accept_all
-from cluster.net.connection_slots import Places
-from cluster.net.log_throttle import Complaints
-from cluster.net.resolver import HostNames
-from cluster.net.sockets import connect, listen
 
 if TYPE_CHECKING:
     import ssl
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 
     from cluster.configuration.configuration import Versions
     from cluster.configuration.history import Configurations
-    from cluster.connection import Frame
-    from cluster.link_ports import LinkEvents
     from cluster.net.sockets import Address
     from cluster.runtime.ports import Buffer
+    from cluster.transport.connection import Frame
+    from cluster.transport.ports import LinkEvents
 
 log = logging.getLogger(__name__)
 
