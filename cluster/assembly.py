@@ -13,9 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.alarms import Alarms
-from cluster.backup_source import BackupSource
 from cluster.bootstrap import Bootstrap
-from cluster.catch_up import SnapshotGiver
 from cluster.configuration.configuration import Versions
 from cluster.enrolment import Enrolment
 from cluster.epochs import Epochs
@@ -35,6 +33,8 @@ from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.reconfiguration import Reconfiguration
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
+from cluster.snapshots.backup_source import BackupSource
+from cluster.snapshots.catch_up import SnapshotGiver
 from cluster.state.apply import Applying
 from cluster.statuses import Statuses
 from cluster.transport.connected import Presence

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.catch_up import SnapshotTaker
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
     from cluster.enrolment import Enrolment
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from cluster.raft.proposals import PendingSubmissions
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
+    from cluster.snapshots.catch_up import SnapshotTaker
     from cluster.transport.outbox import Departures
     from cluster.transport.ports import Links
     from cluster.transport.queries import Inquiries

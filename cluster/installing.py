@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.catch_up import Installable, SnapshotTaker
 from cluster.log.hardstate import Standing
 from cluster.log.manifest import log_start
 from cluster.raft.log_matching import ForeignLog
+from cluster.snapshots.catch_up import Installable, SnapshotTaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from cluster.catch_up import CHUNK_BYTES, WINDOW
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.configuration.history import Configurations
 from cluster.log.entry import ENTRY_BYTES_MAX
 from cluster.raft.messages import FRAME_BYTES_MAX
+from cluster.snapshots.catch_up import CHUNK_BYTES, WINDOW
 from cluster.transport.admission import KnownMembers, Link
 from cluster.transport.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.transport.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement

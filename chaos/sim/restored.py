@@ -19,8 +19,8 @@ from chaos.sim.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.stored import StoredMessages
 from chaos.sim.watched import Program, WatchedMachine
-from cluster.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
-from cluster.new_cluster import restore
+from cluster.snapshots.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
+from cluster.snapshots.restore import restore
 from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:

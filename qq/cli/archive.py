@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from cluster.backup import CONTENTS
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.snapshots.backup import CONTENTS
 from qq.cli.streams import STANDARD_STREAM
 from qq.errors import CommandError
 

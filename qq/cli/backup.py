@@ -20,7 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from cluster.backup import (
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.snapshots.backup import (
     CHUNK_BYTES,
     CONTENTS,
     SUMS,
@@ -30,7 +31,6 @@ from cluster.backup import (
     sum_line,
     unpack_contents,
 )
-from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from qq.cli.inspect import describe_state, describe_time
 from qq.cli.progress import counted
 from qq.cli.streams import STANDARD_STREAM
@@ -39,8 +39,8 @@ from qq.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from cluster.backup import Contents
     from cluster.runtime.ports import Disk
+    from cluster.snapshots.backup import Contents
     from qq.cli.progress import Count
     from qq.cli.remote import Remote
 

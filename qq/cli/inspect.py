@@ -12,7 +12,6 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from cluster.backup import BadBackup, examine, read_contents
 from cluster.configuration.configuration import (
     CONFIGURATION,
     MalformedConfiguration,
@@ -32,8 +31,9 @@ from cluster.log.entry import (
     is_compacted,
 )
 from cluster.log.hardstate import HardState, Standing
-from cluster.new_cluster import UNFINISHED
 from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, check_not_in_use
+from cluster.snapshots.backup import BadBackup, examine, read_contents
+from cluster.snapshots.restore import UNFINISHED
 from cluster.state.group_state import GroupState
 from cluster.storage.inspect import (
     INDEX_MAX,

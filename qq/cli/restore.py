@@ -12,7 +12,6 @@ from shutil import rmtree
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from cluster.backup import BadBackup, check, read_contents
 from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
@@ -23,7 +22,6 @@ from cluster.configuration.configuration import (
 from cluster.log.entry import entry_time_ms, is_regular
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
-from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.runtime.asyncio_runtime import (
     DirectoryInUse,
     ReadOnlyDisk,
@@ -31,6 +29,8 @@ from cluster.runtime.asyncio_runtime import (
     check_not_in_use,
     make_directory,
 )
+from cluster.snapshots.backup import BadBackup, check, read_contents
+from cluster.snapshots.restore import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.state.group_state import GroupState
 from cluster.storage.identity import ForeignDirectory, Identity, Owner
 from cluster.storage.inspect import (
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from cluster.backup import Contents
     from cluster.configuration.configuration import Configuration
-    from cluster.new_cluster import NewCluster
     from cluster.runtime.ports import Disk
+    from cluster.snapshots.backup import Contents
+    from cluster.snapshots.restore import NewCluster
     from qq.config import NodeConfig
 
 _GROUP = group_path(0)

@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from cluster.backup import CHUNK_BYTES, CONTENTS, SUMS, pack_contents, sum_line
+from cluster.snapshots.backup import CHUNK_BYTES, CONTENTS, SUMS, pack_contents, sum_line
 from qq.http.view import Unavailable
 from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from cluster.backup import Contents, Digest
-    from cluster.backup_source import BackupSource
     from cluster.group import Group
+    from cluster.snapshots.backup import Contents, Digest
+    from cluster.snapshots.backup_source import BackupSource
     from qq.sessions.broker import Broker
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from cluster.configuration.configuration import Versions
 from cluster.group import Group
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.net.connection_slots import Places
-from cluster.new_cluster import UNFINISHED
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks

@@ -23,8 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from new_logs import GROUP, new_log
 
-from cluster import new_cluster
-from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
 from cluster.configuration.configuration import (
     Configuration,
     Member,
@@ -37,6 +35,8 @@ from cluster.log.entry import make_batch, make_entry
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.manifest import row_of
 from cluster.runtime.asyncio_runtime import RealDisk
+from cluster.snapshots import restore
+from cluster.snapshots.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
 from qq.cli import backup as backup_command
 from qq.cli import main
 from qq.cli import restore as restore_command
@@ -470,7 +470,7 @@ def test_a_restore_that_is_ended_leaves_nothing(
     unfinished = node.parent / "data" / "groups" / "restoring"
 
     def ended(*arguments: Any) -> Any:
-        new_cluster.restore(*arguments)
+        restore.restore(*arguments)
         assert unfinished.exists()
         os.kill(os.getpid(), number)
 

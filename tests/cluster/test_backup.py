@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_group_timers import Alarms, Member, Trio
 
-from cluster.backup import (
+from cluster.configuration.configuration import ID_BYTES, PeerAddress, Versions
+from cluster.log.hardstate import Standing
+from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.snapshots.backup import (
     CONTENTS,
     SUMS,
     BadBackup,
@@ -28,10 +31,7 @@ from cluster.backup import (
     sum_line,
     unpack_contents,
 )
-from cluster.configuration.configuration import ID_BYTES, PeerAddress, Versions
-from cluster.log.hardstate import Standing
-from cluster.new_cluster import NewCluster, recover, restore
-from cluster.runtime.asyncio_runtime import ReadOnlyDisk
+from cluster.snapshots.restore import NewCluster, recover, restore
 from cluster.storage.identity import OtherVersion, Owner
 
 if TYPE_CHECKING:

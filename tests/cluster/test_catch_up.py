@@ -16,15 +16,6 @@ import pytest
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.assembly import SNAPSHOT_ID_BITS
-from cluster.catch_up import (
-    CHUNK_BYTES,
-    GIVEN_S,
-    PATIENCE_S,
-    SPACE_PAUSE_MIN_S,
-    Installable,
-    SnapshotGiver,
-    SnapshotTaker,
-)
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
@@ -34,6 +25,15 @@ from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
 from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.raft.progress import Progress
+from cluster.snapshots.catch_up import (
+    CHUNK_BYTES,
+    GIVEN_S,
+    PATIENCE_S,
+    SPACE_PAUSE_MIN_S,
+    Installable,
+    SnapshotGiver,
+    SnapshotTaker,
+)
 from cluster.storage.directory import GroupDirectory, moving_checkpoint
 from cluster.storage.identity import Owner
 from cluster.storage.incarnation import INCARNATION_LEAP

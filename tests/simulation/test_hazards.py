@@ -1166,7 +1166,7 @@ HAZARDS = [
         BACKUPS,
         5,
         "elsewhere and is",
-        ("cluster.new_cluster._apply", apply_nothing),
+        ("cluster.snapshots.restore._apply", apply_nothing),
         shown_by=0,
         is_long=True,
     ),

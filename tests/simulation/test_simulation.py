@@ -489,7 +489,7 @@ def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_s = 15.0
-    monkeypatch.setattr("cluster.catch_up.GIVEN_S", given_s)
+    monkeypatch.setattr("cluster.snapshots.catch_up.GIVEN_S", given_s)
     options = SimulationOptions(
         submit_interval_s=0.1,
         fault_interval_s=1e9,

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.backup import CHUNK_BYTES
 from cluster.configuration.configuration import (
     ID_BYTES,
     Configuration,
@@ -36,6 +35,7 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.mirrored_file import whole_of
 from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.raft.proposals import PendingSubmissions
+from cluster.snapshots.backup import CHUNK_BYTES
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from cluster.backup import Contents
     from cluster.machine import Machine
     from cluster.runtime.ports import Disk
+    from cluster.snapshots.backup import Contents
     from cluster.storage.identity import Claim, Owner
 
 UNFINISHED = f"{GROUPS}/restoring"

@@ -13,19 +13,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.backup import BackupSegment, Contents
 from cluster.log.checkpoints import checkpoint_name
 from cluster.log.manifest import row_of
+from cluster.snapshots.backup import BackupSegment, Contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.backup import Digest
     from cluster.configuration.history import Configurations
     from cluster.engine.engine import Engine
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Disk
+    from cluster.snapshots.backup import Digest
     from cluster.state.group_state import GroupState
     from cluster.storage.directory import GroupDirectory
     from cluster.storage.identity import Owner

@@ -1,0 +1,1 @@
+"""Snapshots between nodes, backups, and new clusters that begin with one."""
