@@ -12,31 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.alarms import Alarms
 from cluster.bootstrap import Bootstrap
 from cluster.configuration.configuration import Versions
-from cluster.enrolment import Enrolment
 from cluster.epochs import Epochs
-from cluster.expulsions import Expulsions
 from cluster.inbox import Inbox
 from cluster.installing import Installing
-from cluster.introductions import Introductions
-from cluster.leadership import Leadership
 from cluster.log.free_space import Space
-from cluster.maintenance import Maintenance
-from cluster.members import Members
-from cluster.outages import Outages
-from cluster.own_status import OwnStatus
-from cluster.peers import Peers
+from cluster.membership.alarms import Alarms
+from cluster.membership.discovery import Introductions
+from cluster.membership.eviction import Expulsions
+from cluster.membership.joining import Enrolment
+from cluster.membership.leadership import Leadership
+from cluster.membership.maintenance import Maintenance
+from cluster.membership.outages import Outages
+from cluster.membership.own_status import OwnStatus
+from cluster.membership.peer_status import Peers
+from cluster.membership.reconfiguration import Reconfiguration
+from cluster.membership.status import Statuses
+from cluster.membership.view import Members
 from cluster.raft import messages
 from cluster.raft.proposals import PendingSubmissions, Proposals
-from cluster.reconfiguration import Reconfiguration
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.shortage import Shortage
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.catch_up import SnapshotGiver
 from cluster.state.apply import Applying
-from cluster.statuses import Statuses
 from cluster.transport.connected import Presence
 from cluster.transport.log_sync import Syncing
 from cluster.transport.outbox import Departures

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
-    from cluster.enrolment import Enrolment
-    from cluster.expulsions import Expulsions
-    from cluster.introductions import Introductions
-    from cluster.leadership import Leadership
-    from cluster.members import Members
-    from cluster.own_status import OwnStatus
-    from cluster.peers import Peers
+    from cluster.membership.discovery import Introductions
+    from cluster.membership.eviction import Expulsions
+    from cluster.membership.joining import Enrolment
+    from cluster.membership.leadership import Leadership
+    from cluster.membership.own_status import OwnStatus
+    from cluster.membership.peer_status import Peers
+    from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.proposals import PendingSubmissions
     from cluster.runtime.ports import Runtime

@@ -23,7 +23,7 @@ from cluster.group_events import GroupEvents, Nobody
 from cluster.log.entry import SubmittedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
-from cluster.peers import STATUS_INTERVAL_S
+from cluster.membership.peer_status import STATUS_INTERVAL_S
 from cluster.raft.cluster_clock import bounded
 from cluster.raft.messages import Forward
 from cluster.raft.proposals import Reign

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
     from cluster.epochs import Epochs
-    from cluster.members import Members
-    from cluster.peers import Peers
+    from cluster.membership.peer_status import Peers
+    from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.proposals import Proposals
     from cluster.runtime.ports import Runtime

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.bootstrap import Bootstrap
-    from cluster.leadership import Leadership
-    from cluster.members import Members
+    from cluster.membership.leadership import Leadership
+    from cluster.membership.view import Members
     from cluster.raft.messages import Message, Offer
     from cluster.runtime.ports import Disk, Runtime
     from cluster.state.group_state import ReadState

@@ -16,13 +16,13 @@ from cluster.storage.fail_stop import ObsoleteLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.alarms import Alarms
     from cluster.engine.engine import Engine
-    from cluster.leadership import Leadership
     from cluster.log.housekeeping import Housekeeping
+    from cluster.membership.alarms import Alarms
+    from cluster.membership.leadership import Leadership
+    from cluster.membership.status import Statuses
     from cluster.runtime.ports import Runtime
     from cluster.snapshots.catch_up import SnapshotTaker
-    from cluster.statuses import Statuses
     from cluster.storage.fail_stop import Stopping
     from cluster.transport.log_sync import Syncing
 

@@ -18,7 +18,7 @@ from functools import partial
 from termios import FIONREAD, TIOCOUTQ
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.alarms import reason_of
+from cluster.membership.alarms import reason_of
 from cluster.net.connection_slots import Stage
 from cluster.raft.messages import Alarm
 from qq.amqp.connection import (

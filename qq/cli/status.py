@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.quorum import is_majority
-from cluster.fitness import FULL_BYTES
+from cluster.membership.health import FULL_BYTES
 from qq.cli.escaping import escaped
 from qq.cli.output import cell, print_answer, print_cells
 from qq.diagnosis.member_rules import unlinked

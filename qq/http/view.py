@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pamqp.commands import Basic
 
     from cluster.configuration.change_request import MemberChange
-    from cluster.fitness import Verdict
+    from cluster.membership.health import Verdict
     from qq.diagnosis.findings import Diagnosis
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import BeginMove, Change, Declaration, Get, Table

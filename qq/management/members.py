@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration, Member, Versions
     from cluster.group import Group
-    from cluster.peers import MemberStatus
+    from cluster.membership.peer_status import MemberStatus
     from qq.sessions.broker import Broker
 
 CHANGE_S = 10.0

@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cluster.alarms import RESOURCES
+from cluster.membership.alarms import RESOURCES
 from cluster.raft.messages import Alarm
 from qq import descriptors, memory
 from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cluster.group import Group
-    from cluster.peers import MemberStatus
+    from cluster.membership.peer_status import MemberStatus
     from cluster.runtime.asyncio_runtime import RealDisk
     from qq.config import NodeConfig
     from qq.http.view import ClusterMember

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from prometheus_client import CollectorRegistry
 
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.fitness import Verdict
+from cluster.membership.health import Verdict
 from qq.errors import ReplyCode
 from qq.http.app import build_app, serve
 from qq.http.listening import listen

@@ -15,8 +15,8 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
-from cluster.enrolment import Enrolment
 from cluster.log.hardstate import Standing
+from cluster.membership.joining import Enrolment
 from cluster.raft.messages import (
     Introduction,
     MalformedFrame,

@@ -9,8 +9,8 @@ import pytest
 
 from cluster.config import GroupConfig
 from cluster.configuration.voters import Membership
-from cluster.expulsions import UNDECIDED_S, Expulsions
-from cluster.peers import SILENT_S, Peers
+from cluster.membership.eviction import UNDECIDED_S, Expulsions
+from cluster.membership.peer_status import SILENT_S, Peers
 from cluster.raft.messages import Status
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.configuration.voters import Membership
-from cluster.fitness import (
+from cluster.log.hardstate import Standing
+from cluster.membership.health import (
     FULL_BYTES,
     LAG_MAX,
     Verdict,
@@ -22,7 +23,6 @@ from cluster.fitness import (
     why_not_lead,
     why_nothing_is_stored,
 )
-from cluster.log.hardstate import Standing
 from cluster.raft.messages import Alarm, Status
 
 FIT = Status(*[0] * len(Status._fields))._replace(

@@ -20,9 +20,9 @@ from cluster.configuration.configuration import (
     PeerAddress,
 )
 from cluster.log.hardstate import Standing
+from cluster.membership.reconfiguration import NotNow
 from cluster.raft.messages import Vote, encode
 from cluster.raft.timing import Timing
-from cluster.reconfiguration import NotNow
 from cluster.storage.fail_stop import RemovedFromCluster
 
 Step = Callable[[Configuration], Configuration]
@@ -400,7 +400,7 @@ def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_l
         node.end()
     one.address, other.address = other.address, one.address
     logging.disable(logging.NOTSET)
-    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+    with caplog.at_level(logging.INFO, "cluster.membership.reconfiguration"):
         one.start()
         growing.pass_ms(5_000)
         [line] = [record.getMessage() for record in caplog.records]
@@ -417,7 +417,9 @@ def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_l
             within_ms=20_000,
         )
         growing.all_submit()
-        refusals = [record for record in caplog.records if record.name == "cluster.reconfiguration"]
+        refusals = [
+            record for record in caplog.records if record.name == "cluster.membership.reconfiguration"
+        ]
         assert len(refusals) == 1
 
 
@@ -429,7 +431,7 @@ def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCa
         node.end()
     one.address, other.address = (node.address for node in down)
     logging.disable(logging.NOTSET)
-    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+    with caplog.at_level(logging.INFO, "cluster.membership.reconfiguration"):
         for node in (one, other):
             node.start()
         growing.pass_ms(10_000)

@@ -8,7 +8,7 @@ import pytest
 from test_group_members import Growing
 from test_maintenance import applied, growing, leads
 
-from cluster.lateness import Lateness
+from cluster.membership.disk_lag import Lateness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

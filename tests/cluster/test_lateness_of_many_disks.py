@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lateness import Lateness
+from cluster.membership.disk_lag import Lateness
 from cluster.raft.timing import Timing
 
 BEAT_S = Timing().heartbeat_s

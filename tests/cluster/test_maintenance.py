@@ -11,7 +11,7 @@ from test_group_timers import Member
 
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.log.segment import CorruptJournal
-from cluster.maintenance import PATIENCE_S
+from cluster.membership.maintenance import PATIENCE_S
 from cluster.raft.messages import Alarm
 
 ELECTION_MS = 5_000

@@ -13,7 +13,7 @@ from test_group_timers import Alarms, Member, Trio, _nothing
 from cluster.configuration.configuration import Configuration, PeerAddress, make_configuration
 from cluster.configuration.configuration import Member as Member_
 from cluster.log.entry import KIND_OUTAGE, batches_of, is_regular, make_batch, make_entry
-from cluster.outages import ALL_MS, GAP_S, Outages
+from cluster.membership.outages import ALL_MS, GAP_S, Outages
 from cluster.raft.proposals import PendingSubmissions
 from cluster.raft.timing import Timing
 from cluster.state.apply import Applying

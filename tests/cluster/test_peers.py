@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from memberships import configurations_of, directory_of
 
-from cluster.alarms import Alarms
 from cluster.log.hardstate import Standing
-from cluster.peers import Peers, member_status
+from cluster.membership.alarms import Alarms
+from cluster.membership.peer_status import Peers, member_status
 from cluster.raft.messages import Alarm, Status
 from cluster.shortage import Shortage
 

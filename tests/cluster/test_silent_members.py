@@ -9,9 +9,9 @@ import pytest
 from test_group_members import Growing
 from test_maintenance import drain, growing
 
-from cluster.leadership import APART_S
-from cluster.members import Members
-from cluster.peers import SILENT_S
+from cluster.membership.leadership import APART_S
+from cluster.membership.peer_status import SILENT_S
+from cluster.membership.view import Members
 
 __all__ = ["growing"]
 

@@ -20,9 +20,9 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
-from cluster.fitness import Verdict
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
+from cluster.membership.health import Verdict
 from cluster.raft.messages import Alarm
 from cluster.runtime.histogram import Histogram
 from cluster.state.apply import Confirmed

@@ -8,7 +8,7 @@ import pytest
 from fakes import FakeManagement
 from http_node import Node
 
-from cluster.fitness import Verdict
+from cluster.membership.health import Verdict
 from qq.management import leadership
 
 LEADER = "cluster/leader"

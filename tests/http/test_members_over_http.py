@@ -11,7 +11,7 @@ from http_node import Answer, Node
 
 from cluster.configuration.change_request import Verb
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions
-from cluster.fitness import Verdict
+from cluster.membership.health import Verdict
 from qq.machine.commands import Connect, ConnectionDown
 from qq.machine.versions import VERSIONS
 from qq.management import members

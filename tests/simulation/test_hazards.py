@@ -1044,7 +1044,7 @@ HAZARDS = [
         OUTAGES,
         14,
         "and there was a majority for",
-        ("cluster.outages.Outages._is_counted", False),
+        ("cluster.membership.outages.Outages._is_counted", False),
         shown_by=12,
         world={"chaos.sim.queue_features._draw_arguments": draw_expiring_arguments},
     ),

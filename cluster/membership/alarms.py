@@ -12,7 +12,7 @@ from cluster.raft.messages import Alarm
 if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
     from cluster.log.free_space import Space
-    from cluster.peers import Peers
+    from cluster.membership.peer_status import Peers
 
 _NONE = Alarm(0)
 RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from cluster.config import GroupConfig
-    from cluster.members import Members
-    from cluster.peers import Peers
+    from cluster.membership.peer_status import Peers
+    from cluster.membership.view import Members
     from cluster.raft.proposals import Proposals
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer

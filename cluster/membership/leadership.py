@@ -14,9 +14,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.handover import Handover
-from cluster.lateness import Lateness
-from cluster.maintenance import PATIENCE_S
+from cluster.membership.disk_lag import Lateness
+from cluster.membership.handover import Handover
+from cluster.membership.maintenance import PATIENCE_S
 from cluster.raft.messages import Transfer
 from cluster.raft.proposals import Reign
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.engine.engine import Engine
-    from cluster.maintenance import Maintenance
-    from cluster.members import Members
-    from cluster.peers import Peers
+    from cluster.membership.maintenance import Maintenance
+    from cluster.membership.peer_status import Peers
+    from cluster.membership.status import Statuses
+    from cluster.membership.view import Members
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
-    from cluster.statuses import Statuses
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration, PeerAddress
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
-    from cluster.enrolment import Enrolment
-    from cluster.members import Members
+    from cluster.membership.joining import Enrolment
+    from cluster.membership.view import Members
     from cluster.raft.messages import Message
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from cluster.raft.cluster_clock import bounded
 from cluster.raft.messages import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
-    from cluster.alarms import Alarms
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
     from cluster.log.housekeeping import Housekeeping
-    from cluster.members import Members
+    from cluster.membership.alarms import Alarms
+    from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.runtime.ports import Runtime
     from cluster.storage.fail_stop import Stopping

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.fitness import (
+from cluster.membership.health import (
     Verdict,
     flaw,
     may_drain,
@@ -23,15 +23,15 @@ from cluster.fitness import (
     why_nothing_is_stored,
     why_short,
 )
-from cluster.peers import MemberStatus, member_status
+from cluster.membership.peer_status import MemberStatus, member_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.maintenance import Maintenance
-    from cluster.members import Members
-    from cluster.own_status import OwnStatus
-    from cluster.peers import Peers
+    from cluster.membership.maintenance import Maintenance
+    from cluster.membership.own_status import OwnStatus
+    from cluster.membership.peer_status import Peers
+    from cluster.membership.view import Members
     from cluster.raft.messages import Status
 
 

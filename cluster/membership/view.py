@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.configuration.configuration import Member
     from cluster.configuration.history import Configurations
     from cluster.engine.engine import Engine
-    from cluster.peers import Peers
+    from cluster.membership.peer_status import Peers
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime

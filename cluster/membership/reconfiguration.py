@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration.change_request import Questions, Verb, not_before_upgrade
 from cluster.configuration.configuration import ID_BYTES, MembershipRefused, make_configuration
-from cluster.fitness import why_no_majority
+from cluster.membership.health import why_no_majority
 from cluster.raft.messages import ChangeRefused, ChangeRequest
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration
     from cluster.engine.engine import Engine
-    from cluster.enrolment import Enrolment, Step
-    from cluster.leadership import Leadership
-    from cluster.members import Members
+    from cluster.membership.joining import Enrolment, Step
+    from cluster.membership.leadership import Leadership
+    from cluster.membership.status import Statuses
+    from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.raft.messages import Message
     from cluster.runtime.ports import Runtime
-    from cluster.statuses import Statuses
 
 log = logging.getLogger(__name__)
 
