@@ -20,7 +20,7 @@ from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
 from cluster.engine.engine import Engine
-from cluster.group import Group
+from cluster.group.group import Group
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing

@@ -27,7 +27,7 @@ from qq.management.web_sessions import WebSessions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.http.view import Product
     from qq.management.members import Doors
     from qq.management.nodes import OwnNode

@@ -21,7 +21,7 @@ from qq.management.sessions import until_applied
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.snapshots.backup import Contents, Digest
     from cluster.snapshots.backup_source import BackupSource
     from qq.sessions.broker import Broker

@@ -14,7 +14,7 @@ from qq.management.history import NumberHistories, Shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.runtime.histogram import Histogram
     from qq.management.totals import VhostNumbers
     from qq.sessions.broker import Broker

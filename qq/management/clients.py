@@ -25,7 +25,7 @@ from qq.management.rates import Rates, deliveries_of, with_rates
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.machine.catalog import ConnectionState
     from qq.machine.core import SessionState
     from qq.machine.machine import QueueMachine

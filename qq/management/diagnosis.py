@@ -21,7 +21,7 @@ from qq.management.vitals import NodeVitals
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.http.view import ClusterMember, ClusterMembers, ShovelStatus
     from qq.management.client_watch import ClientWatch
     from qq.management.nodes import OwnNode

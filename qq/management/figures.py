@@ -16,7 +16,7 @@ from qq.http.view import ObjectMetric, ObjectRows, ObjectTable
 from qq.management.queue_sets import BLOCK, QueueBlocks
 
 if TYPE_CHECKING:
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.http.view import ObjectRow
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Queue

@@ -14,7 +14,7 @@ from qq.http.view import NOT_CARRIED_OUT, RequestRefused, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.membership.health import Verdict
 
 T = TypeVar("T")

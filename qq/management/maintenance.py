@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.sessions.broker import Broker
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from qq.management.sessions import until_applied
 if TYPE_CHECKING:
     from cluster.configuration.change_request import MemberChange
     from cluster.configuration.configuration import Configuration, Member, Versions
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.membership.peer_status import MemberStatus
     from qq.sessions.broker import Broker
 

@@ -19,7 +19,7 @@ from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.runtime.histogram import Histogram
     from qq.http.view import CertificateFiles
     from qq.management.others import OtherNodes

@@ -26,7 +26,7 @@ from qq.metrics import ClusterTotals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.http.view import Client, Samples
     from qq.machine.catalog import Catalog
     from qq.machine.machine import QueueMachine

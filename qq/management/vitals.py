@@ -23,7 +23,7 @@ from qq.shovels.report import RUNNING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.http.view import CertificateFiles, ShovelStatus
     from qq.management.client_watch import ClientWatch
     from qq.management.nodes import OwnNode

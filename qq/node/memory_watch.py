@@ -13,7 +13,7 @@ from cluster.net.log_throttle import Complaints
 from qq import garbage, memory
 
 if TYPE_CHECKING:
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.runtime.ports import Runtime
     from qq.config import NodeLimits
 

@@ -16,7 +16,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
 from cluster.configuration.configuration import Versions
-from cluster.group import Group
+from cluster.group.group import Group
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.net.connection_slots import Places
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk

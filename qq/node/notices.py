@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qq.node.parts import addresses
 
 if TYPE_CHECKING:
-    from cluster.group import Group
+    from cluster.group.group import Group
     from qq.config import NodeConfig
 
 log = logging.getLogger(__name__)

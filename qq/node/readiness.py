@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.transport.peer_links import PeerLinks
     from qq.management.maintenance import ClientDrain
 

@@ -15,7 +15,7 @@ from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.membership.peer_status import MemberStatus
     from cluster.runtime.asyncio_runtime import RealDisk
     from qq.config import NodeConfig

@@ -20,7 +20,7 @@ from qq.stored.content import content_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.runtime.ports import Runtime
     from qq.sessions.ports import Publisher
 

@@ -53,7 +53,7 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.group import Group
+    from cluster.group.group import Group
     from cluster.runtime.ports import Runtime
     from qq.sessions.ports import Publisher
 

@@ -34,7 +34,7 @@ from cluster.config import GroupConfig
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.engine.engine import NOTICE_S, Engine
 from cluster.engine.pysyncobj_adapter import PINNED_VERSION, instrument
-from cluster.group import Group
+from cluster.group.group import Group
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record

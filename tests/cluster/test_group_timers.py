@@ -19,8 +19,8 @@ from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, Versions
-from cluster.group import Group
-from cluster.group_events import GroupEvents
+from cluster.group.events import GroupEvents
+from cluster.group.group import Group
 from cluster.log.entry import batches_of, entry_time_ms, is_regular
 from cluster.log.journal import SegmentedJournal
 from cluster.raft.cluster_clock import PATIENCE_S

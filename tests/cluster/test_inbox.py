@@ -10,7 +10,7 @@ from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress
-from cluster.group import Group
+from cluster.group.group import Group
 from cluster.raft.messages import (
     Append,
     Appended,

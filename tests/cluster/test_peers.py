@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from memberships import configurations_of, directory_of
 
+from cluster.group.low_space import Shortage
 from cluster.log.hardstate import Standing
 from cluster.membership.alarms import Alarms
 from cluster.membership.peer_status import Peers, member_status
 from cluster.raft.messages import Alarm, Status
-from cluster.shortage import Shortage
 
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
     standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700

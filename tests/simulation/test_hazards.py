@@ -26,12 +26,12 @@ from chaos.sim.cluster import Parts, SimulationOptions
 from chaos.sim.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
 from chaos.sim.watched import WatchedMachine
-from cluster.bootstrap import Bootstrap
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.voters import Membership
 from cluster.engine.engine import Engine
-from cluster.group import Group
+from cluster.group.bootstrap import Bootstrap
+from cluster.group.group import Group
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -850,7 +850,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.assembly.PendingSubmissions", ForgetfulSubmissions),
+        ("cluster.group.assembly.PendingSubmissions", ForgetfulSubmissions),
         shown_by=7,
     ),
     Hazard(
@@ -858,7 +858,7 @@ HAZARDS = [
         SMALL_LOGS,
         20,
         "are live",
-        ("cluster.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
+        ("cluster.group.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
         shown_by=5,
         is_long=True,
     ),
@@ -867,7 +867,7 @@ HAZARDS = [
         SLOW_DISKS,
         30,
         "has given its log up",
-        ("cluster.bootstrap.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
+        ("cluster.group.bootstrap.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
         shown_by=19,
     ),
     Hazard(
@@ -1125,7 +1125,7 @@ HAZARDS = [
         WRONG_LISTS,
         20,
         "both lead",
-        ("cluster.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
+        ("cluster.group.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
         shown_by=75,
     ),
     Hazard(

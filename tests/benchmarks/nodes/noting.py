@@ -23,8 +23,8 @@ PROGRAM = sys.argv.pop(1)
 # The program that is watched, which may be another one than this file's.
 sys.path.insert(0, PROGRAM)
 from cluster.engine.engine import Engine  # noqa: E402
-from cluster.group import Group  # noqa: E402
-from cluster.inbox import Inbox  # noqa: E402
+from cluster.group.group import Group  # noqa: E402
+from cluster.group.inbox import Inbox  # noqa: E402
 from cluster.log.journal import SegmentedJournal  # noqa: E402
 from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402

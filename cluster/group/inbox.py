@@ -19,7 +19,7 @@ from cluster.raft.messages import Append, Appended, Forward, MalformedFrame, Mes
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
     from cluster.engine.rejoin import Recovery
-    from cluster.epochs import Epochs
+    from cluster.group.link_events import Epochs
     from cluster.membership.peer_status import Peers
     from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock

@@ -17,7 +17,7 @@ from cluster.snapshots.catch_up import Installable, SnapshotTaker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.bootstrap import Bootstrap
+    from cluster.group.bootstrap import Bootstrap
     from cluster.membership.leadership import Leadership
     from cluster.membership.view import Members
     from cluster.raft.messages import Message, Offer

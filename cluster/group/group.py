@@ -15,11 +15,11 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from cluster.assembly import Assembly, Hooks
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine.engine import Engine
-from cluster.group_events import GroupEvents, Nobody
+from cluster.group.assembly import Assembly, Hooks
+from cluster.group.events import GroupEvents, Nobody
 from cluster.log.entry import SubmittedBatch, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine

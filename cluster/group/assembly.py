@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.bootstrap import Bootstrap
 from cluster.configuration.configuration import Versions
-from cluster.epochs import Epochs
-from cluster.inbox import Inbox
-from cluster.installing import Installing
+from cluster.group.bootstrap import Bootstrap
+from cluster.group.inbox import Inbox
+from cluster.group.install_snapshot import Installing
+from cluster.group.link_events import Epochs
+from cluster.group.low_space import Shortage
 from cluster.log.free_space import Space
 from cluster.membership.alarms import Alarms
 from cluster.membership.discovery import Introductions
@@ -33,7 +34,6 @@ from cluster.membership.view import Members
 from cluster.raft import messages
 from cluster.raft.proposals import PendingSubmissions, Proposals
 from cluster.runtime.turn_timer import TurnTimer
-from cluster.shortage import Shortage
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.catch_up import SnapshotGiver
 from cluster.state.apply import Applying
