@@ -1,3 +1,1 @@
-"""Pure: the members of a cluster as values, their majorities, and the changes that may be made to them (Raft paper,
-section 6).
-"""
+"""Pure: the members of a cluster as values, their majorities, and changes of them (Raft paper, section 6)."""

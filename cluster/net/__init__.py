@@ -1,3 +1,1 @@
-"""Sockets: accepting connections, the slots of connections without a login, name resolution and rate-limited
-logging.
-"""
+"""Sockets: accepted connections, slots of connections without a login, host names, rate-limited logging."""

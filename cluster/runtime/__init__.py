@@ -1,3 +1,1 @@
-"""What the cluster asks of its surroundings: clock, timers, randomness and disk as ports, and asyncio and files behind
-them.
-"""
+"""Time, timers, randomness and the disk: ports that the cluster uses, and asyncio and files behind them."""
