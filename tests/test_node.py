@@ -27,7 +27,7 @@ from qq import garbage, memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 from qq.node import memory_watch, node
 from qq.node.failure import Failure
 from qq.node.readiness import Readiness

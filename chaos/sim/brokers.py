@@ -19,7 +19,7 @@ from cluster.state.apply import Confirmed, Expelled
 from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.unfinished import Unfinished
-from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
 

@@ -16,8 +16,8 @@ from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from qq.config import NodeLimits
-from qq.machine.codec import decode_batch
-from qq.machine.commands import Enqueue, JoinFragments, Publish, StoreFragment
+from qq.machine.protocol.codec import decode_batch
+from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:

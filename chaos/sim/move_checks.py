@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.sim.queue_model import Key, Message, QueueModel, expiry_ms, is_full, names_of
 from qq.machine.backlog import PLACES
-from qq.machine.commands import DEFAULT_VHOST, MoveMessages, Publish
 from qq.machine.moves import FAILED, FINISHED, MovePiece, MoveState
+from qq.machine.protocol.commands import DEFAULT_VHOST, MoveMessages, Publish
 from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:

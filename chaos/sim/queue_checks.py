@@ -34,8 +34,8 @@ from chaos.sim.queue_model import (
     rejects,
     waiting_ranges,
 )
-from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
-from qq.machine.commands import (
+from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
+from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     Cancel,
     Checkout,
@@ -60,7 +60,8 @@ from qq.machine.commands import (
     Settle,
     StoreFragment,
 )
-from qq.machine.effects import (
+from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
+from qq.machine.protocol.effects import (
     Committed,
     ConnectionForced,
     ConsumerGone,
@@ -76,7 +77,6 @@ from qq.machine.effects import (
     Rejected,
     Reply,
 )
-from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
 from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue import DUE_MAX
 from qq.machine.settings import UNLIMITED

@@ -10,20 +10,13 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from qq.machine.commands import (
-    DEFAULT_VHOST,
-    BeginMove,
-    DeletePolicy,
-    Enqueue,
-    Publish,
-    PutPolicy,
-)
+from qq.machine.protocol.commands import DEFAULT_VHOST, BeginMove, DeletePolicy, Enqueue, Publish, PutPolicy
 from qq.stored.editing import with_headers
 from qq.stored.layout import flags
 from qq.stored.properties import group
 
 if TYPE_CHECKING:
-    from qq.machine.commands import Table
+    from qq.machine.protocol.commands import Table
 
 CHANNEL = 1
 """The AMQP channel number that stored frames carry."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qq.machine.history import REJECTED, History
+from qq.machine.protocol.death_history import REJECTED, History
 from qq.machine.settings import QueueSettings
 from qq.ranges import Range
 

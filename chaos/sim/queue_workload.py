@@ -33,8 +33,8 @@ from chaos.sim.watched import TAG
 from chaos.sim.workload import ActingClient, SimulatedWorkload
 from cluster.log.segment import CorruptJournal
 from qq.config import NodeLimits
-from qq.machine.codec import encode_batch
-from qq.machine.commands import (
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     SINCE,
     BindQueue,
@@ -64,7 +64,7 @@ from qq.machine.commands import (
     Settle,
     StoreFragment,
 )
-from qq.machine.effects import (
+from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     CloseConnection,
     Command,
     Connect,
@@ -24,7 +24,7 @@ from qq.machine.commands import (
     SessionDown,
     SetPermissions,
 )
-from qq.machine.effects import Connected, Reply
+from qq.machine.protocol.effects import Connected, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable

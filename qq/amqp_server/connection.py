@@ -38,7 +38,7 @@ from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
 from qq.amqp_server.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
-from qq.machine.commands import SINCE, ConnectVouched
+from qq.machine.protocol.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.lanes import Lane
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from qq.amqp_server.ports import NumberedChannel, Pumped
     from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
-    from qq.machine.effects import ConnectionForced, Failed
+    from qq.machine.protocol.effects import ConnectionForced, Failed
     from qq.scopes import Scopes
     from qq.sessions.login import Attempt, Outcome
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.errors import amqp_error
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     NO_COMMAND,
     OPCODES,
     BindExchange,
@@ -38,7 +38,7 @@ from qq.machine.commands import (
 
 if TYPE_CHECKING:
     from qq.errors import ChannelError, ConnectionFault
-    from qq.machine.effects import Failed
+    from qq.machine.protocol.effects import Failed
 
 NO_METHOD = (0, 0)
 PUBLISH, CONSUME = (60, 40), (60, 20)

@@ -15,7 +15,7 @@ from pamqp.commands import Basic
 
 from qq.amqp.encoding import ack_frame, deliveries, encode, get_ok, refusal_frame, returned
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
-from qq.machine.commands import Settle
+from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import MessagesGone, ReadAhead
 from qq.sessions.headers import delivered, published_to
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp_server.ports import Carrier
-    from qq.machine.effects import Deliver, DirectReply, Got, Returned
-    from qq.machine.history import History
+    from qq.machine.protocol.death_history import History
+    from qq.machine.protocol.effects import Deliver, DirectReply, Got, Returned
     from qq.machine.settings import CountContract
     from qq.ranges import Piece
     from qq.sessions.broker import Broker

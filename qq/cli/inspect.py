@@ -57,9 +57,9 @@ from cluster.storage.paths import group_path
 from qq.cli.archive import is_backup, opened
 from qq.diagnosis.words import number
 from qq.errors import CommandError
-from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept, messages_of
-from qq.machine.commands import Command, PutHashedUser, PutUser
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import MalformedBatch, decode_batch, decode_kept, is_kept, messages_of
+from qq.machine.protocol.commands import Command, PutHashedUser, PutUser
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from cluster.log.sync_mark import Mark
     from cluster.runtime.ports import Disk
-    from qq.machine.codec import Publication
+    from qq.machine.protocol.codec import Publication
 
 _HIDDEN: dict[type[Command], tuple[str, ...]] = {
     PutUser: ("salt", "hash"),

@@ -17,8 +17,19 @@ from qq.http.documents import HASHING
 from qq.http.errors import bad_request, invalid
 from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.access import HASH_BYTES, SHA256
-from qq.machine.arguments import MODULES
-from qq.machine.commands import (
+from qq.machine.declaring import stripped
+from qq.machine.limits import (
+    ARGUMENTS_BYTES_MAX,
+    DESCRIPTION_BYTES_MAX,
+    RATES,
+    TAGS_MAX,
+    VALUE_BYTES,
+    table_bytes,
+)
+from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
+from qq.machine.protocol.arguments import MODULES
+from qq.machine.protocol.commands import (
     BeginMove,
     BindExchange,
     BindQueue,
@@ -31,24 +42,13 @@ from qq.machine.commands import (
     SetPermissions,
     SetTopicPermissions,
 )
-from qq.machine.declaring import stripped
-from qq.machine.history import REASONS
-from qq.machine.limits import (
-    ARGUMENTS_BYTES_MAX,
-    DESCRIPTION_BYTES_MAX,
-    RATES,
-    TAGS_MAX,
-    VALUE_BYTES,
-    table_bytes,
-)
-from qq.machine.patterns import InvalidPattern, Pattern
-from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
+from qq.machine.protocol.death_history import REASONS
 from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from qq.machine.commands import Table
+    from qq.machine.protocol.commands import Table
 
 Body = dict[str, Any]
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, only_own, require_owner
 from qq.http.requests import done, is_asked, vhost_if_named
 from qq.http.slices import Slices
-from qq.machine.commands import CloseConnection
+from qq.machine.protocol.commands import CloseConnection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence

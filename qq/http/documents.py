@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.payloads import payload_of
-from qq.machine.arguments import QUORUM
 from qq.machine.limits import in_force
+from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
 from qq.http.view import LoginThrottled, RequestRefused, Unavailable
-from qq.machine.codec import InvalidCommand
+from qq.machine.protocol.codec import InvalidCommand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

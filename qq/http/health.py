@@ -20,8 +20,8 @@ from qq.http.login import MONITORS
 from qq.http.requests import named_vhost, vhost_if_named, write_object
 from qq.http.slices import Slices
 from qq.http.view import NodeState
-from qq.machine.arguments import QUORUM
 from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

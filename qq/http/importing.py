@@ -20,23 +20,23 @@ from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine import limits
-from qq.machine.arguments import MODULES
-from qq.machine.codec import InvalidCommand
-from qq.machine.commands import (
+from qq.machine.declaring import stripped
+from qq.machine.protocol.arguments import MODULES
+from qq.machine.protocol.codec import InvalidCommand
+from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     LimitPublishers,
     ProtectVhost,
     SetUserLimits,
     SetVhostLimits,
 )
-from qq.machine.declaring import stripped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.http.bodies import Body
     from qq.http.view import ManagementView
-    from qq.machine.commands import Change, Declaration
+    from qq.machine.protocol.commands import Change, Declaration
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.nodes import node_document
 from qq.http.requests import check_permitted, existing, number, sees
 from qq.http.view import ExchangeStatus, NewMessage, RequestRefused
-from qq.machine.commands import DeleteExchange, DeleteQueue, Get
+from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -27,11 +27,11 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.machine.commands import EndMove, Get
+from qq.machine.protocol.commands import EndMove, Get
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, MoveStatus
-    from qq.machine.commands import BeginMove
+    from qq.machine.protocol.commands import BeginMove
 
 _MOVE = "/api/moves/{vhost}/{id}"
 

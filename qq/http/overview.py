@@ -22,7 +22,7 @@ from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listene
 from qq.http.requests import done, is_asked, sees, write_list
 from qq.http.samples import with_samples
 from qq.http.slices import Slices
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

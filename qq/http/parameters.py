@@ -31,7 +31,9 @@ from qq.http.requests import (
 from qq.http.shovels import check_may_set, check_shovel
 from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog import CLUSTER_NAME
-from qq.machine.commands import (
+from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
+from qq.machine.moves import SHOVEL
+from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     DeleteGlobalParameter,
     DeleteParameter,
@@ -41,15 +43,13 @@ from qq.machine.commands import (
     PutParameter,
     SetVhostLimits,
 )
-from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
-from qq.machine.moves import SHOVEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from qq.http.view import ManagementView
-    from qq.machine.commands import Change
     from qq.machine.policies import Policy
+    from qq.machine.protocol.commands import Change
 
 CLUSTER_ID = "internal_cluster_id"
 """A global parameter that is shown, and that nobody sets: no other cluster takes it over."""

@@ -15,7 +15,7 @@ from qq.http.errors import bad_request
 from qq.http.lists import Listing, write_listing
 from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import done, existing, find, put_answer, read_body
-from qq.machine.commands import ClearPermissions, ClearTopicPermissions
+from qq.machine.protocol.commands import ClearPermissions, ClearTopicPermissions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qq.http.bodies import Body
     from qq.http.view import ManagementView
     from qq.machine import access
-    from qq.machine.commands import Change
+    from qq.machine.protocol.commands import Change
 
 
 class _Rows(ABC):

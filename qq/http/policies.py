@@ -23,7 +23,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.machine.commands import DeletePolicy
+from qq.machine.protocol.commands import DeletePolicy
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView

@@ -43,7 +43,7 @@ from qq.http.requests import (
 )
 from qq.http.samples import adding_samples, with_samples
 from qq.http.topology import binding_listing
-from qq.machine.commands import DeleteQueue, Get, PurgeQueue
+from qq.machine.protocol.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

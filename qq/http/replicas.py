@@ -16,7 +16,7 @@ from qq.http.errors import Refusal, bad_request, not_found
 from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import done, existing, named_vhost, read_body
 from qq.http.view import NodeState
-from qq.machine.arguments import QUORUM
+from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeStatus, NodeView, QueueStatus

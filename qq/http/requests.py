@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 
     from qq.http.view import AllPublications, Declaration, ManagementView, NewMessage
-    from qq.machine.commands import BeginMove, Get
+    from qq.machine.protocol.commands import BeginMove, Get
 
     Documents = Iterable[Mapping[str, Any] | None]
     """What a list tells, made one after the other; None for what is passed over, so that this takes slices, too."""

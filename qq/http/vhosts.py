@@ -30,14 +30,20 @@ from qq.http.requests import (
 )
 from qq.http.samples import adding_samples, with_samples
 from qq.http.view import NodeState, RequestRefused
-from qq.machine.commands import ChangeVhostLimits, DeleteVhost, ProtectVhost, PutVhost, SetPermissions
 from qq.machine.limits import VHOST_LIMITS
+from qq.machine.protocol.commands import (
+    ChangeVhostLimits,
+    DeleteVhost,
+    ProtectVhost,
+    PutVhost,
+    SetPermissions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from qq.http.view import ManagementView, VhostStatus
-    from qq.machine.commands import Change
+    from qq.machine.protocol.commands import Change
 
 ALL = ".*"
 """The pattern of a permission for everything."""

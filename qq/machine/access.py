@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.commands import PutHashedUser
+from qq.machine.protocol.commands import PutHashedUser
 from qq.machine.published import Published
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.machine.commands import PutUser, Table
+    from qq.machine.protocol.commands import PutUser, Table
 
 SHA256 = "sha256"
 HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}

@@ -10,20 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qq.machine.access import AccessControl
-from qq.machine.commands import (
-    DEFAULT_VHOST,
-    BeginMove,
-    DeleteVhost,
-    PutGlobalParameter,
-    PutHashedUser,
-    PutParameter,
-    PutPolicy,
-    PutUser,
-    PutVhost,
-    SetPermissions,
-    SetTopicPermissions,
-)
-from qq.machine.errors import internal_error, not_allowed, not_found, precondition_failed, the_queue
 from qq.machine.limits import (
     MAX_CHANNELS,
     MAX_CONNECTIONS,
@@ -40,15 +26,35 @@ from qq.machine.limits import (
     table_bytes,
 )
 from qq.machine.moves import FILTER_BYTES_MAX, SHOVEL, Moves
+from qq.machine.protocol.commands import (
+    DEFAULT_VHOST,
+    BeginMove,
+    DeleteVhost,
+    PutGlobalParameter,
+    PutHashedUser,
+    PutParameter,
+    PutPolicy,
+    PutUser,
+    PutVhost,
+    SetPermissions,
+    SetTopicPermissions,
+)
+from qq.machine.protocol.refusals import (
+    internal_error,
+    not_allowed,
+    not_found,
+    precondition_failed,
+    the_queue,
+)
+from qq.machine.protocol.work_meter import Work
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
 from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
-from qq.machine.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.machine.commands import Change
+    from qq.machine.protocol.commands import Change
     from qq.machine.queue import Queue
     from qq.machine.vhost import VhostRef
 

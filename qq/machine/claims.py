@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.commands import (
+from qq.machine.declaring import stripped
+from qq.machine.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
+from qq.machine.protocol.commands import (
     BindQueue,
     Checkout,
     Connect,
@@ -20,14 +22,12 @@ from qq.machine.commands import (
     PurgeQueue,
     UnbindQueue,
 )
-from qq.machine.declaring import stripped
-from qq.machine.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from qq.machine.commands import Command
     from qq.machine.core import Core
+    from qq.machine.protocol.commands import Command
     from qq.machine.queue import Queue
     from qq.machine.vhost import VirtualHost
 

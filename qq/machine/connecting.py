@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.effects import Connected
-from qq.machine.errors import Refused, internal_error
+from qq.machine.protocol.effects import Connected
+from qq.machine.protocol.refusals import Refused, internal_error
 
 if TYPE_CHECKING:
-    from qq.machine.commands import (
+    from qq.machine.core import Core
+    from qq.machine.protocol.commands import (
         CloseConnection,
         Connect,
         ConnectionDown,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         OpenChannel,
         SessionDown,
     )
-    from qq.machine.core import Core
 
 
 class Connecting:

@@ -18,7 +18,7 @@ from qq.ranges import Range, RangeMap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.machine.commands import Table
+    from qq.machine.protocol.commands import Table
     from qq.machine.settings import ConsumerSettings
 
 CREDIT_MAX = 2**31 - 1

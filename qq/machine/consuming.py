@@ -7,19 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.arguments import CLASSIC, QUORUM, check_consumer_arguments
-from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.consumers import CREDIT_MAX
-from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
-from qq.machine.errors import (
-    access_refused,
-    internal_error,
-    no_access,
-    not_allowed,
-    not_implemented,
-    precondition_failed,
-    the_queue,
-)
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED
 from qq.machine.limits import (
     MAX_CONSUMERS,
@@ -28,15 +16,28 @@ from qq.machine.limits import (
     check_table_size,
     limit_of,
 )
+from qq.machine.protocol.arguments import CLASSIC, QUORUM, check_consumer_arguments
+from qq.machine.protocol.commands import Discard, Reject, Return, Settle, Settlement
+from qq.machine.protocol.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
+from qq.machine.protocol.refusals import (
+    access_refused,
+    internal_error,
+    no_access,
+    not_allowed,
+    not_implemented,
+    precondition_failed,
+    the_queue,
+)
+from qq.machine.protocol.work_meter import GOT_AT_ONCE
 from qq.machine.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
-from qq.machine.work import GOT_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.commands import (
+    from qq.machine.core import Core
+    from qq.machine.protocol.commands import (
         Cancel,
         Checkout,
         Credit,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         ReplyTo,
         SetPrefetch,
     )
-    from qq.machine.core import Core
     from qq.machine.queue import Queue
     from qq.machine.settings import CountContract
     from qq.ranges import Range

@@ -15,10 +15,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog import Catalog
-from qq.machine.codec import Buffer
-from qq.machine.commands import NO_COMMAND, OPCODES
 from qq.machine.consumers import Budget
-from qq.machine.effects import (
+from qq.machine.fragments import Fragment, Fragments
+from qq.machine.leaving import FAILED, RETURNED
+from qq.machine.protocol.codec import Buffer
+from qq.machine.protocol.commands import NO_COMMAND, OPCODES
+from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,
@@ -27,17 +29,9 @@ from qq.machine.effects import (
     Failed,
     Reply,
 )
-from qq.machine.errors import (
-    CONNECTION_FORCED,
-    internal_error,
-    not_found,
-    precondition_failed,
-)
-from qq.machine.fragments import Fragment, Fragments
-from qq.machine.leaving import FAILED, RETURNED
-from qq.machine.timers import NEVER_MS, NOW_MS, Timers
-from qq.machine.versions import VERSIONS
-from qq.machine.work import (
+from qq.machine.protocol.refusals import CONNECTION_FORCED, internal_error, not_found, precondition_failed
+from qq.machine.protocol.versions import VERSIONS
+from qq.machine.protocol.work_meter import (
     DUE_QUEUES_MAX,
     LOST_MAX,
     QUEUES_GONE_MAX,
@@ -49,6 +43,7 @@ from qq.machine.work import (
     SERVED_MAX,
     SERVING_RANGES,
 )
+from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
 from qq.routing.routers import Destination, DestinationKind
@@ -57,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from qq.machine.catalog import ConnectionState
-    from qq.machine.commands import Method
-    from qq.machine.effects import Answer, Result
-    from qq.machine.errors import Refused
+    from qq.machine.protocol.commands import Method
+    from qq.machine.protocol.effects import Answer, Result
+    from qq.machine.protocol.refusals import Refused
     from qq.machine.queue import Consumer, Queue
     from qq.machine.remains import Remains
     from qq.machine.requesters import Requester

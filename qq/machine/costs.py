@@ -10,9 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine import commands as c
-from qq.machine.errors import Refused
-from qq.machine.work import CHEAP_STEPS_MAX, GOT_AT_ONCE, MOVED_AT_ONCE, QUEUES_GONE_MAX, RANGES_AT_ONCE
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.refusals import Refused
+from qq.machine.protocol.work_meter import (
+    CHEAP_STEPS_MAX,
+    GOT_AT_ONCE,
+    MOVED_AT_ONCE,
+    QUEUES_GONE_MAX,
+    RANGES_AT_ONCE,
+)
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 from qq.routing.values import values_inside

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.effects import Done, QueueDeclared, QueueDeleted, QueuePurged
-from qq.machine.errors import not_found, precondition_failed, the_queue
+from qq.machine.protocol.effects import Done, QueueDeclared, QueueDeleted, QueuePurged
+from qq.machine.protocol.refusals import not_found, precondition_failed, the_queue
+from qq.machine.protocol.work_meter import SERVING_RANGES
 from qq.machine.requesters import REPLY_TO
-from qq.machine.work import SERVING_RANGES
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from qq.machine.commands import (
+    from qq.machine.core import Core
+    from qq.machine.protocol.commands import (
         BindExchange,
         BindQueue,
         DeclareExchange,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         UnbindExchange,
         UnbindQueue,
     )
-    from qq.machine.core import Core
     from qq.machine.queue import QueueOwner
     from qq.machine.vhost import VirtualHost
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qq.machine.errors import precondition_failed
+from qq.machine.protocol.refusals import precondition_failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.machine.commands import Table
-    from qq.machine.errors import Refused
+    from qq.machine.protocol.commands import Table
+    from qq.machine.protocol.refusals import Refused
 
 MAX_CONNECTIONS, MAX_CHANNELS = "max-connections", "max-channels"
 MAX_QUEUES, MAX_EXCHANGES, MAX_POLICIES = "max-queues", "max-exchanges", "max-policies"

@@ -11,32 +11,32 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine import commands as c
 from qq.machine.access import User
 from qq.machine.claims import Claims
-from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
 from qq.machine.consuming import Taking
 from qq.machine.core import ContentOf, Core, SessionState, no_content
 from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
-from qq.machine.effects import DeadLettered, Known, OriginExpelled
-from qq.machine.errors import Refused
 from qq.machine.moving import Moving
 from qq.machine.operating import Operating
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import decode_commands, keep, message_sizes
+from qq.machine.protocol.effects import DeadLettered, Known, OriginExpelled
+from qq.machine.protocol.refusals import Refused
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue, held
 from qq.machine.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
-from qq.machine.versions import VERSIONS
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from qq.machine.catalog import Catalog
-    from qq.machine.effects import Deliver, Effect, Result
     from qq.machine.fragments import Fragment
     from qq.machine.moves import Moves
+    from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.vhost import VirtualHost
 
 

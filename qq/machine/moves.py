@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import PLACES, RETURNED
-from qq.machine.errors import precondition_failed
+from qq.machine.protocol.refusals import precondition_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from qq.machine.commands import Table
+    from qq.machine.protocol.commands import Table
 
 RUNNING_MAX = 100
 """How many moves may be under way in the cluster: they have their turns one after the other. Those for shovels are

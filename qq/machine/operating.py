@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.access import Permissions, TopicPermissions, user_of
-from qq.machine.errors import Refused
 from qq.machine.moves import SHOVEL, STOPPED
 from qq.machine.policies import policy_of
+from qq.machine.protocol.refusals import Refused
 from qq.machine.vhost import deleted
 
 if TYPE_CHECKING:
-    from qq.machine.commands import (
+    from qq.machine.core import Core
+    from qq.machine.protocol.commands import (
         Change,
         ChangeUserLimits,
         ChangeVhostLimits,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         SetVhostLimits,
         Table,
     )
-    from qq.machine.core import Core
 
 
 class Operating:

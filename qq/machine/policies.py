@@ -13,14 +13,14 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
 from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
+from qq.machine.protocol.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from qq.machine.commands import PutPolicy, Table
-    from qq.machine.work import Work
+    from qq.machine.protocol.commands import PutPolicy, Table
+    from qq.machine.protocol.work_meter import Work
 
 MATCH_STEPS_MAX = 30_000
 """How many steps of patterns it may take to find the policy for one name, and as many for the operator policy."""

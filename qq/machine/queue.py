@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Holder, Rotation
-from qq.machine.effects import Deliver
-from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.protocol.arguments import CLASSIC
+from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
+from qq.machine.protocol.effects import Deliver
+from qq.machine.protocol.work_meter import RANGES_AT_ONCE
 from qq.machine.settings import settings_of
 from qq.machine.timers import NOW_MS
-from qq.machine.work import RANGES_AT_ONCE
 from qq.ranges import NORMAL, Range, RangeMap
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from qq.machine.backlog import FrozenBacklog
-    from qq.machine.commands import Table
     from qq.machine.consumers import Budget
-    from qq.machine.history import FrozenHistories, History
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
+    from qq.machine.protocol.commands import Table
+    from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.settings import CountContract, QueueSettings
     from qq.ranges import FrozenPieces
 

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.catalog import ConnectionState
 from qq.machine.consumers import Budget
 from qq.machine.core import SessionState
-from qq.machine.effects import (
+from qq.machine.fragments import Fragment
+from qq.machine.leaving import Leaving
+from qq.machine.moves import MoveState
+from qq.machine.policies import Policy
+from qq.machine.protocol.death_history import History
+from qq.machine.protocol.effects import (
     Committed,
     Connected,
     ConsumerCancelled,
@@ -37,11 +42,6 @@ from qq.machine.effects import (
     Recovered,
     Reply,
 )
-from qq.machine.fragments import Fragment
-from qq.machine.history import History
-from qq.machine.leaving import Leaving
-from qq.machine.moves import MoveState
-from qq.machine.policies import Policy
 from qq.machine.queue import Consumer, Dying, Queue
 from qq.machine.requesters import Requester
 from qq.machine.settings import consumer_settings_of, settings_of
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from qq.machine.backlog import BacklogRow
-    from qq.machine.commands import Table
     from qq.machine.core import FrozenSession
-    from qq.machine.effects import Answer, Result
-    from qq.machine.history import HistoriesRow
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied, Policies
+    from qq.machine.protocol.commands import Table
+    from qq.machine.protocol.death_history import HistoriesRow
+    from qq.machine.protocol.effects import Answer, Result
     from qq.machine.publishers import FrozenPublishers
     from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue
     from qq.machine.vhost import VhostRef, VirtualHost

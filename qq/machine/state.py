@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine import versions
 from qq.machine.access import Permissions, TopicPermissions, User
-from qq.machine.codec import make_packer, unpack_list
-from qq.machine.effects import GetOk, Got, Reply
 from qq.machine.fragments import Fragments, FragmentsRow
 from qq.machine.live import LiveMessages
+from qq.machine.protocol import versions
+from qq.machine.protocol.codec import make_packer, unpack_list
+from qq.machine.protocol.effects import GetOk, Got, Reply
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue import Dying
 from qq.machine.rows import (
@@ -37,14 +38,13 @@ from qq.machine.rows import (
     rows_as_of,
     upgraded,
 )
-from qq.machine.versions import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from qq.machine.commands import Table
     from qq.machine.core import Core, FrozenSession
     from qq.machine.fragments import FrozenFragments, Place, Slots
+    from qq.machine.protocol.commands import Table
     from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 

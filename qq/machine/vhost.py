@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from qq.machine import arguments as args
 from qq.machine import limits as lim
-from qq.machine.codec import pack, unpack
-from qq.machine.errors import (
+from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange, check_version
+from qq.machine.protocol import arguments as args
+from qq.machine.protocol.codec import pack, unpack
+from qq.machine.protocol.refusals import (
     access_refused,
     locked,
     not_allowed,
@@ -19,13 +20,12 @@ from qq.machine.errors import (
     the_exchange,
     the_queue,
 )
-from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange, check_version
+from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
 from qq.machine.published import Published
 from qq.machine.publishers import Publishers
 from qq.machine.queue import NOBODY, Queue, Tally
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
-from qq.machine.work import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
     ROUTE_STEPS_MAX,
@@ -38,14 +38,14 @@ from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from qq.machine.commands import DeclareExchange, DeclareQueue, Table
-    from qq.machine.errors import Refused
     from qq.machine.policies import Applied, Policy
+    from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
+    from qq.machine.protocol.refusals import Refused
+    from qq.machine.protocol.work_meter import Work
     from qq.machine.queue import QueueOwner
     from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
     from qq.machine.settings import QueueSettings
-    from qq.machine.work import Work
     from qq.routing.content import Content
 
 K = TypeVar("K")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pamqp.commands import Basic
 
-    from qq.machine.history import FrozenHistories, History
+    from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.queue import Queue
     from qq.machine.settings import CountContract
     from qq.ranges import Range

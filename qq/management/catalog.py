@@ -26,8 +26,8 @@ from qq.http.view import (
     ThingRows,
     VhostStatus,
 )
-from qq.machine.commands import DeclareExchange, DeclareQueue
 from qq.machine.moves import LEDGER
+from qq.machine.protocol.commands import DeclareExchange, DeclareQueue
 from qq.machine.vhost import binding_arguments
 from qq.management.queue_sets import Chained
 from qq.routing.exchanges import DEFAULT_EXCHANGE

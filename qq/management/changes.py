@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
 from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
-from qq.machine import commands as c
-from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
-from qq.machine.codec import InvalidCommand, check_command
 from qq.machine.moves import ID_BYTES
 from qq.machine.policies import InvalidPolicy, check_version, policy_of
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import refusals
+from qq.machine.protocol.codec import InvalidCommand, check_command
 from qq.management.permitted import check
 from qq.management.room import Room
 from qq.management.sessions import RequestSession, until_applied
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from qq.http.view import AckMode, AllPublications, Message, NewMessage
     from qq.machine.catalog import Catalog
-    from qq.machine.commands import Change, Declaration, Table
+    from qq.machine.protocol.commands import Change, Declaration, Table
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker
 
@@ -140,7 +140,7 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
     for change in changes:
         try:
             catalog.check_room(change)
-        except errors.Refused as refused:
+        except refusals.Refused as refused:
             raise RequestRefused(refused.code, refused.text) from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.http.view import AllPublications, NewMessage
-from qq.machine import commands as c
+from qq.machine.protocol import commands as c
 
 if TYPE_CHECKING:
     from qq.http.view import Declaration

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.history import DELIVERY_LIMIT, REJECTED
+from qq.machine.protocol.death_history import DELIVERY_LIMIT, REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

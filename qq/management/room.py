@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
 from qq.http.view import RequestRefused
-from qq.machine import arguments as args
-from qq.machine import commands as c
-from qq.machine import errors
 from qq.machine import limits as lim
+from qq.machine.protocol import arguments as args
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import refusals
 from qq.machine.vhost import RESERVED, check_exchange_type, check_quorum_properties
 from qq.routing.routers import Destination, DestinationKind
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from qq.http.view import Declaration
     from qq.machine.catalog import Catalog
-    from qq.machine.commands import Change, Table
+    from qq.machine.protocol.commands import Change, Table
     from qq.machine.vhost import VirtualHost
 
 
@@ -79,7 +79,7 @@ class Room:
         """Claim what a declaration makes new, in the order of the declarations. Raises RequestRefused."""
         try:
             self._check(vhost, declaration)
-        except errors.Refused as refused:
+        except refusals.Refused as refused:
             raise RequestRefused(refused.code, refused.text) from None
         known, arguments = self._vhost(vhost), {}
         match declaration:
@@ -103,7 +103,7 @@ class Room:
         match declaration:
             case c.DeclareQueue(name=name):
                 if name not in known.queues:
-                    _check_queue(errors.the_queue(name, vhost), declaration)
+                    _check_queue(refusals.the_queue(name, vhost), declaration)
                 self._made.add((vhost, Destination(DestinationKind.QUEUE, name)))
             case c.DeclareExchange(name=name):
                 if name not in known.exchanges:
@@ -115,7 +115,7 @@ class Room:
                     name not in known.queues
                     and (vhost, Destination(DestinationKind.QUEUE, name)) not in self._made
                 ):
-                    raise errors.not_found(errors.the_queue(name, vhost))
+                    raise refusals.not_found(refusals.the_queue(name, vhost))
             case c.BindExchange(_, name, source):
                 self._check_exchange(vhost, known, source)
                 self._check_exchange(vhost, known, name)
@@ -126,7 +126,7 @@ class Room:
         is_made = (vhost, Destination(DestinationKind.EXCHANGE, name)) in self._made
         # A virtual host that is not there yet will have the exchanges that every one has.
         if not (is_made or name in known.exchanges or name.startswith(RESERVED)):
-            raise errors.not_found(errors.the_exchange(name, vhost))
+            raise refusals.not_found(refusals.the_exchange(name, vhost))
 
     def _binding(
         self,
@@ -176,10 +176,10 @@ def _check_queue(thing: str, command: c.DeclareQueue) -> None:
     # Its virtual host may get another default type before the queue is declared: it may be of either.
     try:
         _check_queue_of(thing, args.CLASSIC, command)
-    except errors.Refused as refused:
+    except refusals.Refused as refused:
         try:
             _check_queue_of(thing, args.QUORUM, command)
-        except errors.Refused:
+        except refusals.Refused:
             raise refused from None
 
 

@@ -18,9 +18,9 @@ from qq.http.view import (
     RequestRefused,
     Unavailable,
 )
-from qq.machine import commands as c
-from qq.machine.codec import check_command
-from qq.machine.effects import GetOk
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import check_command
+from qq.machine.protocol.effects import GetOk
 from qq.management.browse import stored_messages
 from qq.sessions.entries import MessagesGone
 from qq.sessions.facts import ConnectionFacts
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.http.view import Declaration, NewMessage
-    from qq.machine.commands import Command
-    from qq.machine.effects import ConnectionForced, Failed, Result, Returned
+    from qq.machine.protocol.commands import Command
+    from qq.machine.protocol.effects import ConnectionForced, Failed, Result, Returned
     from qq.ranges import Range
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker

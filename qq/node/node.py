@@ -33,7 +33,7 @@ from qq.amqp_server.traced import TracedChannel
 from qq.amqp_server.unfinished import SHARE, Unfinished
 from qq.errors import StartError
 from qq.http.view import Product
-from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.management import Management
 from qq.management.maintenance import ClientDrain
 from qq.management.nodes import OwnNode

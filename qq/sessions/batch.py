@@ -8,14 +8,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from qq.machine.codec import encode_batch
 from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.protocol.codec import encode_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.runtime.ports import Buffer
-    from qq.machine.commands import Command, Enqueue, Publish, StoreFragment
+    from qq.machine.protocol.commands import Command, Enqueue, Publish, StoreFragment
 
 BATCH_BYTES_MAX = 256 * 1024
 """A batch of so many octets is full. Larger ones carry hardly more, and whoever comes next waits longer."""

@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from cluster.state.apply import Confirmed, Expelled
-from qq.machine import commands
-from qq.machine.codec import check_command
+from qq.machine.protocol import commands
+from qq.machine.protocol.codec import check_command
 from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Disk, Runtime
     from qq.config import NodeLimits
-    from qq.machine.effects import Effect
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.effects import Effect
     from qq.sessions.ports import Connection, Log, Session
 
 log = logging.getLogger(__name__)

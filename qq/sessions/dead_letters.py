@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.codec import check_command
-from qq.machine.commands import DeadLetter
+from qq.machine.protocol.codec import check_command
+from qq.machine.protocol.commands import DeadLetter
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
 from qq.stored.content import content_of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster.runtime.ports import Runtime
-    from qq.machine.commands import Table
     from qq.machine.machine import DyingMessages, QueueMachine
+    from qq.machine.protocol.commands import Table
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
     from qq.sessions.submissions import Submissions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.effects import (
+from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerGone,
     DeadLettered,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, is_regular
 from cluster.log.segment import EntryGone, EntryMoved
-from qq.machine.codec import stored_pieces
+from qq.machine.protocol.codec import stored_pieces
 from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from qq.stored.editing import with_headers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.history import Death, History
+    from qq.machine.protocol.death_history import Death, History
     from qq.machine.settings import CountContract
     from qq.ranges import Range
     from qq.sessions.entries import Messages

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from qq.machine.commands import Settlement
     from qq.machine.costs import Costs
+    from qq.machine.protocol.commands import Settlement
     from qq.sessions.batch import Batch, PartOutcome, Payer
 
 QUANTUM = 500

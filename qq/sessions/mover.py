@@ -17,8 +17,8 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import PLACES, RETURNED
-from qq.machine.commands import EndMove, MoveMessages
 from qq.machine.moves import MovePiece
+from qq.machine.protocol.commands import EndMove, MoveMessages
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.runtime.ports import Runtime
-    from qq.machine.history import History
     from qq.machine.machine import QueueMachine
     from qq.machine.moves import MoveState
+    from qq.machine.protocol.death_history import History
     from qq.machine.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries

@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.machine.costs import (
     BATCH_STEPS_MAX,
     COMMIT_STEPS,
@@ -19,14 +18,15 @@ from qq.machine.costs import (
     Price,
 )
 from qq.machine.limits import table_bytes
+from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.sessions.batch import STEP_BYTES, PartOutcome
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.machine.commands import Command, Settlement
     from qq.machine.costs import Costs
+    from qq.machine.protocol.commands import Command, Settlement
     from qq.sessions.batch import Batch
     from qq.sessions.lanes import Lane
     from qq.sessions.ports import Publisher

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cluster.runtime.ports import Buffer
-    from qq.machine.effects import (
+    from qq.machine.protocol.effects import (
         ConnectionForced,
         Deliver,
         DeliveryTimeout,
@@ -235,7 +235,7 @@ class Session(Protocol):
     # Answers
 
     def replied(self, result: Result, /) -> None:
-        """Take the answer to the oldest command that waits for one (`qq.machine.commands.Method`)."""
+        """Take the answer to the oldest command that waits for one (`qq.machine.protocol.commands.Method`)."""
         ...
 
     def failed(self, failure: Failed, /) -> None:

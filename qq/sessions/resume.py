@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.effects import ConsumerCancelled, Deliver, Failed, Known, Reply
+from qq.machine.protocol.effects import ConsumerCancelled, Deliver, Failed, Known, Reply
 from qq.ranges import Range
 
 if TYPE_CHECKING:
-    from qq.machine.effects import Effect
+    from qq.machine.protocol.effects import Effect
     from qq.sessions.ports import Session
 
 

@@ -16,9 +16,9 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.runtime.histogram import Histogram
-from qq.machine.codec import check_command
-from qq.machine.commands import Commit, Credit
 from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.protocol.codec import check_command
+from qq.machine.protocol.commands import Commit, Credit
 from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome
 from qq.sessions.lanes import QUANTUM, Lane, Lanes
 from qq.sessions.parts import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.runtime.ports import Runtime
-    from qq.machine.commands import Command, Settlement
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.commands import Command, Settlement
     from qq.sessions.lanes import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 

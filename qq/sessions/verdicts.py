@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from cluster.runtime.ports import Runtime
-    from qq.machine.commands import Command
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.commands import Command
 
 LOOK_S = 0.02
 """How many seconds pass between two looks at a command that waits."""

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from cluster.net.resolver import HostNames
-from qq.machine.commands import DeleteParameter, PutParameter
 from qq.machine.moves import LEDGER, SHOVEL
+from qq.machine.protocol.commands import DeleteParameter, PutParameter
 from qq.shovels import ledger
 from qq.shovels.client import Closed
 from qq.shovels.definition import read_shovel, shovels_of
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from random import Random
 
-    from qq.machine.commands import Change
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.commands import Change
     from qq.machine.vhost import VirtualHost
     from qq.shovels.connecting import MayReach, OpenOwn
     from qq.shovels.definition import Definition

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from qq.machine.commands import DEFAULT_VHOST
+from qq.machine.protocol.commands import DEFAULT_VHOST
 
 DEFAULT_USER = "guest"
 """The user that logs in if a URI names none; the password is the same word."""

@@ -19,8 +19,11 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from cluster.config import GroupConfig
-from qq.machine.codec import encode_batch
-from qq.machine.commands import (
+from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.limits import MAX_BINDINGS_PER_QUEUE, NONE
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,
     Cancel,
@@ -44,10 +47,7 @@ from qq.machine.commands import (
     Settle,
     SetVhostLimits,
 )
-from qq.machine.costs import BATCH_STEPS_MAX
-from qq.machine.effects import Failed
-from qq.machine.limits import MAX_BINDINGS_PER_QUEUE, NONE
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.effects import Failed
 from qq.routing.exchanges import QUEUES_MAX
 from qq.sessions.dead_letters import CONTENT_MESSAGES_MAX, MESSAGES_MAX
 from qq.sessions.submissions import WEIGHT_STEPS

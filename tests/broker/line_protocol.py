@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp.commands import Basic
 
-from qq.machine import commands, effects
+from qq.machine.protocol import commands, effects
 from qq.ranges import Range
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone

@@ -31,10 +31,10 @@ from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.unfinished import Unfinished
 from qq.config import ClientTls, NodeLimits
-from qq.machine.codec import encode_batch
-from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
+from qq.machine.protocol.versions import VERSIONS
 from qq.sessions import submissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password

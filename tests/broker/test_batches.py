@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from qq.machine.codec import decode_commands, encode_batch
-from qq.machine.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
 from qq.machine.costs import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import decode_commands, encode_batch
+from qq.machine.protocol.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
 from qq.sessions.lanes import Lane
 from qq.sessions.parts import OpenEnqueue
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, Submissions

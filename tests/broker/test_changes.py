@@ -11,7 +11,7 @@ from lone_broker import LoneBroker
 
 from cluster.state.apply import Expelled
 from qq.http.view import RequestRefused, Unavailable
-from qq.machine.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
+from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes import Changes, is_made
 
 

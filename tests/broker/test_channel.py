@@ -12,9 +12,9 @@ from qq.amqp.framing import Method
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
 from qq.config import NodeLimits
-from qq.machine import commands, effects
 from qq.machine.access import Permissions
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands, effects
 from qq.metrics import Counters
 from qq.ranges import Range
 from qq.sessions.broker import Broker

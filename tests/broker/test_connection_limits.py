@@ -15,7 +15,7 @@ from qq.amqp.connection import Settings
 from qq.amqp_server import connection as connection_module
 from qq.amqp_server.channel.channel import _HANDLERS
 from qq.errors import ReplyCode
-from qq.machine.effects import ConnectionForced
+from qq.machine.protocol.effects import ConnectionForced
 from qq.sessions.ports import Connection
 from qq.testing import LocalCluster
 

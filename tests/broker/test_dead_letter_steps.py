@@ -9,10 +9,10 @@ import pytest
 from pamqp import frame, header
 from pamqp.commands import Basic
 
-from qq.machine.codec import check_command
-from qq.machine.commands import DeadLetter
 from qq.machine.machine import DyingMessages
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.codec import check_command
+from qq.machine.protocol.commands import DeadLetter
+from qq.machine.protocol.versions import VERSIONS
 from qq.ranges import Range
 from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.sessions.entries import Messages

@@ -9,7 +9,7 @@ from lone_broker import NAME, LoneBroker
 from pamqp import commands
 from raw_client import RawClient
 
-from qq.machine.commands import CloseConnection, Command, Connect, DeleteUser, DeleteVhost
+from qq.machine.protocol.commands import CloseConnection, Command, Connect, DeleteUser, DeleteVhost
 
 
 @pytest.fixture

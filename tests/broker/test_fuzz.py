@@ -24,9 +24,9 @@ from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.state.group_state import GroupState
 from cluster.storage.identity import Owner
-from qq.machine.codec import encode_batch
-from qq.machine.commands import PutVhost
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import PutVhost
 from qq.testing import ClusterNode
 
 CLIENTS = 200

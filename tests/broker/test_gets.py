@@ -9,9 +9,9 @@ from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import RawClient, marshal, publish
 
-from qq.machine.commands import SINCE, GetMessages
-from qq.machine.versions import VERSIONS
-from qq.machine.work import GOT_AT_ONCE
+from qq.machine.protocol.commands import SINCE, GetMessages
+from qq.machine.protocol.versions import VERSIONS
+from qq.machine.protocol.work_meter import GOT_AT_ONCE
 
 Basic, Queue, Channel = commands.Basic, commands.Queue, commands.Channel
 COUNT = 2 * GOT_AT_ONCE + 5

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 from pamqp import body, commands, frame, header
 
-from qq.machine.history import EXPIRED, REJECTED, Death, History, died
+from qq.machine.protocol.death_history import EXPIRED, REJECTED, Death, History, died
 from qq.machine.settings import CountContract
 from qq.ranges import Range
 from qq.sessions.headers import death_headers, delivered, redelivery_headers

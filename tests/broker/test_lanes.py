@@ -13,8 +13,10 @@ from hypothesis import settings
 from pamqp.commands import Basic
 
 from qq.machine import core as core_module
-from qq.machine.codec import decode_batch, encode_batch
-from qq.machine.commands import (
+from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import decode_batch, encode_batch
+from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,
     Checkout,
@@ -30,9 +32,7 @@ from qq.machine.commands import (
     Settle,
     StoreFragment,
 )
-from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
-from qq.machine.effects import Failed
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.effects import Failed
 from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES
 from qq.sessions.lanes import AHEAD, QUANTUM, Lane
 from qq.sessions.parts import OpenEnqueue

@@ -12,7 +12,7 @@ from raw_client import RawClient, marshal, publish
 from stopwatch import Stopwatch
 
 from qq.amqp_server import connection as connection_module
-from qq.machine.effects import ConnectionForced
+from qq.machine.protocol.effects import ConnectionForced
 from qq.sessions import broker as broker_module
 
 Basic, Conn, Queue = commands.Basic, commands.Connection, commands.Queue

@@ -12,8 +12,8 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
-from qq.machine.codec import decode_batch
 from qq.machine.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
+from qq.machine.protocol.codec import decode_batch
 from qq.sessions.batch import BATCH_BYTES_MAX
 from qq.sessions.parts import COMMAND_BYTES, MESSAGE_BYTES
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX

@@ -12,7 +12,7 @@ from pamqp import commands
 from pamqp.base import Frame
 from raw_client import RawClient, frame_bytes, marshal, publish
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     ClearPermissions,
     ClearTopicPermissions,
     Command,

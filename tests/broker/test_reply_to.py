@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from raw_client import RawClient, publish
 
 from qq.amqp_server import outgoing
-from qq.machine.commands import SetPermissions
+from qq.machine.protocol.commands import SetPermissions
 
 Basic, Confirm, Queue, Tx = commands.Basic, commands.Confirm, commands.Queue, commands.Tx
 

@@ -10,7 +10,7 @@ from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.machine.effects import Deliver, Known, QueueDeclared, Reply
+from qq.machine.protocol.effects import Deliver, Known, QueueDeclared, Reply
 from qq.ranges import Range
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue

@@ -18,10 +18,10 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
 from qq.http.view import NewMessage
-from qq.machine import commands as c
-from qq.machine.codec import encode_batch
 from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import encode_batch
 from qq.management.sessions import RequestSession
 from qq.sessions.throttle import ACTIVE_S, BURST_S, LOOK_S, SWEEP_S, TURN_S, Throttle, _Key
 from qq.stored.content import content_of

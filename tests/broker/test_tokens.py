@@ -11,7 +11,7 @@ from pamqp import commands
 from raw_client import HEADER, RawClient
 
 from qq.errors import reply_text
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 from qq.scopes import Scopes, TokenUser
 from qq.sessions.login import InvalidToken
 

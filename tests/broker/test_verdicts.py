@@ -10,7 +10,7 @@ from lone_broker import LoneBroker, LoneGroup
 from pamqp import commands
 from raw_client import RawClient
 
-from qq.machine.commands import Connect, DeclareQueue, OpenChannel, SetUserLimits, SetVhostLimits
+from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, SetUserLimits, SetVhostLimits
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
 MINE = Queue.Declare(queue="mine", exclusive=True)

@@ -9,7 +9,7 @@ from lone_broker import SALT, LoneBroker
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     ClearPermissions,
     CloseConnection,
     Command,

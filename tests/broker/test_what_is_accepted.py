@@ -23,9 +23,9 @@ from cluster.log.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.raft.messages import Append, Forward, LogEntry, decode, encode
 from cluster.raft.proposals import Proposals
 from qq.errors import ReplyCode
-from qq.machine.codec import decode_commands, decode_kept, messages_of
-from qq.machine.commands import PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import decode_commands, decode_kept, messages_of
+from qq.machine.protocol.commands import PutUser, PutVhost, SetPermissions
 from qq.sessions.login import hash_password
 from qq.stored.content import content_of
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX

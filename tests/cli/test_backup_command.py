@@ -40,9 +40,9 @@ from cluster.snapshots.backup import CONTENTS, SUMS, BackupSegment, Contents, pa
 from qq.cli import backup as backup_command
 from qq.cli import main
 from qq.cli import restore as restore_command
-from qq.machine.codec import encode_batch
-from qq.machine.commands import DeclareQueue
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import DeclareQueue
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -24,10 +24,10 @@ from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.storage.directory import GroupDirectory
 from cluster.storage.identity import Owner
 from qq.cli import main
-from qq.machine.codec import encode_batch, keep
-from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
 from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.codec import encode_batch, keep
+from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
+from qq.machine.protocol.versions import VERSIONS
 
 TIME_MS = 1_767_323_045_678
 INCARNATION = 7

@@ -44,10 +44,10 @@ from qq.http.view import (
     ThingRows,
     Unavailable,
 )
-from qq.machine.codec import encode_batch
-from qq.machine.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
+from qq.machine.protocol.versions import VERSIONS
 from qq.management import Management
 from qq.management.nodes import OwnNode
 from qq.sessions.broker import Broker
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from qq.http.view import Change
-    from qq.machine.commands import Command
+    from qq.machine.protocol.commands import Command
 
 PASSWORD = "gu:éest"
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from qq.http.app import build_app
-from qq.machine.commands import PutUser, SetPermissions
+from qq.machine.protocol.commands import PutUser, SetPermissions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

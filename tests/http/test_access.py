@@ -14,9 +14,9 @@ from http_node import GUEST, Node
 from cluster.log.entry import batches_of
 from qq.http.login import Operator
 from qq.machine import catalog
-from qq.machine.codec import decode_commands
-from qq.machine.commands import PutVhost, SetUserLimits, SetVhostLimits
 from qq.machine.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
+from qq.machine.protocol.codec import decode_commands
+from qq.machine.protocol.commands import PutVhost, SetUserLimits, SetVhostLimits
 
 Machine = Node[MachineManagement]
 

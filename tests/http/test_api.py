@@ -15,7 +15,7 @@ from http_node import Node
 
 from qq.http.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
 from qq.http.view import ConsumerStatus, QueueStatus
-from qq.machine.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
+from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
 
 POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
 READERS = ["management", "monitoring", "policymaker", "administrator"]

@@ -10,7 +10,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import GUEST, Node, answer
 
-from qq.machine import commands as c
+from qq.machine.protocol import commands as c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

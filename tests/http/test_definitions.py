@@ -21,7 +21,7 @@ from qq.http import requests
 from qq.http.large import read_large_object
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine import limits
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,
     DeclareExchange,

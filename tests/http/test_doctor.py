@@ -18,8 +18,8 @@ from cluster.runtime.ports import pack
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
 from qq.http.view import CertificateFiles
-from qq.machine.commands import DeclareQueue
 from qq.machine.limits import MAX_PUBLISHES
+from qq.machine.protocol.commands import DeclareQueue
 from qq.management.diagnosis import _in
 from qq.sessions.facts import ConnectionFacts, Traffic
 from qq.sessions.throttle import Held

@@ -15,7 +15,7 @@ from http_node import GUEST, Client, Node, answer
 from qq.http import lists, slices
 from qq.http.bodies import read_queue
 from qq.http.view import ChannelHead, ConsumerStatus
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     BindQueue,
     Connect,
     DeleteQueue,

@@ -21,7 +21,7 @@ from qq.http.listening import HttpLimits
 from qq.http.live import Feed, Spent, Turns
 from qq.http.login import Operator
 from qq.http.view import LoggedIn, Unavailable
-from qq.machine.commands import DeclareQueue, DeleteQueue
+from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
 from qq.scopes import Scopes
 
 if TYPE_CHECKING:

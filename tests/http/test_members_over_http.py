@@ -12,8 +12,8 @@ from http_node import Answer, Node
 from cluster.configuration.change_request import Verb
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions
 from cluster.membership.health import Verdict
-from qq.machine.commands import Connect, ConnectionDown
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.commands import Connect, ConnectionDown
+from qq.machine.protocol.versions import VERSIONS
 from qq.management import members
 
 MEMBERS = "cluster/members"

@@ -8,7 +8,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     BeginMove,
     DeclareQueue,
     DeleteQueue,

@@ -16,7 +16,7 @@ from cluster.configuration.change_request import Verb
 from cluster.raft.messages import Alarm
 from cluster.runtime.ports import pack
 from qq.http.view import Listener
-from qq.machine.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
+from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, PutVhost, SetPermissions
 from qq.management.nodes import report_in
 
 Machine = Node[MachineManagement]

@@ -9,7 +9,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
-from qq.machine.commands import DeclareQueue
+from qq.machine.protocol.commands import DeclareQueue
 from qq.management import history
 from qq.management.history import LEVELS, NumberHistories, NumberHistory, Shape
 

@@ -10,8 +10,8 @@ from http_node import Node
 
 from qq.http import parameters
 from qq.http.errors import bad_request
-from qq.machine.commands import ProtectVhost, PutGlobalParameter, PutVhost
 from qq.machine.limits import PARAMETER_BYTES_MAX
+from qq.machine.protocol.commands import ProtectVhost, PutGlobalParameter, PutVhost
 
 Machine = Node[MachineManagement]
 DEDUPLICATION = {"name": "publisher-deduplication", "value": {"limit": 100_000, "age_ms": 604_800_000}}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qq.http.bodies import read_queue
-from qq.machine.commands import PutVhost, SetPermissions
+from qq.machine.protocol.commands import PutVhost, SetPermissions
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text é", "payload_encoding": "string"}
 

@@ -11,8 +11,8 @@ from http_node import Node
 from pamqp import frame, header
 from pamqp.commands import Basic
 
-from qq.machine.codec import encode_batch
-from qq.machine.commands import (
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import (
     Connect,
     DeclareQueue,
     Enqueue,

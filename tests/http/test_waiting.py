@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qq.http.view import Unavailable
-from qq.machine.commands import DeleteUser
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import DeleteUser
 from qq.management import sessions
 from qq.management.sessions import until_applied
 

@@ -18,7 +18,7 @@ from qq.http import tokens
 from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import LoggedIn, Unavailable, WebLogin
 from qq.machine.access import SHA256, User
-from qq.machine.commands import DeleteUser, PutUser
+from qq.machine.protocol.commands import DeleteUser, PutUser
 from qq.management import web_sessions
 from qq.management.others import OtherNodes
 from qq.management.web_sessions import ENDED_PER_USER_MAX, EndedSessions

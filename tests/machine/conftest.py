@@ -12,13 +12,18 @@ import pytest
 
 from qq.machine.backlog import Backlog
 from qq.machine.consumers import Rotation
-from qq.machine.history import Histories
+from qq.machine.protocol.death_history import Histories
 from qq.machine.queue import Consumer, Queue, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTS = ("qq.machine.queue", "qq.machine.consumers", "qq.machine.backlog", "qq.machine.history")
+PARTS = (
+    "qq.machine.queue",
+    "qq.machine.consumers",
+    "qq.machine.backlog",
+    "qq.machine.protocol.death_history",
+)
 """The modules of a queue and of its parts."""
 ASSIGNED = (Queue, Tally, Consumer, Backlog)
 CHANGES: dict[type, tuple[str, ...]] = {

@@ -18,9 +18,9 @@ from qq.machine.consumers import Rotation
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.fragments import Fragments
-from qq.machine.history import Histories
 from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
+from qq.machine.protocol.death_history import Histories
 from qq.machine.published import Published
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue

@@ -6,9 +6,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import Backlog
-from qq.machine.codec import encode_batch
-from qq.machine.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish, StoreFragment
-from qq.machine.effects import (
+from qq.machine.leaving import ranges_of
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish, StoreFragment
+from qq.machine.protocol.effects import (
     ConnectionForced,
     ConsumerCancelled,
     Deliver,
@@ -18,17 +20,15 @@ from qq.machine.effects import (
     Known,
     Reply,
 )
-from qq.machine.leaving import ranges_of
-from qq.machine.machine import QueueMachine
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from qq.machine.commands import Command, Table
-    from qq.machine.effects import Effect
     from qq.machine.fragments import Fragment
+    from qq.machine.protocol.commands import Command, Table
+    from qq.machine.protocol.effects import Effect
     from qq.machine.queue import Consumer, Queue
 
 Message = tuple[int, int, int]

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from machine_driver import delayed_ranges, held_ranges, ready_ranges
 
-from qq.machine import commands as c
-from qq.machine import effects as e
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import effects as e
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from qq.machine.history import History
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.death_history import History
     from qq.machine.queue import Queue
     from qq.ranges import Range
 

@@ -27,10 +27,10 @@ from machine_driver import (
     reloaded,
 )
 
-from qq.machine import commands as c
-from qq.machine import effects as e
 from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import effects as e
+from qq.machine.protocol.versions import VERSIONS
 from qq.routing.content import Content
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from machine_driver import Message
 
-    from qq.machine.history import Death, History
+    from qq.machine.protocol.death_history import Death, History
     from qq.machine.queue import Queue
     from qq.ranges import Range
 

@@ -10,11 +10,12 @@ import pytest
 from likeness import differences
 from machine_driver import Driver, declare, publish
 
-from qq.machine import codec
 from qq.machine.access import Permissions, TopicPermissions, User
-from qq.machine.codec import InvalidCommand, MalformedBatch, check_command, pack, unpack
-from qq.machine.commands import OPCODES, OPCODES_SINCE, SINCE
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import codec
+from qq.machine.protocol.codec import InvalidCommand, MalformedBatch, check_command, pack, unpack
+from qq.machine.protocol.commands import OPCODES, OPCODES_SINCE, SINCE
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import Dying
 from qq.machine.rows import (
     CHANGES,
@@ -30,7 +31,6 @@ from qq.machine.rows import (
     upgraded,
 )
 from qq.machine.state import Dump, MalformedDump
-from qq.machine.versions import VERSIONS
 from qq.sessions.submissions import Submissions
 
 if TYPE_CHECKING:

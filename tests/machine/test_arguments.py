@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.arguments import (
+from qq.machine.protocol.arguments import (
     CLASSIC,
     EXPIRY_MAX_MS,
     QUORUM,
@@ -19,7 +19,7 @@ from qq.machine.arguments import (
     check_queue_arguments,
     queue_kind,
 )
-from qq.machine.errors import Refused
+from qq.machine.protocol.refusals import Refused
 
 HERE = "for queue 'q' in vhost '/'"
 

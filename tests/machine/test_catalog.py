@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, assert_kept_is_current, batch, declare, publish, reloaded
 
-from qq.machine import commands as c
-from qq.machine import effects as e
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.core import no_content
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol import effects as e
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

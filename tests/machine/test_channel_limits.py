@@ -11,7 +11,8 @@ from likeness import differences
 from machine_driver import Driver, assert_kept_is_current, batch, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
-from qq.machine.commands import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import (
     Cancel,
     Command,
     Credit,
@@ -23,8 +24,7 @@ from qq.machine.commands import (
     SetPrefetch,
     Settle,
 )
-from qq.machine.effects import Deliver
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.effects import Deliver
 from qq.machine.queue import Queue
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from machine_driver import Driver, consume, declare
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     BindQueue,
     Connect,
     DeclareQueue,
@@ -22,13 +22,13 @@ from qq.machine.commands import (
     SetVhostLimits,
     UnbindQueue,
 )
-from qq.machine.effects import Failed
-from qq.machine.work import LOST_MAX, QUEUES_GONE_MAX
+from qq.machine.protocol.effects import Failed
+from qq.machine.protocol.work_meter import LOST_MAX, QUEUES_GONE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.commands import Command
+    from qq.machine.protocol.commands import Command
 
 GONE, OTHER = "n1", "n2"
 CONNECTION, SESSION = 1, 2

@@ -10,7 +10,9 @@ from pamqp.commands import Basic
 from pamqp.common import FieldTable, FieldValue
 from pamqp.header import ContentHeader
 
-from qq.machine.commands import (
+from qq.machine.costs import BATCH_STEPS_MAX, LOOKED_MAX
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,
     Command,
@@ -22,11 +24,9 @@ from qq.machine.commands import (
     Get,
     PutVhost,
 )
-from qq.machine.costs import BATCH_STEPS_MAX, LOOKED_MAX
-from qq.machine.effects import Failed
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.effects import Failed
+from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
 from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
-from qq.machine.work import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
 from qq.routing.exchanges import ROUTE_STEPS_MAX
 from qq.stored.content import content_of
 

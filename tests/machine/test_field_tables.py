@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qq.machine.codec import pack, unpack
+from qq.machine.protocol.codec import pack, unpack
 from qq.tables import NAME_BYTES_MAX, TABLE_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 

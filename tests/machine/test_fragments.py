@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 from machine_driver import Driver, consume, declare, live_messages, publish, ready_messages, reloaded
 
 from qq.machine.backlog import FrozenBacklog
-from qq.machine.commands import DeleteQueue, JoinFragments, PurgeQueue, SessionDown, Settle, StoreFragment
-from qq.machine.effects import Returned
 from qq.machine.fragments import Fragment
+from qq.machine.protocol.commands import (
+    DeleteQueue,
+    JoinFragments,
+    PurgeQueue,
+    SessionDown,
+    Settle,
+    StoreFragment,
+)
+from qq.machine.protocol.effects import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from likeness import differences
 from machine_driver import Driver, consume, declare, publish
 
-from qq.machine import commands as c
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
 from qq.machine import vhost as vhost_module
 from qq.machine.backlog import LaneRow
-from qq.machine.effects import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.effects import (
     Committed,
     Connected,
     Consuming,
@@ -41,17 +42,16 @@ from qq.machine.effects import (
     Recovered,
     Reply,
 )
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
 from qq.machine.state import Dump, MalformedDump, read_dump
-from qq.machine.versions import VERSIONS
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from qq.machine.commands import Command
+    from qq.machine.protocol.commands import Command
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine import history as history_module
-from qq.machine.history import REASONS, Death, Histories, History, died, is_cycle
+from qq.machine.protocol import death_history as history_module
+from qq.machine.protocol.death_history import REASONS, Death, Histories, History, died, is_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qq.machine.history import FrozenHistories
+    from qq.machine.protocol.death_history import FrozenHistories
 
 SMALL_BLOCK_ROWS = 3
 PUBLISHED = ("key", "cc1", "cc2")

@@ -20,7 +20,8 @@ from machine_driver import (
 
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
-from qq.machine.commands import (
+from qq.machine.leaving import ranges_of
+from qq.machine.protocol.commands import (
     DeleteQueue,
     Discard,
     Get,
@@ -31,15 +32,14 @@ from qq.machine.commands import (
     SessionDown,
     Settle,
 )
-from qq.machine.effects import Deliver, Failed, GetEmpty, GetOk, QueueDeleted, QueuePurged, Reply
-from qq.machine.leaving import ranges_of
+from qq.machine.protocol.effects import Deliver, Failed, GetEmpty, GetOk, QueueDeleted, QueuePurged, Reply
+from qq.machine.protocol.work_meter import RANGES_MAX
 from qq.machine.queue import Queue
-from qq.machine.work import RANGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.effects import Effect
+    from qq.machine.protocol.effects import Effect
     from qq.ranges import Piece, Range
 
 MANY = 3 * RANGES_MAX

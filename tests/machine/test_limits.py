@@ -11,9 +11,6 @@ import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine import catalog
-from qq.machine import commands as c
-from qq.machine.effects import Failed, Reply
-from qq.machine.errors import Refused
 from qq.machine.limits import (
     ARGUMENTS_BYTES_MAX,
     USER_LIMITS,
@@ -24,11 +21,14 @@ from qq.machine.limits import (
     table_bytes,
 )
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.effects import Failed, Reply
+from qq.machine.protocol.refusals import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from qq.machine.commands import Change, Command, Table
+    from qq.machine.protocol.commands import Change, Command, Table
 
 LIMIT = 3
 ANN = (c.PutUser("ann", b"", b"", []), c.SetPermissions("ann", "/", ".*", ".*", ".*"))

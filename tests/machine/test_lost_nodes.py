@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
-from qq.machine.commands import DeleteQueue, Limit
-from qq.machine.effects import ConsumerGone, Deliver
-from qq.machine.work import LOST_MAX
+from qq.machine.protocol.commands import DeleteQueue, Limit
+from qq.machine.protocol.effects import ConsumerGone, Deliver
+from qq.machine.protocol.work_meter import LOST_MAX
 
 SESSIONS = 5
 CONSUMERS = 5 * LOST_MAX

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from machine_driver import batch
 
 from qq.amqp_server.methods import METHODS
-from qq.machine.codec import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import (
     COMMAND_BYTES_MAX,
     InvalidCommand,
     MalformedBatch,
@@ -29,7 +30,7 @@ from qq.machine.codec import (
     unpack,
     unpack_list,
 )
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     OPCODES,
     ChangeVhostLimits,
     Command,
@@ -47,8 +48,7 @@ from qq.machine.commands import (
     Settle,
     StoreFragment,
 )
-from qq.machine.machine import QueueMachine
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 from qq.tables import TABLE_BYTES_MAX
 

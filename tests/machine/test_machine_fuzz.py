@@ -19,8 +19,9 @@ from machine_driver import Log, assert_kept_is_current, batch, live_messages, re
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
 from qq.machine.backlog import PLACES, RETURNED, place_of
-from qq.machine.codec import MalformedBatch, decode_commands, messages_of, unpack
-from qq.machine.commands import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import MalformedBatch, decode_commands, messages_of, unpack
+from qq.machine.protocol.commands import (
     OPCODES,
     SINCE,
     BeginMove,
@@ -65,9 +66,8 @@ from qq.machine.commands import (
     UnbindExchange,
     UnbindQueue,
 )
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.requesters import REPLY_PREFIX
-from qq.machine.versions import VERSIONS
 from qq.machine.vhost import binding_arguments
 from qq.ranges import LEVELS
 from qq.routing.content import Content
@@ -77,7 +77,7 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from qq.machine.codec import Buffer
+    from qq.machine.protocol.codec import Buffer
     from qq.machine.queue import Queue, Tally
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
@@ -280,7 +280,7 @@ SMALL = {
     "qq.machine.core.DUE_QUEUES_MAX": 2,
     "qq.machine.core.REVIEW_STEPS_MAX": 60,
     "qq.machine.core.WOKEN_MAX": 2,
-    "qq.machine.history._BLOCK_ROWS": 3,
+    "qq.machine.protocol.death_history._BLOCK_ROWS": 3,
     "qq.machine.moves.ENDED_IN_VHOST_MAX": 2,
     "qq.machine.moves.ENDED_MAX": 3,
     "qq.machine.moves.RUNNING_IN_VHOST_MAX": 3,
@@ -299,8 +299,8 @@ SMALL = {
     "qq.machine.timers.BLOCK_KEYS": 2,
     "qq.machine.vhost.REVIEW_STEPS_MAX": 60,
     "qq.machine.vhost.ROUTES_MAX": 3,
-    "qq.machine.work.COPIES_MAX": 20,
-    "qq.machine.work.DEAD_STEPS_MAX": 60,
+    "qq.machine.protocol.work_meter.COPIES_MAX": 20,
+    "qq.machine.protocol.work_meter.DEAD_STEPS_MAX": 60,
 }
 
 

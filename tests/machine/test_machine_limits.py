@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
-from qq.machine import commands as c
-from qq.machine.codec import pack
-from qq.machine.commands import (
+from qq.machine.consumers import CREDIT_MAX
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import pack
+from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,
     Credit,
@@ -20,9 +22,7 @@ from qq.machine.commands import (
     PutUser,
     Settle,
 )
-from qq.machine.consumers import CREDIT_MAX
-from qq.machine.effects import Deliver, QueueDeclared, Reply
-from qq.machine.machine import QueueMachine
+from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.state import MalformedDump
 from qq.machine.vhost import ROUTES_MAX
 from qq.ranges import Range

@@ -9,8 +9,8 @@ import msgpack
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
-from qq.machine.arguments import CLASSIC, QUORUM
-from qq.machine.commands import (
+from qq.machine.protocol.arguments import CLASSIC, QUORUM
+from qq.machine.protocol.commands import (
     BindQueue,
     Cancel,
     Command,
@@ -25,7 +25,7 @@ from qq.machine.commands import (
     SessionDown,
     Settle,
 )
-from qq.machine.effects import (
+from qq.machine.protocol.effects import (
     Consuming,
     Deliver,
     Done,
@@ -42,10 +42,10 @@ from qq.machine.effects import (
     Reply,
     Result,
 )
+from qq.machine.protocol.versions import VERSIONS
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
 from qq.machine.state import _PIECE_BYTES
-from qq.machine.versions import VERSIONS
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch:
             super().pack(value)
             sizes.append(len(self.getbuffer()) - before)
 
-    monkeypatch.setattr("qq.machine.codec.msgpack.Packer", Recorded)
+    monkeypatch.setattr("qq.machine.protocol.codec.msgpack.Packer", Recorded)
     in_parts = frozen.dump()
     largest_part = max(sizes)
     monkeypatch.setattr("qq.machine.state._CHUNKS_AT_ONCE", 1000)

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, consume, declare, held_messages, publish, ready_messages, reloaded
 
-from qq.machine import commands as c
 from qq.machine.backlog import PLACES, RETURNED, place_of
-from qq.machine.codec import InvalidCommand, check_command
-from qq.machine.errors import Refused
-from qq.machine.history import History
 from qq.machine.limits import table_bytes
 from qq.machine.moves import (
     ENDED_IN_VHOST_MAX,
@@ -21,6 +17,10 @@ from qq.machine.moves import (
     MovePiece,
     MoveState,
 )
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import InvalidCommand, check_command
+from qq.machine.protocol.death_history import History
+from qq.machine.protocol.refusals import Refused
 from qq.ranges import NORMAL
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 

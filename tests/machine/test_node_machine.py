@@ -6,8 +6,8 @@ from machine_driver import Driver, consume, declare, publish
 from walked import collections_as_in_a_node
 
 from qq.garbage import THRESHOLDS
-from qq.machine.commands import Settle
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol.commands import Settle
 from qq.node.node_machine import NodeMachine
 
 MESSAGES = 120_000

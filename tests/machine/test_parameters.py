@@ -8,10 +8,10 @@ import pytest
 from machine_driver import Driver, declare, reloaded
 
 from qq.machine import catalog
-from qq.machine import commands as c
-from qq.machine.errors import Refused
 from qq.machine.limits import PARAMETER_BYTES_MAX
 from qq.machine.machine import QueueMachine
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.refusals import Refused
 
 PARAMETER = c.PutParameter("/", "component", "name", '{"a": 1}')
 GLOBAL = c.PutGlobalParameter("cluster_name", '"blue"')

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_driver import Driver
 
-from qq.machine.arguments import CLASSIC, QUORUM
-from qq.machine.commands import PutPolicy
 from qq.machine.policies import (
     InvalidPolicy,
     Policies,
@@ -20,7 +18,9 @@ from qq.machine.policies import (
     check_version,
     effective_definition,
 )
-from qq.machine.work import Work
+from qq.machine.protocol.arguments import CLASSIC, QUORUM
+from qq.machine.protocol.commands import PutPolicy
+from qq.machine.protocol.work_meter import Work
 
 NAMES = ["", "a", "b", "ab", "ba", "aab"]
 MATCHES = {

@@ -11,7 +11,7 @@ from likeness import differences
 from machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     BindQueue,
     Connect,
     ConnectionDown,
@@ -27,11 +27,11 @@ from qq.machine.commands import (
     SetPermissions,
     UnbindQueue,
 )
-from qq.machine.effects import Failed, QueueDeclared, Reply
+from qq.machine.protocol.effects import Failed, QueueDeclared, Reply
+from qq.machine.protocol.work_meter import QUEUES_GONE_MAX
 from qq.machine.queue import Queue
 from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
-from qq.machine.work import QUEUES_GONE_MAX
 from qq.ranges import RangeMap
 
 REMAINS_MAX = 200

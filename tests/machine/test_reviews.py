@@ -12,7 +12,10 @@ from machine_driver import batch, declare, reloaded
 from qq.machine import core as core_module
 from qq.machine import policies as policies_module
 from qq.machine import vhost as vhost_module
-from qq.machine.commands import (
+from qq.machine.machine import QueueMachine
+from qq.machine.patterns import Pattern
+from qq.machine.policies import policy_of
+from qq.machine.protocol.commands import (
     Command,
     DeclareExchange,
     DeleteExchange,
@@ -21,11 +24,8 @@ from qq.machine.commands import (
     PutPolicy,
     PutVhost,
 )
-from qq.machine.machine import QueueMachine
-from qq.machine.patterns import Pattern
-from qq.machine.policies import policy_of
+from qq.machine.protocol.work_meter import REVIEW_STEPS_MAX
 from qq.machine.settings import settings_of
-from qq.machine.work import REVIEW_STEPS_MAX
 
 NAMES = ["a", "b", "ab", "ba", "bb"]
 

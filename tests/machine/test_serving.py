@@ -8,14 +8,14 @@ import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
-from qq.machine.commands import Get, PurgeQueue, Settle
-from qq.machine.effects import Deliver, QueuePurged, Reply
-from qq.machine.work import DUE_QUEUES_MAX, SERVED_MAX, SERVING_RANGES
+from qq.machine.protocol.commands import Get, PurgeQueue, Settle
+from qq.machine.protocol.effects import Deliver, QueuePurged, Reply
+from qq.machine.protocol.work_meter import DUE_QUEUES_MAX, SERVED_MAX, SERVING_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.effects import Effect
+    from qq.machine.protocol.effects import Effect
     from qq.machine.queue import Queue
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
 from qq.machine.policies import InvalidPolicy, Policy, check_policy
+from qq.machine.protocol.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
 from qq.machine.settings import (
     ConsumerSettings,
     DeadLetterStrategy,

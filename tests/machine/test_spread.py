@@ -6,7 +6,7 @@ import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
 from qq.machine import publishing as publishing_module
-from qq.machine.commands import BindQueue, Discard
+from qq.machine.protocol.commands import BindQueue, Discard
 
 
 @pytest.fixture(autouse=True)

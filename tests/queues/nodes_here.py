@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from qq import config, garbage
 from qq.cli.layout import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
-from qq.machine.commands import Command
+from qq.machine.protocol.commands import Command
 from qq.node import Node, start
 from qq.node.node import SWITCH_INTERVAL_S
 from qq.testing import _reserve_ports

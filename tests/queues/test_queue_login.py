@@ -7,7 +7,7 @@ import pika.exceptions
 import pytest
 from nodes_here import ClusterHere, NodeHere
 
-from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.login import hash_password
 
 SALT = b"salt"

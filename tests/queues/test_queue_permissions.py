@@ -9,7 +9,7 @@ import pika.exceptions
 import pytest
 from nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
-from qq.machine.commands import (
+from qq.machine.protocol.commands import (
     DeleteUser,
     DeleteVhost,
     PutUser,

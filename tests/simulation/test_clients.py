@@ -21,7 +21,7 @@ from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.run import Outcome, Simulation
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
-from qq.machine.effects import Deliver, Known, Reply
+from qq.machine.protocol.effects import Deliver, Known, Reply
 from qq.sessions import dispatch
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume

@@ -48,12 +48,12 @@ from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.backlog import Backlog
-from qq.machine.codec import Buffer, encode_batch
-from qq.machine.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.consumers import Budget, Holder
-from qq.machine.effects import ConnectionForced, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.moving import Moving
+from qq.machine.protocol.codec import Buffer, encode_batch
+from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
+from qq.machine.protocol.effects import ConnectionForced, Effect
 from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue import Dying, Queue

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from chaos.sim.queue_checks import QueueOracle
-from qq.machine.codec import encode_batch
-from qq.machine.commands import (
+from qq.machine.machine import QueueMachine
+from qq.machine.protocol.codec import encode_batch
+from qq.machine.protocol.commands import (
     Cancel,
     Checkout,
     Command,
@@ -23,7 +24,6 @@ from qq.machine.commands import (
     SessionDown,
     Table,
 )
-from qq.machine.machine import QueueMachine
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 FULL = {"x-queue-type": "quorum", "x-max-length": 0, "x-overflow": "reject-publish"}

@@ -17,7 +17,7 @@ from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
 from qq.cli.asking import why_not_ready
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from system_load import loaded, poll
 
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.storage.inspect import EntryFound, entries
-from qq.machine.versions import VERSIONS
+from qq.machine.protocol.versions import VERSIONS
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def listing(nodes: Sequence[ClusterNode], names: Sequence[str]) -> Generator[Non
 def of_an_older_version(directory: Path) -> Generator[None]:
     """Nodes that are started now can run the versions before."""
     (directory / "sitecustomize.py").write_text(
-        f"import qq.machine.versions\nqq.machine.versions.VERSIONS = ({OLDER}, {LOW})\n"
+        f"import qq.machine.protocol.versions\nqq.machine.versions.VERSIONS = ({OLDER}, {LOW})\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))

@@ -20,8 +20,8 @@ from qq.amqp_server.channel.publishing import PublishingMethods, Unpublished
 from qq.amqp_server.methods import PUBLISH, error_of
 from qq.amqp_server.outgoing import Outgoing
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
-from qq.machine.errors import Refused
 from qq.machine.limits import check_table_size
+from qq.machine.protocol.refusals import Refused
 from qq.sessions.access import AccessRefused
 from qq.sessions.facts import SessionFacts
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qq.amqp_server.channel.core import Event, MakeOutgoing
     from qq.amqp_server.outgoing import OutgoingConsumer
     from qq.amqp_server.ports import Carrier
-    from qq.machine import commands, effects
+    from qq.machine.protocol import commands, effects
     from qq.sessions.broker import Broker
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qq.amqp_server.outgoing import Outgoing
     from qq.amqp_server.ports import Carrier
     from qq.errors import AmqpError
-    from qq.machine.commands import Command
+    from qq.machine.protocol.commands import Command
     from qq.sessions.access import Permission
     from qq.sessions.broker import Broker
 

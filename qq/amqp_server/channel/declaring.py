@@ -11,16 +11,16 @@ import pamqp.commands as amqp
 
 from qq.amqp.encoding import declare_ok
 from qq.errors import ChannelError, ReplyCode
-from qq.machine import commands
 from qq.machine.declaring import stripped
-from qq.machine.errors import the_queue
+from qq.machine.protocol import commands
+from qq.machine.protocol.refusals import the_queue
 from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp_server.channel.core import ChannelCore
-    from qq.machine import effects
+    from qq.machine.protocol import effects
 
 DECLARE = (50, 10)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from qq.amqp_server.channel.core import ChannelCore
-    from qq.machine.commands import Settlement
+    from qq.machine.protocol.commands import Settlement
     from qq.sessions.parts import OpenEnqueue
 
 TX_SELECT, TX_COMMIT, TX_ROLLBACK = (90, 10), (90, 20), (90, 30)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp_server.outgoing import Tagged
-    from qq.machine.commands import Settlement
+    from qq.machine.protocol.commands import Settlement
     from qq.ranges import Piece
 
 

@@ -27,8 +27,8 @@ from qq.sessions.submissions import Batch, Submissions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from qq.machine.effects import Failed
     from qq.machine.machine import QueueMachine
+    from qq.machine.protocol.effects import Failed
 
 RESTLESS = replace(
     OPTIONS,

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args, get_origi
 
 import msgpack
 
-from qq.machine import versions
-from qq.machine.commands import (
+from qq.machine.protocol import versions
+from qq.machine.protocol.commands import (
     NEGATIVE_SINCE,
     OPCODES,
     SINCE,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from qq.machine.commands import Table
-from qq.machine.errors import precondition_failed
+from qq.machine.protocol.commands import Table
+from qq.machine.protocol.refusals import precondition_failed
 from qq.routing.values import type_name
 
 CLASSIC = "classic"

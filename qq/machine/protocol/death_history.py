@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.codec import pack, unpack
+from qq.machine.protocol.codec import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
