@@ -34,6 +34,7 @@ from chaos.sim.queue_model import (
     rejects,
     waiting_ranges,
 )
+from qq.machine.policy.settings import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
@@ -79,7 +80,6 @@ from qq.machine.protocol.effects import (
 )
 from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue import DUE_MAX
-from qq.machine.settings import UNLIMITED
 from qq.ranges import MESSAGE_BITS, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 

@@ -26,8 +26,8 @@ from qq.machine.limits import (
     VALUE_BYTES,
     table_bytes,
 )
-from qq.machine.patterns import InvalidPattern, Pattern
-from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
+from qq.machine.policy.patterns import InvalidPattern, Pattern
+from qq.machine.policy.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
 from qq.machine.protocol.arguments import MODULES
 from qq.machine.protocol.commands import (
     BeginMove,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         VhostStatus,
     )
     from qq.machine.access import User
-    from qq.machine.policies import Policy
+    from qq.machine.policy.policies import Policy
 
 DEDUPLICATION = "publisher-deduplication"
 HASHING = "rabbit_password_hashing_"

@@ -20,7 +20,7 @@ from qq.http.login import MONITORS
 from qq.http.requests import named_vhost, vhost_if_named, write_object
 from qq.http.slices import Slices
 from qq.http.view import NodeState
-from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:

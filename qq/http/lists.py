@@ -20,7 +20,7 @@ from aiohttp import web
 from qq.http.errors import Refusal, bad_request, has_left
 from qq.http.requests import is_asked, object_parts, write_list, write_object
 from qq.http.slices import Slices
-from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policy.patterns import InvalidPattern, Pattern
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator

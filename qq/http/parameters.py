@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from qq.http.view import ManagementView
-    from qq.machine.policies import Policy
+    from qq.machine.policy.policies import Policy
     from qq.machine.protocol.commands import Change
 
 CLUSTER_ID = "internal_cluster_id"

@@ -27,7 +27,7 @@ from qq.machine.protocol.commands import DeletePolicy
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView
-    from qq.machine.policies import Policy
+    from qq.machine.policy.policies import Policy
 
 
 class PolicyEndpoints:

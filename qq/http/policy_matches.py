@@ -14,8 +14,8 @@ from qq.http.errors import bad_request
 from qq.http.lists import PATTERN_CHARS_MAX, Search
 from qq.http.requests import named_vhost
 from qq.http.slices import Slices
-from qq.machine.patterns import InvalidPattern, Pattern
-from qq.machine.policies import APPLIES_TO
+from qq.machine.policy.patterns import InvalidPattern, Pattern
+from qq.machine.policy.policies import APPLIES_TO
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from qq.ranges import Range, RangeMap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from qq.machine.policy.settings import ConsumerSettings
     from qq.machine.protocol.commands import Table
-    from qq.machine.settings import ConsumerSettings
 
 CREDIT_MAX = 2**31 - 1
 """The most credit of a consumer: none is ever that far ahead, and the number stays small in every dump."""

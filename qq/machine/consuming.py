@@ -16,6 +16,7 @@ from qq.machine.limits import (
     check_table_size,
     limit_of,
 )
+from qq.machine.policy.settings import consumer_settings_of
 from qq.machine.protocol.arguments import CLASSIC, QUORUM, check_consumer_arguments
 from qq.machine.protocol.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.protocol.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
@@ -31,12 +32,12 @@ from qq.machine.protocol.refusals import (
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
 from qq.machine.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
-from qq.machine.settings import consumer_settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.core import Core
+    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.commands import (
         Cancel,
         Checkout,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         SetPrefetch,
     )
     from qq.machine.queue import Queue
-    from qq.machine.settings import CountContract
     from qq.ranges import Range
 
 

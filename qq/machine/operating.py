@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.moves import SHOVEL, STOPPED
-from qq.machine.policies import policy_of
+from qq.machine.policy.policies import policy_of
 from qq.machine.protocol.refusals import Refused
 from qq.machine.vhost import deleted
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Holder, Rotation
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.policy.settings import settings_of
 from qq.machine.protocol.arguments import CLASSIC
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.protocol.effects import Deliver
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
-from qq.machine.settings import settings_of
 from qq.machine.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from qq.machine.backlog import FrozenBacklog
     from qq.machine.consumers import Budget
     from qq.machine.leaving import FrozenLeaving
-    from qq.machine.policies import Applied
+    from qq.machine.policy.policies import Applied
+    from qq.machine.policy.settings import CountContract, QueueSettings
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import FrozenHistories, History
-    from qq.machine.settings import CountContract, QueueSettings
     from qq.ranges import FrozenPieces
 
 SHARES = 8

@@ -23,7 +23,8 @@ from qq.machine.core import SessionState
 from qq.machine.fragments import Fragment
 from qq.machine.leaving import Leaving
 from qq.machine.moves import MoveState
-from qq.machine.policies import Policy
+from qq.machine.policy.policies import Policy
+from qq.machine.policy.settings import consumer_settings_of, settings_of
 from qq.machine.protocol.death_history import History
 from qq.machine.protocol.effects import (
     Committed,
@@ -44,7 +45,6 @@ from qq.machine.protocol.effects import (
 )
 from qq.machine.queue import Consumer, Dying, Queue
 from qq.machine.requesters import Requester
-from qq.machine.settings import consumer_settings_of, settings_of
 from qq.machine.vhost import Exchange
 from qq.ranges import Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from qq.machine.backlog import BacklogRow
     from qq.machine.core import FrozenSession
     from qq.machine.leaving import FrozenLeaving
-    from qq.machine.policies import Applied, Policies
+    from qq.machine.policy.policies import Applied, Policies
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import HistoriesRow
     from qq.machine.protocol.effects import Answer, Result

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qq.machine import limits as lim
-from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange, check_version
+from qq.machine.policy.policies import InvalidPolicy, Policies, alternate_exchange, check_version
+from qq.machine.policy.settings import settings_of
 from qq.machine.protocol import arguments as args
 from qq.machine.protocol.codec import pack, unpack
 from qq.machine.protocol.refusals import (
@@ -25,7 +26,6 @@ from qq.machine.published import Published
 from qq.machine.publishers import Publishers
 from qq.machine.queue import NOBODY, Queue, Tally
 from qq.machine.requesters import REPLY_PREFIX
-from qq.machine.settings import settings_of
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
     ROUTE_STEPS_MAX,
@@ -38,14 +38,14 @@ from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from qq.machine.policies import Applied, Policy
+    from qq.machine.policy.policies import Applied, Policy
+    from qq.machine.policy.settings import QueueSettings
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.protocol.refusals import Refused
     from qq.machine.protocol.work_meter import Work
     from qq.machine.queue import QueueOwner
     from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
-    from qq.machine.settings import QueueSettings
     from qq.routing.content import Content
 
 K = TypeVar("K")

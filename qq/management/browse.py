@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from pamqp.commands import Basic
 
+    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import FrozenHistories, History
     from qq.machine.queue import Queue
-    from qq.machine.settings import CountContract
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.machine import QueueMachine
     from qq.machine.moves import MoveState
-    from qq.machine.policies import Policy
+    from qq.machine.policy.policies import Policy
     from qq.machine.queue import Queue
     from qq.machine.vhost import Exchange, VirtualHost
     from qq.management.queue_sets import InOrder

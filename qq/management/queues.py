@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
 from qq.http.slices import Slices
 from qq.http.view import ConsumerStatus, Message, QueueStatus, ThingRows
-from qq.machine.policies import effective_definition
+from qq.machine.policy.policies import effective_definition
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.browse import browse
 from qq.management.entry_times import EntryTimes

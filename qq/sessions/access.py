@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from qq.machine.declaring import stripped
-from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.vhost import RESERVED
 from qq.routing.exchanges import DEFAULT_EXCHANGE_SHOWN
 

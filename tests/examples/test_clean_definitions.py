@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qq.machine import policies
+from qq.machine.policy import policies
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 
 if TYPE_CHECKING:

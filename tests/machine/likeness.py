@@ -19,7 +19,7 @@ from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.fragments import Fragments
 from qq.machine.leaving import Leaving
-from qq.machine.policies import Policies
+from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
 from qq.machine.published import Published
 from qq.machine.publishing import Publishing

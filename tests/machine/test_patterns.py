@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
+from qq.machine.policy.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
 
 characters = "abAB1_-. \n"
 texts = st.text(characters, max_size=10)

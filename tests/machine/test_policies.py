@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_driver import Driver
 
-from qq.machine.policies import (
+from qq.machine.policy.policies import (
     InvalidPolicy,
     Policies,
     Policy,

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from machine_driver import batch, declare, reloaded
 
 from qq.machine import core as core_module
-from qq.machine import policies as policies_module
 from qq.machine import vhost as vhost_module
 from qq.machine.machine import QueueMachine
-from qq.machine.patterns import Pattern
-from qq.machine.policies import policy_of
+from qq.machine.policy import policies as policies_module
+from qq.machine.policy.patterns import Pattern
+from qq.machine.policy.policies import policy_of
+from qq.machine.policy.settings import settings_of
 from qq.machine.protocol.commands import (
     Command,
     DeclareExchange,
@@ -25,7 +26,6 @@ from qq.machine.protocol.commands import (
     PutVhost,
 )
 from qq.machine.protocol.work_meter import REVIEW_STEPS_MAX
-from qq.machine.settings import settings_of
 
 NAMES = ["a", "b", "ab", "ba", "bb"]
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.policies import InvalidPolicy, Policy, check_policy
-from qq.machine.protocol.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
-from qq.machine.settings import (
+from qq.machine.policy.policies import InvalidPolicy, Policy, check_policy
+from qq.machine.policy.settings import (
     ConsumerSettings,
     DeadLetterStrategy,
     Overflow,
@@ -20,6 +19,7 @@ from qq.machine.settings import (
     consumer_settings_of,
     settings_of,
 )
+from qq.machine.protocol.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
 from qq.stored.properties import NO_PRIORITY
 
 

@@ -23,7 +23,7 @@ def _read_columns(text: str) -> tuple[str, ...]:
 
 
 def _read_regex(text: str) -> str:
-    from qq.machine.patterns import InvalidPattern, Pattern  # noqa: PLC0415
+    from qq.machine.policy.patterns import InvalidPattern, Pattern  # noqa: PLC0415
 
     try:
         Pattern(f"(?i){text}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import History
-    from qq.machine.settings import CountContract
     from qq.ranges import Range
 
 

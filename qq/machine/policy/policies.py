@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
+from qq.machine.policy.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
 from qq.machine.protocol.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
 
 if TYPE_CHECKING:

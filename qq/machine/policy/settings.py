@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from qq.machine.policies import effective_definition, lower_delivery_limit
+from qq.machine.policy.policies import effective_definition, lower_delivery_limit
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS, QUORUM, is_routing_key
 from qq.ranges import LEVELS, NORMAL
 from qq.stored.properties import NO_PRIORITY
@@ -21,7 +21,7 @@ from qq.stored.properties import NO_PRIORITY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from qq.machine.policies import Policy
+    from qq.machine.policy.policies import Policy
     from qq.machine.protocol.commands import Table
 
 T = TypeVar("T")

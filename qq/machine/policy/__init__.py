@@ -1,0 +1,1 @@
+"""Policies, and the settings of a queue that follow from its arguments and policies."""
