@@ -1,7 +1,7 @@
 """When the interpreter looks for garbage: objects in circles, which are not freed when nobody refers to them.
 
 There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone,
-and so is a state that another node's snapshot replaces (qq/machine/remains.py).
+and so is a state that another node's snapshot replaces (qq/machine/queue/deferred_free.py).
 But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
 that comes by itself, and what is old is looked through when there is a reason.
 """

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.sim.queue_model import Key, Message, QueueModel, expiry_ms, is_full, names_of
-from qq.machine.backlog import PLACES
-from qq.machine.moves import FAILED, FINISHED, MovePiece, MoveState
 from qq.machine.protocol.commands import DEFAULT_VHOST, MoveMessages, Publish
+from qq.machine.queue.backlog import PLACES
+from qq.machine.queue.moves import FAILED, FINISHED, MovePiece, MoveState
 from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 EVERYTHING = 10**9
 

@@ -79,13 +79,13 @@ from qq.machine.protocol.effects import (
     Reply,
 )
 from qq.machine.publishers import PUBLISHER_AGE_MS
-from qq.machine.queue import DUE_MAX
+from qq.machine.queue.queue import DUE_MAX
 from qq.ranges import MESSAGE_BITS, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 NOT_ALLOWED = 530
 UNSEEN_MS = 1_000

@@ -12,7 +12,7 @@ from qq.machine.protocol.death_history import REJECTED, History
 from qq.ranges import Range
 
 if TYPE_CHECKING:
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 Deaths = tuple[tuple[str, str, int], ...]
 """What befell a message, the newest first: queue, reason, how often."""

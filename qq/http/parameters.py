@@ -32,7 +32,6 @@ from qq.http.shovels import check_may_set, check_shovel
 from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog import CLUSTER_NAME
 from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
-from qq.machine.moves import SHOVEL
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     DeleteGlobalParameter,
@@ -43,6 +42,7 @@ from qq.machine.protocol.commands import (
     PutParameter,
     SetVhostLimits,
 )
+from qq.machine.queue.moves import SHOVEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

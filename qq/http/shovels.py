@@ -15,8 +15,8 @@ from qq.http.lists import Listing, write_listing
 from qq.http.login import POLICYMAKERS, login_of, require
 from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
 from qq.http.view import AllPublications
-from qq.machine.moves import SHOVEL
 from qq.machine.protocol.commands import BindQueue, DeclareQueue, DeleteParameter, Get
+from qq.machine.queue.moves import SHOVEL
 from qq.shovels.definition import InvalidShovel, NotSupported, definition_of
 from qq.shovels.uris import redacted
 

@@ -495,7 +495,7 @@ class ObjectTotals(NamedTuple):
 
 
 class MoveStatus(NamedTuple):
-    """A move of messages, with the fields of qq/machine/moves.py that are shown."""
+    """A move of messages, with the fields of qq/machine/queue/moves.py that are shown."""
 
     vhost: str
     id: str

@@ -25,7 +25,6 @@ from qq.machine.limits import (
     reached,
     table_bytes,
 )
-from qq.machine.moves import FILTER_BYTES_MAX, SHOVEL, Moves
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     BeginMove,
@@ -48,14 +47,15 @@ from qq.machine.protocol.refusals import (
 )
 from qq.machine.protocol.work_meter import Work
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
-from qq.machine.remains import Remains
+from qq.machine.queue.deferred_free import Remains
+from qq.machine.queue.moves import FILTER_BYTES_MAX, SHOVEL, Moves
 from qq.machine.vhost import VirtualHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qq.machine.protocol.commands import Change
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import VhostRef
 
 CLUSTER_NAME = "cluster_name"

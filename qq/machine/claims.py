@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from qq.machine.core import Core
     from qq.machine.protocol.commands import Command
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import VirtualHost
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.consumers import CREDIT_MAX
-from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED
 from qq.machine.limits import (
     MAX_CONSUMERS,
     MAX_CONSUMERS_PER_CHANNEL,
@@ -30,7 +28,9 @@ from qq.machine.protocol.refusals import (
     the_queue,
 )
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
-from qq.machine.queue import Consumer
+from qq.machine.queue.consumers import CREDIT_MAX
+from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED
+from qq.machine.queue.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         ReplyTo,
         SetPrefetch,
     )
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 
 

@@ -15,9 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog import Catalog
-from qq.machine.consumers import Budget
 from qq.machine.fragments import Fragment, Fragments
-from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.protocol.codec import Buffer
 from qq.machine.protocol.commands import NO_COMMAND, OPCODES
 from qq.machine.protocol.effects import (
@@ -43,7 +41,9 @@ from qq.machine.protocol.work_meter import (
     SERVED_MAX,
     SERVING_RANGES,
 )
-from qq.machine.timers import NEVER_MS, NOW_MS, Timers
+from qq.machine.queue.consumers import Budget
+from qq.machine.queue.leaving import FAILED, RETURNED
+from qq.machine.queue.timers import NEVER_MS, NOW_MS, Timers
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
 from qq.routing.routers import Destination, DestinationKind
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Method
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.protocol.refusals import Refused
-    from qq.machine.queue import Consumer, Queue
-    from qq.machine.remains import Remains
+    from qq.machine.queue.deferred_free import Remains
+    from qq.machine.queue.queue import Consumer, Queue
     from qq.machine.requesters import Requester
     from qq.machine.vhost import VhostRef, VirtualHost
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.core import Core
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import VirtualHost
     from qq.routing.content import Content
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UnbindExchange,
         UnbindQueue,
     )
-    from qq.machine.queue import QueueOwner
+    from qq.machine.queue.queue import QueueOwner
     from qq.machine.vhost import VirtualHost
 
 

@@ -26,7 +26,7 @@ from qq.machine.protocol.effects import DeadLettered, Known, OriginExpelled
 from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Consumer, Queue, held
+from qq.machine.queue.queue import Consumer, Queue, held
 from qq.machine.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
 from qq.ranges import MESSAGE_BITS, Range
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog import Catalog
     from qq.machine.fragments import Fragment
-    from qq.machine.moves import Moves
     from qq.machine.protocol.effects import Deliver, Effect, Result
+    from qq.machine.queue.moves import Moves
     from qq.machine.vhost import VirtualHost
 
 

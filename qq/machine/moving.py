@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.moves import FAILED, FINISHED, SHOVEL, STOPPED, MovePiece, MoveState
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS
 from qq.machine.protocol.death_history import moved, moved_back
 from qq.machine.protocol.refusals import Refused, not_found, the_queue
 from qq.machine.protocol.work_meter import MOVED_AT_ONCE
 from qq.machine.publishing import is_bounded, singles
+from qq.machine.queue.moves import FAILED, FINISHED, SHOVEL, STOPPED, MovePiece, MoveState
 from qq.stored.properties import NO_TTL
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import BeginMove, EndMove, MoveMessages
     from qq.machine.protocol.death_history import History
     from qq.machine.publishing import Publishing
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import VirtualHost
     from qq.ranges import Range
 

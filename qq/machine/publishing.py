@@ -27,11 +27,11 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from qq.machine.consumers import Budget
     from qq.machine.core import Core, SessionState
     from qq.machine.protocol.commands import Command, Commit, DeadLetter, JoinFragments, StoreFragment
     from qq.machine.publishers import Names
-    from qq.machine.queue import Dying, Queue
+    from qq.machine.queue.consumers import Budget
+    from qq.machine.queue.queue import Dying, Queue
     from qq.machine.vhost import VirtualHost
 
 

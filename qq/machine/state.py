@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.fragments import Fragments, FragmentsRow
-from qq.machine.live import LiveMessages
 from qq.machine.protocol import versions
 from qq.machine.protocol.codec import make_packer, unpack_list
 from qq.machine.protocol.effects import GetOk, Got, Reply
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.publishers import FrozenPublishers
-from qq.machine.queue import Dying
+from qq.machine.queue.live_messages import LiveMessages
+from qq.machine.queue.queue import Dying
 from qq.machine.rows import (
     CHANGES,
     BehindRow,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from qq.machine.core import Core, FrozenSession
     from qq.machine.fragments import FrozenFragments, Place, Slots
     from qq.machine.protocol.commands import Table
-    from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
+    from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 
 class MalformedDump(ValueError):

@@ -24,7 +24,7 @@ from qq.machine.protocol.refusals import (
 from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
 from qq.machine.published import Published
 from qq.machine.publishers import Publishers
-from qq.machine.queue import NOBODY, Queue, Tally
+from qq.machine.queue.queue import NOBODY, Queue, Tally
 from qq.machine.requesters import REPLY_PREFIX
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.protocol.refusals import Refused
     from qq.machine.protocol.work_meter import Work
-    from qq.machine.queue import QueueOwner
-    from qq.machine.remains import Remains
+    from qq.machine.queue.deferred_free import Remains
+    from qq.machine.queue.queue import QueueOwner
     from qq.machine.requesters import Requester
     from qq.routing.content import Content
 

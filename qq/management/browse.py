@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import FrozenHistories, History
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages
 

@@ -26,8 +26,8 @@ from qq.http.view import (
     ThingRows,
     VhostStatus,
 )
-from qq.machine.moves import LEDGER
 from qq.machine.protocol.commands import DeclareExchange, DeclareQueue
+from qq.machine.queue.moves import LEDGER
 from qq.machine.vhost import binding_arguments
 from qq.management.queue_sets import Chained
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.machine import QueueMachine
-    from qq.machine.moves import MoveState
     from qq.machine.policy.policies import Policy
-    from qq.machine.queue import Queue
+    from qq.machine.queue.moves import MoveState
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import Exchange, VirtualHost
     from qq.management.queue_sets import InOrder
     from qq.sessions.broker import Broker

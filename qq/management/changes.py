@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from qq.errors import ReplyCode
 from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
 from qq.machine.access import Permissions, TopicPermissions, user_of
-from qq.machine.moves import ID_BYTES
 from qq.machine.policy.policies import InvalidPolicy, check_version, policy_of
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
 from qq.machine.protocol.codec import InvalidCommand, check_command
+from qq.machine.queue.moves import ID_BYTES
 from qq.management.permitted import check
 from qq.management.room import Room
 from qq.management.sessions import RequestSession, until_applied

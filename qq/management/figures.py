@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cluster.group.group import Group
     from qq.http.view import ObjectRow
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import VirtualHost
     from qq.management.entry_times import EntryTimes
     from qq.sessions.broker import Broker

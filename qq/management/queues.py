@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.http.view import Client, Samples
     from qq.machine.catalog import Catalog
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, Queue
     from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200

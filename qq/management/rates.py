@@ -12,7 +12,7 @@ from qq.machine.protocol.death_history import DELIVERY_LIMIT, REJECTED
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from qq.machine.queue import Queue, Tally
+    from qq.machine.queue.queue import Queue, Tally
     from qq.sessions.facts import SessionCounts
 
 SAMPLE_INTERVAL_S = 5.0

@@ -9,9 +9,9 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qq.http.view import NOT_CARRIED_OUT, ShovelStatus, Unavailable
-from qq.machine.moves import SHOVEL
 from qq.machine.protocol.commands import PutParameter
 from qq.machine.protocol.refusals import Refused
+from qq.machine.queue.moves import SHOVEL
 from qq.sessions.shovels import move_for
 from qq.shovels.definition import read_shovel
 from qq.shovels.report import RUNNING, STARTING, TERMINATED, Report
@@ -19,8 +19,8 @@ from qq.shovels.report import RUNNING, STARTING, TERMINATED, Report
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from qq.machine.moves import MoveState
     from qq.machine.protocol.commands import Change
+    from qq.machine.queue.moves import MoveState
     from qq.management.others import OtherNodes
     from qq.sessions.broker import Broker
     from qq.shovels.definition import Definition

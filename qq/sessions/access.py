@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from qq.machine.access import TopicPermissions
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.machine.vhost import Exchange, VirtualHost
     from qq.scopes import Scopes
 

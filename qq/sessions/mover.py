@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.backlog import PLACES, RETURNED
-from qq.machine.moves import MovePiece
 from qq.machine.protocol.commands import EndMove, MoveMessages
+from qq.machine.queue.backlog import PLACES, RETURNED
+from qq.machine.queue.moves import MovePiece
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.entries import MessagesGone
 from qq.sessions.lanes import Lane
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
-    from qq.machine.moves import MoveState
     from qq.machine.protocol.death_history import History
-    from qq.machine.queue import Queue
+    from qq.machine.queue.moves import MoveState
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries
     from qq.sessions.submissions import Submissions

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.moves import ID_BYTES
 from qq.machine.protocol.commands import BeginMove
 from qq.machine.protocol.refusals import Refused
+from qq.machine.queue.moves import ID_BYTES
 from qq.sessions.lanes import Lane
 from qq.shovels.definition import WHEN_EMPTY, shovels_of
 

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from cluster.net.resolver import HostNames
-from qq.machine.moves import LEDGER, SHOVEL
 from qq.machine.protocol.commands import DeleteParameter, PutParameter
+from qq.machine.queue.moves import LEDGER, SHOVEL
 from qq.shovels import ledger
 from qq.shovels.client import Closed
 from qq.shovels.definition import read_shovel, shovels_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.moves import SHOVEL
 from qq.machine.policy.policies import erlang_term
+from qq.machine.queue.moves import SHOVEL
 from qq.shovels.uris import BrokerUri, InvalidUri, parse_uri
 from qq.tables import NAME_BYTES_MAX, InvalidTable, Table, check_table
 

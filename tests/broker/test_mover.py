@@ -10,8 +10,8 @@ import pika
 import pytest
 from lone_broker import LoneBroker, wait_until
 
-from qq.machine.moves import MoveState
 from qq.machine.protocol import commands as c
+from qq.machine.queue.moves import MoveState
 from qq.sessions import mover
 from qq.sessions.entries import MessagesGone
 

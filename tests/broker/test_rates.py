@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qq.machine.policy.settings import QueueSettings
-from qq.machine.queue import Queue
+from qq.machine.queue.queue import Queue
 from qq.management.rates import QueueNumbers, Rates, numbers_of
 
 T0 = 1_000_000

@@ -25,8 +25,8 @@ from cluster.net.resolver import HostNames
 from qq.amqp.encoding import encode
 from qq.amqp_server import own_clients
 from qq.config import ClientTls
-from qq.machine.moves import LEDGER, SHOVEL
 from qq.machine.protocol import commands as c
+from qq.machine.queue.moves import LEDGER, SHOVEL
 from qq.shovels import carrier, run
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.client import Closed

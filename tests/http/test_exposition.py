@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from qq.http import exposition
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue, Enqueue, PutVhost
-from qq.machine.queue import Queue
+from qq.machine.queue.queue import Queue
 from qq.management import figures, queue_sets
 from qq.management.figures import _QUEUE_FAMILIES
 

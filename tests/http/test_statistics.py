@@ -12,7 +12,7 @@ from http_node import Node
 from qq.http import samples
 from qq.http.view import Samples
 from qq.machine.protocol.commands import PutVhost, SetPermissions
-from qq.machine.queue import Queue
+from qq.machine.queue.queue import Queue
 from qq.management import queues
 from qq.management.rates import QueueNumbers, numbers_of
 from qq.management.totals import WATCHED_MAX, KeptSamples, VhostNumbers

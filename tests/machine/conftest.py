@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qq.machine.backlog import Backlog
-from qq.machine.consumers import Rotation
 from qq.machine.protocol.death_history import Histories
-from qq.machine.queue import Consumer, Queue, Tally
+from qq.machine.queue.backlog import Backlog
+from qq.machine.queue.consumers import Rotation
+from qq.machine.queue.queue import Consumer, Queue, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARTS = (
-    "qq.machine.queue",
-    "qq.machine.consumers",
-    "qq.machine.backlog",
+    "qq.machine.queue.queue",
+    "qq.machine.queue.consumers",
+    "qq.machine.queue.backlog",
     "qq.machine.protocol.death_history",
 )
 """The modules of a queue and of its parts."""

@@ -12,21 +12,21 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.access import AccessControl
-from qq.machine.backlog import _Lane
 from qq.machine.catalog import Catalog
-from qq.machine.consumers import Rotation
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.fragments import Fragments
-from qq.machine.leaving import Leaving
 from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
 from qq.machine.published import Published
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Consumer, Queue
-from qq.machine.runs import Runs
-from qq.machine.shelf import Shelf
-from qq.machine.timers import NEVER_MS, Timers
+from qq.machine.queue.backlog import _Lane
+from qq.machine.queue.consumers import Rotation
+from qq.machine.queue.leaving import Leaving
+from qq.machine.queue.queue import Consumer, Queue
+from qq.machine.queue.runs import Runs
+from qq.machine.queue.shelf import Shelf
+from qq.machine.queue.timers import NEVER_MS, Timers
 from qq.machine.vhost import VirtualHost
 from qq.ranges import RangeMap
 from qq.routing.exchanges import RoutingTable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from qq.machine.machine import QueueMachine
-    from qq.machine.shelf import _Moments
+    from qq.machine.queue.shelf import _Moments
     from qq.routing.masks import Masks
 
 _ENTRY = "Of the batch that is being applied; each one sets it."

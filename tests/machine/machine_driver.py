@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.backlog import Backlog
-from qq.machine.leaving import ranges_of
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish, StoreFragment
@@ -20,6 +18,8 @@ from qq.machine.protocol.effects import (
     Known,
     Reply,
 )
+from qq.machine.queue.backlog import Backlog
+from qq.machine.queue.leaving import ranges_of
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qq.machine.fragments import Fragment
     from qq.machine.protocol.commands import Command, Table
     from qq.machine.protocol.effects import Effect
-    from qq.machine.queue import Consumer, Queue
+    from qq.machine.queue.queue import Consumer, Queue
 
 Message = tuple[int, int, int]
 """Index, slot, deliveries."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.death_history import History
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 
 Key = tuple[str, int]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from machine_driver import Message
 
     from qq.machine.protocol.death_history import Death, History
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 
 START_MS = 1_000_000_000

@@ -16,7 +16,7 @@ from qq.machine.protocol import codec
 from qq.machine.protocol.codec import InvalidCommand, MalformedBatch, check_command, pack, unpack
 from qq.machine.protocol.commands import OPCODES, OPCODES_SINCE, SINCE
 from qq.machine.protocol.versions import VERSIONS
-from qq.machine.queue import Dying
+from qq.machine.queue.queue import Dying
 from qq.machine.rows import (
     CHANGES,
     BehindRow,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.machine import runs as runs_module
-from qq.machine import shelf as shelf_module
-from qq.machine.backlog import HIGH, RETURNED, Backlog, FrozenBacklog, place_of
+from qq.machine.queue import runs as runs_module
+from qq.machine.queue import shelf as shelf_module
+from qq.machine.queue.backlog import HIGH, RETURNED, Backlog, FrozenBacklog, place_of
 from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from qq.machine.protocol.commands import (
     Settle,
 )
 from qq.machine.protocol.effects import Deliver
-from qq.machine.queue import Queue
+from qq.machine.queue.queue import Queue
 
 if TYPE_CHECKING:
     import pytest
 
-    from qq.machine.queue import Consumer
+    from qq.machine.queue.queue import Consumer
 
 QUEUES = ["q0", "q1", "q2"]
 FULL: dict[str, Any] = {"x_overflow": "reject-publish", "x_max_length": 0}

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qq.machine import columns
+from qq.machine.queue import packed_columns
 
 CODES = "qQ"
 words = st.one_of(st.sampled_from([0, 0, 0, 1, 255, 256, 2**62]), st.integers(0, 2**63 - 1))
 tables = st.lists(st.tuples(words, words), max_size=40).map(
     lambda rows: [array(code, [row[place] for row in rows]) for place, code in enumerate(CODES)]
 )
-PACKED = columns.pack([array("q", range(300)), array("Q", [2**63, 5, 0] * 100)])
+PACKED = packed_columns.pack([array("q", range(300)), array("Q", [2**63, 5, 0] * 100)])
 MEMORY_MAX = 8 * 2**20
 
 
 @given(tables)
 def test_columns_come_back(table: list[array[int]]) -> None:
-    assert columns.unpack(columns.pack(table), CODES) == table
+    assert packed_columns.unpack(packed_columns.pack(table), CODES) == table
 
 
 @example(PACKED[:3] + b"\xff" + PACKED[4:])
@@ -41,17 +41,17 @@ def test_columns_come_back(table: list[array[int]]) -> None:
 def test_damaged_columns_are_refused_or_no_longer_than_columns_may_be(data: bytes) -> None:
     tracemalloc.start()
     try:
-        table = columns.unpack(data, CODES)
+        table = packed_columns.unpack(data, CODES)
     except ValueError:
         table = []
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < MEMORY_MAX
-    assert all(len(column) <= columns.WORDS_MAX for column in table)
+    assert all(len(column) <= packed_columns.WORDS_MAX for column in table)
 
 
 @pytest.mark.parametrize(("first", "steps"), [(2**64 - 1, [0, 1]), (0, [0, -1]), (5, [0, 1, -9])])
 def test_no_sum_leaves_the_words(first: int, steps: list[int]) -> None:
     with pytest.raises(ValueError, match="a word that is none"):
-        columns.sums(first, array("q", steps))
+        packed_columns.sums(first, array("q", steps))

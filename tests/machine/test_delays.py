@@ -7,9 +7,9 @@ from unittest import mock
 import pytest
 from machine_driver import Driver, consume, declare, publish, ready_ranges, reloaded
 
-from qq.machine import queue as queue_module
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import Deliver, Effect
+from qq.machine.queue import queue as queue_module
 
 LATE_MS = 700
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from machine_driver import Driver, consume, declare, live_messages, publish, ready_messages, reloaded
 
-from qq.machine.backlog import FrozenBacklog
 from qq.machine.fragments import Fragment
 from qq.machine.protocol.commands import (
     DeleteQueue,
@@ -17,13 +16,14 @@ from qq.machine.protocol.commands import (
     StoreFragment,
 )
 from qq.machine.protocol.effects import Returned
+from qq.machine.queue.backlog import FrozenBacklog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pytest
 
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 FIRST, SECOND = b"f" * 100, b"s" * 50
 SIZE = len(FIRST) + len(SECOND) + 1

@@ -21,9 +21,7 @@ from likeness import differences
 from machine_driver import Driver, consume, declare, publish
 
 from qq.machine import core as core_module
-from qq.machine import queue as queue_module
 from qq.machine import vhost as vhost_module
-from qq.machine.backlog import LaneRow
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import (
@@ -43,8 +41,10 @@ from qq.machine.protocol.effects import (
     Reply,
 )
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue import queue as queue_module
+from qq.machine.queue.backlog import LaneRow
+from qq.machine.queue.runs import _WORDS
 from qq.machine.requesters import REPLY_PREFIX
-from qq.machine.runs import _WORDS
 from qq.machine.state import Dump, MalformedDump, read_dump
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -201,7 +201,7 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     """Everything happens that leaves something behind, and no two fields of a row are alike in all rows."""
     driver = Driver()
     driver.machine.raise_to(version)
-    monkeypatch.setattr("qq.machine.runs._CHUNK_WORDS", 2 * _WORDS)
+    monkeypatch.setattr("qq.machine.queue.runs._CHUNK_WORDS", 2 * _WORDS)
     driver.apply(*OPERATED)
     if version >= 8:
         driver.apply(*OPERATED_SINCE_8)

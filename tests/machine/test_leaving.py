@@ -19,8 +19,6 @@ from machine_driver import (
 )
 
 from qq.machine import core as core_module
-from qq.machine import queue as queue_module
-from qq.machine.leaving import ranges_of
 from qq.machine.protocol.commands import (
     DeleteQueue,
     Discard,
@@ -34,7 +32,9 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Deliver, Failed, GetEmpty, GetOk, QueueDeleted, QueuePurged, Reply
 from qq.machine.protocol.work_meter import RANGES_MAX
-from qq.machine.queue import Queue
+from qq.machine.queue import queue as queue_module
+from qq.machine.queue.leaving import ranges_of
+from qq.machine.queue.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return ranges_of(pieces)
 
     monkeypatch.setattr(queue_module, "ranges_of", counting)
-    monkeypatch.setattr("qq.machine.leaving.ranges_of", counting)
+    monkeypatch.setattr("qq.machine.queue.leaving.ranges_of", counting)
     return counted
 
 

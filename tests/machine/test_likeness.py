@@ -8,8 +8,8 @@ import pytest
 from likeness import differences
 from machine_driver import Driver, consume, declare, publish, reloaded
 
-from qq.machine.consumers import Budget
 from qq.machine.protocol.commands import BindExchange, BindQueue, DeclareExchange, Limit, UnbindQueue
+from qq.machine.queue.consumers import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

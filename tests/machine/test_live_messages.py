@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.live import CELL_BITS, LiveMessages
+from qq.machine.queue.live_messages import CELL_BITS, LiveMessages
 from qq.ranges import MESSAGE_BITS
 
 FAR = 3 << CELL_BITS

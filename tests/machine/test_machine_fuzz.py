@@ -17,8 +17,6 @@ from likeness import differences
 from machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
 
 from qq.machine import core as core_module
-from qq.machine import queue as queue_module
-from qq.machine.backlog import PLACES, RETURNED, place_of
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import MalformedBatch, decode_commands, messages_of, unpack
 from qq.machine.protocol.commands import (
@@ -67,6 +65,8 @@ from qq.machine.protocol.commands import (
     UnbindQueue,
 )
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue import queue as queue_module
+from qq.machine.queue.backlog import PLACES, RETURNED, place_of
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.vhost import binding_arguments
 from qq.ranges import LEVELS
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from qq.machine.protocol.codec import Buffer
-    from qq.machine.queue import Queue, Tally
+    from qq.machine.queue.queue import Queue, Tally
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
@@ -281,22 +281,22 @@ SMALL = {
     "qq.machine.core.REVIEW_STEPS_MAX": 60,
     "qq.machine.core.WOKEN_MAX": 2,
     "qq.machine.protocol.death_history._BLOCK_ROWS": 3,
-    "qq.machine.moves.ENDED_IN_VHOST_MAX": 2,
-    "qq.machine.moves.ENDED_MAX": 3,
-    "qq.machine.moves.RUNNING_IN_VHOST_MAX": 3,
+    "qq.machine.queue.moves.ENDED_IN_VHOST_MAX": 2,
+    "qq.machine.queue.moves.ENDED_MAX": 3,
+    "qq.machine.queue.moves.RUNNING_IN_VHOST_MAX": 3,
     "qq.machine.moving.MOVED_AT_ONCE": 4,
     "qq.routing.masks.FEW_MAX": 1,
     "qq.machine.publishers.REFUSED_MAX": 2,
     "qq.machine.publishing.COPIES_MAX": 20,
     "qq.machine.publishing.FEW_QUEUES": 1,
-    "qq.machine.queue.DUE_MAX": 3,
-    "qq.machine.queue.DYING_MAX": 6,
-    "qq.machine.queue.TRIM_MAX": 3,
-    "qq.machine.runs._CHUNK_WORDS": 12,
-    "qq.machine.shelf.BLOCK_MOMENTS": 4,
-    "qq.machine.shelf.BLOCK_ROWS": 4,
-    "qq.machine.shelf.PACK_ROWS": 3,
-    "qq.machine.timers.BLOCK_KEYS": 2,
+    "qq.machine.queue.queue.DUE_MAX": 3,
+    "qq.machine.queue.queue.DYING_MAX": 6,
+    "qq.machine.queue.queue.TRIM_MAX": 3,
+    "qq.machine.queue.runs._CHUNK_WORDS": 12,
+    "qq.machine.queue.shelf.BLOCK_MOMENTS": 4,
+    "qq.machine.queue.shelf.BLOCK_ROWS": 4,
+    "qq.machine.queue.shelf.PACK_ROWS": 3,
+    "qq.machine.queue.timers.BLOCK_KEYS": 2,
     "qq.machine.vhost.REVIEW_STEPS_MAX": 60,
     "qq.machine.vhost.ROUTES_MAX": 3,
     "qq.machine.protocol.work_meter.COPIES_MAX": 20,

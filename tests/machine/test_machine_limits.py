@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
-from qq.machine.consumers import CREDIT_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import pack
@@ -23,6 +22,7 @@ from qq.machine.protocol.commands import (
     Settle,
 )
 from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
+from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.state import MalformedDump
 from qq.machine.vhost import ROUTES_MAX
 from qq.ranges import Range

@@ -22,11 +22,11 @@ from machine_driver import (
 )
 from message_oracle import Oracle
 
-from qq.machine import runs
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue import runs
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:

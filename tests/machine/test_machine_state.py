@@ -43,8 +43,8 @@ from qq.machine.protocol.effects import (
     Result,
 )
 from qq.machine.protocol.versions import VERSIONS
+from qq.machine.queue.runs import _WORDS
 from qq.machine.requesters import REPLY_PREFIX
-from qq.machine.runs import _WORDS
 from qq.machine.state import _PIECE_BYTES
 from qq.ranges import Range
 
@@ -238,7 +238,7 @@ def test_backlogs_that_did_not_change_are_not_frozen_anew() -> None:
 
 
 def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qq.machine.runs._CHUNK_WORDS", 2 * _WORDS)
+    monkeypatch.setattr("qq.machine.queue.runs._CHUNK_WORDS", 2 * _WORDS)
     driver = Driver()
     driver.apply(declare("q"))
     for _ in range(200):

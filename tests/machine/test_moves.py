@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, consume, declare, held_messages, publish, ready_messages, reloaded
 
-from qq.machine.backlog import PLACES, RETURNED, place_of
 from qq.machine.limits import table_bytes
-from qq.machine.moves import (
+from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import InvalidCommand, check_command
+from qq.machine.protocol.death_history import History
+from qq.machine.protocol.refusals import Refused
+from qq.machine.queue.backlog import PLACES, RETURNED, place_of
+from qq.machine.queue.moves import (
     ENDED_IN_VHOST_MAX,
     FILTER_BYTES_MAX,
     RUNNING_IN_VHOST_MAX,
@@ -17,17 +21,13 @@ from qq.machine.moves import (
     MovePiece,
     MoveState,
 )
-from qq.machine.protocol import commands as c
-from qq.machine.protocol.codec import InvalidCommand, check_command
-from qq.machine.protocol.death_history import History
-from qq.machine.protocol.refusals import Refused
 from qq.ranges import NORMAL
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 MOVE = c.BeginMove("/", "m", "guest", "q", "to", 0, 0, "", "", {}, "", False)
 PLACE = place_of(NORMAL)
@@ -135,7 +135,7 @@ def test_what_comes_back_while_other_returns_are_put_off_is_not_given_twice(
     for _ in range(6):
         driver.apply(publish(1, "quorum"))
     driver.apply(consume(1, "quorum", 6))
-    for limits in ("qq.machine.queue.RANGES_AT_ONCE", "qq.machine.core.RANGES_AT_ONCE"):
+    for limits in ("qq.machine.queue.queue.RANGES_AT_ONCE", "qq.machine.core.RANGES_AT_ONCE"):
         monkeypatch.setattr(limits, 0)
     monkeypatch.setattr("qq.machine.core.RANGES_MAX", 1)
     driver.apply(c.SessionDown(1))
@@ -396,14 +396,14 @@ def test_so_many_moves_may_be_under_way_and_so_many_are_remembered(
     assert len(driver.machine.moves.running) == RUNNING_IN_VHOST_MAX
     text = refusal(driver, MOVE)
     assert text == "10 moves are under way in vhost '/', which is the limit: wait for one, or stop one"
-    monkeypatch.setattr("qq.machine.moves.RUNNING_MAX", RUNNING_IN_VHOST_MAX + 2)
+    monkeypatch.setattr("qq.machine.queue.moves.RUNNING_MAX", RUNNING_IN_VHOST_MAX + 2)
     begin("v", range(3))
     assert len(driver.machine.moves.running) == RUNNING_IN_VHOST_MAX + 2 < RUNNING_MAX
     assert "in the cluster" in refusal(
         driver, MOVE._replace(vhost="v", move="m2", source="q2", destination="")
     )
 
-    monkeypatch.setattr("qq.machine.moves.ENDED_MAX", ENDED_IN_VHOST_MAX + 1)
+    monkeypatch.setattr("qq.machine.queue.moves.ENDED_MAX", ENDED_IN_VHOST_MAX + 1)
     driver.apply(c.EndMove("v", "m1", ""))
     for number in range(ENDED_IN_VHOST_MAX + 2):
         driver.time_ms += 1
@@ -498,7 +498,7 @@ def test_an_endless_move_goes_on_with_what_comes_and_ends_with_its_count(driver:
 
 
 def test_shovels_take_no_room_from_other_moves(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qq.machine.moves.RUNNING_IN_VHOST_MAX", 1)
+    monkeypatch.setattr("qq.machine.queue.moves.RUNNING_IN_VHOST_MAX", 1)
     driver.apply(declare("more"), declare("third"), SHOVEL, SHOVEL._replace(name="t"), FOR_SHOVEL)
     driver.apply(MOVE._replace(move="n", source="more"))
     assert len(driver.machine.moves.running) == 2

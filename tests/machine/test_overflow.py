@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 from machine_driver import Driver, consume, declare, publish, ready_messages, reloaded
 
-from qq.machine import queue as queue_module
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import Committed, Deliver, Failed, Rejected, Reply
-from qq.machine.queue import DUE_MAX, TRIM_MAX
+from qq.machine.queue import queue as queue_module
+from qq.machine.queue.queue import DUE_MAX, TRIM_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

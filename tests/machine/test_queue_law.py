@@ -1,4 +1,4 @@
-"""The law of qq/machine/queue.py: only methods of a queue change it and its parts."""
+"""The law of qq/machine/queue/queue.py: only methods of a queue change it and its parts."""
 
 from __future__ import annotations
 

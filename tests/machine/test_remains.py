@@ -29,8 +29,8 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Failed, QueueDeclared, Reply
 from qq.machine.protocol.work_meter import QUEUES_GONE_MAX
-from qq.machine.queue import Queue
-from qq.machine.remains import Remains
+from qq.machine.queue.deferred_free import Remains
+from qq.machine.queue.queue import Queue
 from qq.machine.vhost import VirtualHost
 from qq.ranges import RangeMap
 

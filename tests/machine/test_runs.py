@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.machine import runs as runs_module
-from qq.machine.runs import CHUNK_RUNS, FrozenRuns, Runs
+from qq.machine.queue import runs as runs_module
+from qq.machine.queue.runs import CHUNK_RUNS, FrozenRuns, Runs
 from qq.ranges import MESSAGE_BITS, MESSAGES_MAX, NORMAL, Range
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.protocol.effects import Effect
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 
 def fill(driver: Driver, name: str, number: int) -> Queue:

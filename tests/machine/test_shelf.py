@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.machine import shelf as shelf_module
-from qq.machine.shelf import FrozenShelf, Shelf
+from qq.machine.queue import shelf as shelf_module
+from qq.machine.queue.shelf import FrozenShelf, Shelf
 from qq.ranges import MESSAGE_BITS, MESSAGES_MAX, Range
 
 if TYPE_CHECKING:

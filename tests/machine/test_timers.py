@@ -8,8 +8,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine import timers as timers_module
-from qq.machine.timers import NEVER_MS, Timers
+from qq.machine.queue import timers as timers_module
+from qq.machine.queue.timers import NEVER_MS, Timers
 
 sets = st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), st.integers(0, 20)))
 steps = st.lists(st.one_of(sets, sets, st.integers(0, 20)), max_size=60)

@@ -24,7 +24,7 @@ from queue_clients import (
 )
 from queue_world import World
 
-import qq.machine.queue
+import qq.machine.queue.queue
 
 MANY = 1000
 

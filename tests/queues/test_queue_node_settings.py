@@ -14,7 +14,7 @@ from queue_world import World, world_here
 from test_queue_publishing import send
 from test_queue_timeouts import closed_text, wait_closed
 
-import qq.machine.consumers
+import qq.machine.queue.consumers
 from qq.config import NodeLimits
 
 PUBLISH_TIMEOUT_MS = 1000

@@ -23,7 +23,7 @@ from queue_clients import (
 )
 from queue_world import World
 
-import qq.machine.consumers
+import qq.machine.queue.consumers
 from qq.testing import LocalCluster
 
 LATE_S = 5.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.moves import SHOVEL
+from qq.machine.queue.moves import SHOVEL
 from qq.sessions.shovels import move_for
 from qq.shovels import definition
 from qq.shovels.definition import (

@@ -47,8 +47,6 @@ from cluster.storage import identity
 from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
-from qq.machine.backlog import Backlog
-from qq.machine.consumers import Budget, Holder
 from qq.machine.machine import QueueMachine
 from qq.machine.moving import Moving
 from qq.machine.protocol.codec import Buffer, encode_batch
@@ -56,7 +54,9 @@ from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMes
 from qq.machine.protocol.effects import ConnectionForced, Effect
 from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
-from qq.machine.queue import Dying, Queue
+from qq.machine.queue.backlog import Backlog
+from qq.machine.queue.consumers import Budget, Holder
+from qq.machine.queue.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
@@ -914,7 +914,7 @@ HAZARDS = [
         QUEUES,
         20,
         "that nobody asked for",
-        ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
+        ("qq.machine.queue.queue.Queue.take_dying", take_dying_whatever_is_meant),
         shown_by=8,
         is_long=True,
     ),
@@ -923,7 +923,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and should not be",
-        ("qq.machine.queue.Queue.take_dying", take_dying_and_keep_them),
+        ("qq.machine.queue.queue.Queue.take_dying", take_dying_and_keep_them),
         shown_by=21,
     ),
     Hazard(
@@ -940,7 +940,7 @@ HAZARDS = [
         QUEUES,
         10,
         "has what should not be there",
-        ("qq.machine.queue.Queue.move_out", leave_where_it_was),
+        ("qq.machine.queue.queue.Queue.move_out", leave_where_it_was),
         shown_by=5,
     ),
     Hazard(
@@ -983,7 +983,7 @@ HAZARDS = [
         QUEUES,
         10,
         "both active",
-        ("qq.machine.queue.Queue._may_get", let_everybody_take),
+        ("qq.machine.queue.queue.Queue._may_get", let_everybody_take),
         shown_by=0,
         is_long=True,
     ),
@@ -992,7 +992,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and may hold",
-        ("qq.machine.consumers.Holder.room", property(room_of_one)),
+        ("qq.machine.queue.consumers.Holder.room", property(room_of_one)),
         shown_by=29,
     ),
     Hazard(
@@ -1000,7 +1000,7 @@ HAZARDS = [
         QUEUES,
         20,
         "though consumers wait",
-        ("qq.machine.queue.Queue.wanted", promise_nothing),
+        ("qq.machine.queue.queue.Queue.wanted", promise_nothing),
         shown_by=28,
     ),
     Hazard(
@@ -1016,7 +1016,7 @@ HAZARDS = [
         QUEUES,
         20,
         "is said to expire",
-        ("qq.machine.backlog.Backlog.release", release_as_of_then),
+        ("qq.machine.queue.backlog.Backlog.release", release_as_of_then),
         shown_by=51,
     ),
     Hazard(

@@ -16,7 +16,7 @@ from operator import attrgetter
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine import columns
+from qq.machine.queue import packed_columns
 from qq.ranges import LEVELS, MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
@@ -450,15 +450,15 @@ def _packed(keys: array[int], rows: array[int]) -> bytes:
     table = [keys, *(rows[word::_WORDS] for word in range(_WORDS))]
     bases = array("Q", (table[number][0] for number in _RISING))
     for number in _RISING:
-        table[number] = columns.differences(table[number])
-    return columns.little_endian(bases) + columns.pack(table)
+        table[number] = packed_columns.differences(table[number])
+    return packed_columns.little_endian(bases) + packed_columns.pack(table)
 
 
 def _unpacked(data: bytes) -> tuple[array[int], array[int]]:
-    bases = columns.from_little_endian("Q", data[:_BASES_BYTES])
-    table = columns.unpack(data[_BASES_BYTES:], _CODES)
+    bases = packed_columns.from_little_endian("Q", data[:_BASES_BYTES])
+    table = packed_columns.unpack(data[_BASES_BYTES:], _CODES)
     for number, base in zip(_RISING, bases, strict=True):
-        table[number] = columns.sums(base, table[number])
+        table[number] = packed_columns.sums(base, table[number])
     keys, *rest = table
     rows = array("Q", bytes(8 * _WORDS * len(keys)))
     for word, column in enumerate(rest):

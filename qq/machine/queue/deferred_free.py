@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from qq.machine.queue import Queue
+    from qq.machine.queue.queue import Queue
 
 
 class Remains:

@@ -20,15 +20,15 @@ from operator import attrgetter, itemgetter
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.runs import Runs
-from qq.machine.shelf import Shelf
+from qq.machine.queue.runs import Runs
+from qq.machine.queue.shelf import Shelf
 from qq.ranges import LEVELS, NORMAL, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from qq.machine.runs import FrozenRuns, RunsRow
-    from qq.machine.shelf import FrozenShelf
+    from qq.machine.queue.runs import FrozenRuns, RunsRow
+    from qq.machine.queue.shelf import FrozenShelf
 
 HIGH = NORMAL + 1
 """Where there are only two priorities, this level and those above it are the high one."""

@@ -21,7 +21,7 @@ from struct import Struct
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine import columns
+from qq.machine.queue import packed_columns
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, NORMAL, Range
 
 if TYPE_CHECKING:
@@ -416,8 +416,8 @@ _EMPTY_ROW = RunsRow(b"", (), b"")
 def _chunk(words: array[int]) -> PackedRuns:
     messages = _messages(words[_PLACE::_WORDS])
     indexes = words[_INDEX::_WORDS]
-    steps = columns.differences(indexes)
-    bounds = (indexes[0], indexes[-1]) if columns.never_falls(steps) else (min(indexes), max(indexes))
+    steps = packed_columns.differences(indexes)
+    bounds = (indexes[0], indexes[-1]) if packed_columns.never_falls(steps) else (min(indexes), max(indexes))
     return PackedRuns(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
 
 
@@ -441,12 +441,12 @@ def _rest_of(words: array[int], at: int, taken: int, taken_size: int) -> array[i
 def _dumped(words: array[int]) -> bytes:
     if not words:
         return b""
-    return _packed(words, columns.differences(words[_INDEX::_WORDS]), _messages(words[_PLACE::_WORDS]))
+    return _packed(words, packed_columns.differences(words[_INDEX::_WORDS]), _messages(words[_PLACE::_WORDS]))
 
 
 def _messages(places: array[int]) -> int:
     # A count is the lowest three bytes of a word, and whole columns of bytes are summed without a loop.
-    raw = columns.little_endian(places)
+    raw = packed_columns.little_endian(places)
     return sum(raw[0::8]) + (sum(raw[1::8]) << 8) + (sum(raw[2::8]) << 16)
 
 
@@ -458,39 +458,39 @@ def _packed(words: array[int], steps: array[int], messages: int) -> bytes:
         ends = map(add, positions, map(MESSAGE_MASK.__and__, places))
         gaps = array("q", [0, *map(sub, positions[1:], ends)])
     bases = array("Q", (words[_INDEX], words[_POSITION], words[_EXPIRES]))
-    return columns.little_endian(bases) + columns.pack(
+    return packed_columns.little_endian(bases) + packed_columns.pack(
         [
             steps,
             places,
             gaps,
             words[_SIZE::_WORDS],
-            columns.differences(words[_EXPIRES::_WORDS]),
+            packed_columns.differences(words[_EXPIRES::_WORDS]),
             words[_HISTORY::_WORDS],
         ]
     )
 
 
 def _unpacked(data: bytes) -> array[int]:
-    index, position, expires_ms = columns.from_little_endian("Q", data[:_BASES_BYTES])
-    steps, places, gaps, sizes, expiries, histories = columns.unpack(data[_BASES_BYTES:], _CODES)
+    index, position, expires_ms = packed_columns.from_little_endian("Q", data[:_BASES_BYTES])
+    steps, places, gaps, sizes, expiries, histories = packed_columns.unpack(data[_BASES_BYTES:], _CODES)
     words = array("Q", bytes(8 * _WORDS * len(places)))
-    words[_INDEX::_WORDS] = columns.sums(index, steps)
+    words[_INDEX::_WORDS] = packed_columns.sums(index, steps)
     words[_PLACE::_WORDS] = places
-    words[_POSITION::_WORDS] = columns.sums(position, _position_steps(places, gaps))
+    words[_POSITION::_WORDS] = packed_columns.sums(position, _position_steps(places, gaps))
     words[_SIZE::_WORDS] = sizes
-    words[_EXPIRES::_WORDS] = columns.sums(expires_ms, expiries)
+    words[_EXPIRES::_WORDS] = packed_columns.sums(expires_ms, expiries)
     words[_HISTORY::_WORDS] = histories
     return words
 
 
 def _position_steps(places: array[int], gaps: array[int]) -> array[int]:
     """How far each run's position is from that of the one before: over its messages, and over gaps."""
-    raw = columns.little_endian(places)
+    raw = packed_columns.little_endian(places)
     if all(raw[byte::8] == raw[byte : byte + 1] * len(places) for byte in range(MESSAGE_BITS // 8)):
         steps = array("q", [places[0] & MESSAGE_MASK]) * len(places)
     else:
         steps = array("q", [0, *map(MESSAGE_MASK.__and__, places[:-1])])
-    return array("q", map(add, steps, gaps)) if columns.any_of(gaps) else steps
+    return array("q", map(add, steps, gaps)) if packed_columns.any_of(gaps) else steps
 
 
 def _ascends(indexes: array[int]) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.backlog import PLACES, RETURNED
 from qq.machine.protocol.refusals import precondition_failed
+from qq.machine.queue.backlog import PLACES, RETURNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.backlog import Backlog
-from qq.machine.consumers import CREDIT_MAX, Holder, Rotation
-from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.policy.settings import settings_of
 from qq.machine.protocol.arguments import CLASSIC
 from qq.machine.protocol.death_history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.protocol.effects import Deliver
 from qq.machine.protocol.work_meter import RANGES_AT_ONCE
-from qq.machine.timers import NOW_MS
+from qq.machine.queue.backlog import Backlog
+from qq.machine.queue.consumers import CREDIT_MAX, Holder, Rotation
+from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.queue.timers import NOW_MS
 from qq.ranges import NORMAL, Range, RangeMap
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from qq.machine.backlog import FrozenBacklog
-    from qq.machine.consumers import Budget
-    from qq.machine.leaving import FrozenLeaving
     from qq.machine.policy.policies import Applied
     from qq.machine.policy.settings import CountContract, QueueSettings
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import FrozenHistories, History
+    from qq.machine.queue.backlog import FrozenBacklog
+    from qq.machine.queue.consumers import Budget
+    from qq.machine.queue.leaving import FrozenLeaving
     from qq.ranges import FrozenPieces
 
 SHARES = 8

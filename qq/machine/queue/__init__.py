@@ -1,0 +1,1 @@
+"""A queue: its backlog, its consumers, its timers and what leaves it."""
