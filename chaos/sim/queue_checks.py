@@ -34,6 +34,7 @@ from chaos.sim.queue_model import (
     rejects,
     waiting_ranges,
 )
+from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
 from qq.machine.policy.settings import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.protocol.commands import (
@@ -78,7 +79,6 @@ from qq.machine.protocol.effects import (
     Rejected,
     Reply,
 )
-from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue.queue import DUE_MAX
 from qq.ranges import MESSAGE_BITS, Range
 from qq.stored.properties import NO_PRIORITY, NO_TTL

@@ -16,9 +16,7 @@ from pamqp.commands import Basic
 from qq.http.documents import HASHING
 from qq.http.errors import bad_request, invalid
 from qq.http.view import AckMode, Deduplication, NewMessage
-from qq.machine.access import HASH_BYTES, SHA256
-from qq.machine.declaring import stripped
-from qq.machine.limits import (
+from qq.machine.catalog.limits import (
     ARGUMENTS_BYTES_MAX,
     DESCRIPTION_BYTES_MAX,
     RATES,
@@ -26,6 +24,8 @@ from qq.machine.limits import (
     VALUE_BYTES,
     table_bytes,
 )
+from qq.machine.catalog.permissions import HASH_BYTES, SHA256
+from qq.machine.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
 from qq.machine.protocol.arguments import MODULES

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.payloads import payload_of
-from qq.machine.limits import in_force
+from qq.machine.catalog.limits import in_force
 from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         ThingRows,
         VhostStatus,
     )
-    from qq.machine.access import User
+    from qq.machine.catalog.permissions import User
     from qq.machine.policy.policies import Policy
 
 DEDUPLICATION = "publisher-deduplication"

@@ -30,8 +30,8 @@ from qq.http.requests import (
 )
 from qq.http.shovels import check_may_set, check_shovel
 from qq.http.view import GlobalParameter, ParameterStatus
-from qq.machine.catalog import CLUSTER_NAME
-from qq.machine.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
+from qq.machine.catalog.catalog import CLUSTER_NAME
+from qq.machine.catalog.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     DeleteGlobalParameter,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from qq.http.bodies import Body
     from qq.http.view import ManagementView
-    from qq.machine import access
+    from qq.machine.catalog import permissions
     from qq.machine.protocol.commands import Change
 
 
@@ -45,7 +45,7 @@ class _Rows(ABC):
         ]
 
     @abstractmethod
-    def _all(self) -> Sequence[access.Permissions | access.TopicPermissions]: ...
+    def _all(self) -> Sequence[permissions.Permissions | permissions.TopicPermissions]: ...
 
     async def rows(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
@@ -78,13 +78,15 @@ class _Rows(ABC):
         await self._management.change(self._clearing(request))
         return done()
 
-    async def _existing(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
+    async def _existing(
+        self, request: web.Request
+    ) -> list[permissions.Permissions | permissions.TopicPermissions]:
         """The rows that match the path. Raises Refusal if there are none."""
         require(request, ADMINISTRATORS)
         await self._check(request)
         return await existing(self._management, lambda: self._matching(request))
 
-    def _matching(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
+    def _matching(self, request: web.Request) -> list[permissions.Permissions | permissions.TopicPermissions]:
         """The rows that match the user and the virtual host in the path."""
         named = request.match_info
         return [row for row in self._all() if all(getattr(row, part) == name for part, name in named.items())]
@@ -107,7 +109,7 @@ class PermissionEndpoints(_Rows):
     def __init__(self, management: ManagementView) -> None:
         super().__init__(management, "permissions")
 
-    def _all(self) -> Sequence[access.Permissions]:
+    def _all(self) -> Sequence[permissions.Permissions]:
         return self._management.permissions()
 
     async def one(self, request: web.Request) -> web.Response:
@@ -133,7 +135,7 @@ class TopicPermissionEndpoints(_Rows):
         own = [web.get(one, self.one), web.put(one, self.put), web.delete(one, self.delete)]
         return [*super().routes(), *own]
 
-    def _all(self) -> Sequence[access.TopicPermissions]:
+    def _all(self) -> Sequence[permissions.TopicPermissions]:
         return self._management.topic_permissions()
 
     async def one(self, request: web.Request) -> web.StreamResponse:
@@ -146,7 +148,9 @@ class TopicPermissionEndpoints(_Rows):
         return ClearTopicPermissions(*_named(request), request.match_info.get("exchange", ""))
 
 
-def _listing(rows: Iterable[access.Permissions | access.TopicPermissions]) -> Listing[dict[str, Any]]:
+def _listing(
+    rows: Iterable[permissions.Permissions | permissions.TopicPermissions],
+) -> Listing[dict[str, Any]]:
     return Listing([row._asdict() for row in rows], order=("vhost", "user"))
 
 

@@ -22,7 +22,7 @@ from cluster.runtime.ports import pack
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.machine.access import User
+    from qq.machine.catalog.permissions import User
 
 ID_BYTES = 16
 TOKEN_LENGTH_MAX = 3800

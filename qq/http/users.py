@@ -16,14 +16,14 @@ from qq.http.errors import bad_request
 from qq.http.lists import Listing, narrowed, write_listing
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require, require_owner
 from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
-from qq.machine.limits import USER_LIMITS
+from qq.machine.catalog.limits import USER_LIMITS
 from qq.machine.protocol.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.http.view import ManagementView
-    from qq.machine.access import User
+    from qq.machine.catalog.permissions import User
     from qq.machine.protocol.commands import Change
 
 

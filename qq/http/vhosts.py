@@ -30,7 +30,7 @@ from qq.http.requests import (
 )
 from qq.http.samples import adding_samples, with_samples
 from qq.http.view import NodeState, RequestRefused
-from qq.machine.limits import VHOST_LIMITS
+from qq.machine.catalog.limits import VHOST_LIMITS
 from qq.machine.protocol.commands import (
     ChangeVhostLimits,
     DeleteVhost,

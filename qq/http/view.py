@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.configuration.change_request import MemberChange
     from cluster.membership.health import Verdict
     from qq.diagnosis.findings import Diagnosis
-    from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
     from qq.machine.policy.policies import Policy
     from qq.machine.protocol.commands import BeginMove, Change, Declaration, Get, Table
     from qq.scopes import Scopes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.machine.catalog.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 from qq.machine.declaring import stripped
-from qq.machine.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 from qq.machine.protocol.commands import (
     BindQueue,
     Checkout,
@@ -26,10 +26,10 @@ from qq.machine.protocol.commands import (
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.core import Core
     from qq.machine.protocol.commands import Command
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VirtualHost
 
 
 class Claims:

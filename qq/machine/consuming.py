@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.limits import (
+from qq.machine.catalog.limits import (
     MAX_CONSUMERS,
     MAX_CONSUMERS_PER_CHANNEL,
     MAX_CONSUMERS_PER_QUEUE,
     check_table_size,
     limit_of,
 )
+from qq.machine.catalog.reply_names import Requester, is_reply_name
 from qq.machine.policy.settings import consumer_settings_of
 from qq.machine.protocol.arguments import CLASSIC, QUORUM, check_consumer_arguments
 from qq.machine.protocol.commands import Discard, Reject, Return, Settle, Settlement
@@ -31,7 +32,6 @@ from qq.machine.protocol.work_meter import GOT_AT_ONCE
 from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.queue.leaving import DISCARDED, FAILED, RETURNED, SETTLED
 from qq.machine.queue.queue import Consumer
-from qq.machine.requesters import Requester, is_reply_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from itertools import accumulate, groupby, islice, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.catalog import Catalog
+from qq.machine.catalog.catalog import Catalog
 from qq.machine.fragments import Fragment, Fragments
 from qq.machine.protocol.codec import Buffer
 from qq.machine.protocol.commands import NO_COMMAND, OPCODES
@@ -51,14 +51,14 @@ from qq.routing.routers import Destination, DestinationKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from qq.machine.catalog import ConnectionState
+    from qq.machine.catalog.catalog import ConnectionState
+    from qq.machine.catalog.reply_names import Requester
+    from qq.machine.catalog.vhost import VhostRef, VirtualHost
     from qq.machine.protocol.commands import Method
     from qq.machine.protocol.effects import Answer, Result
     from qq.machine.protocol.refusals import Refused
     from qq.machine.queue.deferred_free import Remains
     from qq.machine.queue.queue import Consumer, Queue
-    from qq.machine.requesters import Requester
-    from qq.machine.vhost import VhostRef, VirtualHost
 
 
 WOKEN_MAX = 1000

@@ -26,9 +26,9 @@ from qq.routing.values import values_inside
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.core import Core
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VirtualHost
     from qq.routing.content import Content
 
 BATCH_STEPS_MAX = 5_000

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.machine.catalog.reply_names import REPLY_TO
 from qq.machine.protocol.effects import Done, QueueDeclared, QueueDeleted, QueuePurged
 from qq.machine.protocol.refusals import not_found, precondition_failed, the_queue
 from qq.machine.protocol.work_meter import SERVING_RANGES
-from qq.machine.requesters import REPLY_TO
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.core import Core
     from qq.machine.protocol.commands import (
         BindExchange,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         UnbindQueue,
     )
     from qq.machine.queue.queue import QueueOwner
-    from qq.machine.vhost import VirtualHost
 
 
 class Declaring:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.access import User
+from qq.machine.catalog.permissions import User
 from qq.machine.claims import Claims
 from qq.machine.connecting import Connecting
 from qq.machine.consuming import Taking
@@ -33,11 +33,11 @@ from qq.ranges import MESSAGE_BITS, Range
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from qq.machine.catalog import Catalog
+    from qq.machine.catalog.catalog import Catalog
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.fragments import Fragment
     from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.queue.moves import Moves
-    from qq.machine.vhost import VirtualHost
 
 
 class DyingMessages(NamedTuple):

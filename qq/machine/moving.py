@@ -20,12 +20,12 @@ from qq.stored.properties import NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.core import Core
     from qq.machine.protocol.commands import BeginMove, EndMove, MoveMessages
     from qq.machine.protocol.death_history import History
     from qq.machine.publishing import Publishing
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VirtualHost
     from qq.ranges import Range
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.access import Permissions, TopicPermissions, user_of
+from qq.machine.catalog.permissions import Permissions, TopicPermissions, user_of
+from qq.machine.catalog.vhost import deleted
 from qq.machine.policy.policies import policy_of
 from qq.machine.protocol.refusals import Refused
 from qq.machine.queue.moves import SHOVEL, STOPPED
-from qq.machine.vhost import deleted
 
 if TYPE_CHECKING:
     from qq.machine.core import Core

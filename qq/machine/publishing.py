@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from qq.machine.catalog.deduplication import names_of
+from qq.machine.catalog.reply_names import is_reply_name
 from qq.machine.core import message_number
 from qq.machine.fragments import Fragment
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS
@@ -17,8 +19,6 @@ from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.protocol.refusals import Refused, precondition_failed
 from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
-from qq.machine.publishers import names_of
-from qq.machine.requesters import is_reply_name
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -27,12 +27,12 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from qq.machine.catalog.deduplication import Names
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.core import Core, SessionState
     from qq.machine.protocol.commands import Command, Commit, DeadLetter, JoinFragments, StoreFragment
-    from qq.machine.publishers import Names
     from qq.machine.queue.consumers import Budget
     from qq.machine.queue.queue import Dying, Queue
-    from qq.machine.vhost import VirtualHost
 
 
 Part = tuple[int, int, "Sequence[Queue]"]

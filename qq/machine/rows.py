@@ -17,7 +17,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.catalog import ConnectionState
+from qq.machine.catalog.catalog import ConnectionState
+from qq.machine.catalog.reply_names import Requester
+from qq.machine.catalog.vhost import Exchange
 from qq.machine.core import SessionState
 from qq.machine.fragments import Fragment
 from qq.machine.policy.policies import Policy
@@ -44,24 +46,22 @@ from qq.machine.queue.consumers import Budget
 from qq.machine.queue.leaving import Leaving
 from qq.machine.queue.moves import MoveState
 from qq.machine.queue.queue import Consumer, Dying, Queue
-from qq.machine.requesters import Requester
-from qq.machine.vhost import Exchange
 from qq.ranges import Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from qq.machine.catalog.deduplication import FrozenPublishers
+    from qq.machine.catalog.vhost import VhostRef, VirtualHost
     from qq.machine.core import FrozenSession
     from qq.machine.policy.policies import Applied, Policies
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import HistoriesRow
     from qq.machine.protocol.effects import Answer, Result
-    from qq.machine.publishers import FrozenPublishers
     from qq.machine.queue.backlog import BacklogRow
     from qq.machine.queue.leaving import FrozenLeaving
     from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenQueue
-    from qq.machine.vhost import VhostRef, VirtualHost
     from qq.ranges import FrozenPieces, Piece
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.catalog.deduplication import FrozenPublishers
+from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
 from qq.machine.fragments import Fragments, FragmentsRow
 from qq.machine.protocol import versions
 from qq.machine.protocol.codec import make_packer, unpack_list
 from qq.machine.protocol.effects import GetOk, Got, Reply
 from qq.machine.protocol.versions import VERSIONS
-from qq.machine.publishers import FrozenPublishers
 from qq.machine.queue.live_messages import LiveMessages
 from qq.machine.queue.queue import Dying
 from qq.machine.rows import (

@@ -26,9 +26,9 @@ from qq.http.view import (
     ThingRows,
     VhostStatus,
 )
+from qq.machine.catalog.vhost import binding_arguments
 from qq.machine.protocol.commands import DeclareExchange, DeclareQueue
 from qq.machine.queue.moves import LEDGER
-from qq.machine.vhost import binding_arguments
 from qq.management.queue_sets import Chained
 from qq.routing.exchanges import DEFAULT_EXCHANGE
 from qq.routing.routers import Binding, Destination, DestinationKind
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from qq.http.view import Declaration, Product
-    from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
+    from qq.machine.catalog.vhost import Exchange, VirtualHost
     from qq.machine.machine import QueueMachine
     from qq.machine.policy.policies import Policy
     from qq.machine.queue.moves import MoveState
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import Exchange, VirtualHost
     from qq.management.queue_sets import InOrder
     from qq.sessions.broker import Broker
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
 from qq.http.view import NOT_CARRIED_OUT, UNKNOWN, RequestRefused, Unavailable
-from qq.machine.access import Permissions, TopicPermissions, user_of
+from qq.machine.catalog.permissions import Permissions, TopicPermissions, user_of
 from qq.machine.policy.policies import InvalidPolicy, check_version, policy_of
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from qq.http.view import AckMode, AllPublications, Message, NewMessage
-    from qq.machine.catalog import Catalog
+    from qq.machine.catalog.catalog import Catalog
     from qq.machine.protocol.commands import Change, Declaration, Table
     from qq.scopes import Scopes
     from qq.sessions.broker import Broker

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cluster.group.group import Group
-    from qq.machine.catalog import ConnectionState
+    from qq.machine.catalog.catalog import ConnectionState
     from qq.machine.core import SessionState
     from qq.machine.machine import QueueMachine
     from qq.management.others import OtherNodes, TellSome

@@ -18,9 +18,9 @@ from qq.management.queue_sets import BLOCK, QueueBlocks
 if TYPE_CHECKING:
     from cluster.group.group import Group
     from qq.http.view import ObjectRow
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VirtualHost
     from qq.management.entry_times import EntryTimes
     from qq.sessions.broker import Broker
 

@@ -17,8 +17,8 @@ from qq.http.slices import Slices
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VirtualHost
     from qq.routing.routers import Binding
 
 T = TypeVar("T")

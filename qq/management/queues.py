@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cluster.group.group import Group
     from qq.http.view import Client, Samples
-    from qq.machine.catalog import Catalog
+    from qq.machine.catalog.catalog import Catalog
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Consumer, Queue
     from qq.sessions.broker import Broker

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
 from qq.http.view import RequestRefused
-from qq.machine import limits as lim
+from qq.machine.catalog import limits as lim
+from qq.machine.catalog.vhost import RESERVED, check_exchange_type, check_quorum_properties
 from qq.machine.protocol import arguments as args
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import refusals
-from qq.machine.vhost import RESERVED, check_exchange_type, check_quorum_properties
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from qq.http.view import Declaration
-    from qq.machine.catalog import Catalog
+    from qq.machine.catalog.catalog import Catalog
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.protocol.commands import Change, Table
-    from qq.machine.vhost import VirtualHost
 
 
 class Room:

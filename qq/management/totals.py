@@ -16,7 +16,7 @@ from qq.management.rates import DELIVERIES, LENGTHS, SAMPLE_INTERVAL_S, QueueNum
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from qq.machine.vhost import VirtualHost
+    from qq.machine.catalog.vhost import VirtualHost
 
 _FIELDS = QueueNumbers._fields
 # Most queues of very many are as they were: nothing is looked up by its name for them.

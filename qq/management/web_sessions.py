@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from qq.http.tokens import OpenedToken
     from qq.http.view import LoggedIn
-    from qq.machine.access import User
+    from qq.machine.catalog.permissions import User
     from qq.management.others import OtherNodes
     from qq.sessions.broker import Broker
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from qq.machine.catalog.vhost import RESERVED
 from qq.machine.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
-from qq.machine.vhost import RESERVED
 from qq.routing.exchanges import DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from qq.machine.access import TopicPermissions
+    from qq.machine.catalog.permissions import TopicPermissions
+    from qq.machine.catalog.vhost import Exchange, VirtualHost
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import Exchange, VirtualHost
     from qq.scopes import Scopes
 
 Permission = Literal["configure", "write", "read"]

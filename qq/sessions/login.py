@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cluster.net.connection_slots import source_of
 from cluster.net.log_throttle import Complaints
-from qq.machine.access import SHA256, User
+from qq.machine.catalog.permissions import SHA256, User
 from qq.scopes import TokenUser
 from qq.sessions.lanes import Lane
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.catalog.limits import table_bytes
 from qq.machine.costs import (
     BATCH_STEPS_MAX,
     COMMIT_STEPS,
@@ -17,7 +18,6 @@ from qq.machine.costs import (
     TRANSACTION_STEPS_MAX,
     Price,
 )
-from qq.machine.limits import table_bytes
 from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
 from qq.sessions.batch import STEP_BYTES, PartOutcome
 from qq.stored.layout import frame_stop

@@ -19,15 +19,15 @@ from math import floor
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
+from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cluster.runtime.ports import Runtime
     from qq.config import NodeLimits
+    from qq.machine.catalog.publish_rates import Published
     from qq.machine.machine import QueueMachine
-    from qq.machine.published import Published
     from qq.sessions.ports import Connection, PatientPublisher
 
 BURST_S = 1.0

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from random import Random
 
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.commands import Change
-    from qq.machine.vhost import VirtualHost
     from qq.shovels.connecting import MayReach, OpenOwn
     from qq.shovels.definition import Definition
 

@@ -17,7 +17,7 @@ from qq.tables import NAME_BYTES_MAX, InvalidTable, Table, check_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from qq.machine.vhost import VirtualHost
+    from qq.machine.catalog.vhost import VirtualHost
 
 ON_CONFIRM, ON_PUBLISH, NO_ACK = "on-confirm", "on-publish", "no-ack"
 ACK_MODES = (ON_CONFIRM, ON_PUBLISH, NO_ACK)

@@ -19,8 +19,8 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from cluster.config import GroupConfig
+from qq.machine.catalog.limits import MAX_BINDINGS_PER_QUEUE, NONE
 from qq.machine.costs import BATCH_STEPS_MAX
-from qq.machine.limits import MAX_BINDINGS_PER_QUEUE, NONE
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import (

@@ -12,7 +12,7 @@ from qq.amqp.framing import Method
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
 from qq.config import NodeLimits
-from qq.machine.access import Permissions
+from qq.machine.catalog.permissions import Permissions
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands, effects
 from qq.metrics import Counters

@@ -12,7 +12,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
-from qq.machine.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
+from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.machine.protocol.codec import decode_batch
 from qq.sessions.batch import BATCH_BYTES_MAX
 from qq.sessions.parts import COMMAND_BYTES, MESSAGE_BYTES

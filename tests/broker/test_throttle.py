@@ -18,7 +18,7 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
 from qq.http.view import NewMessage
-from qq.machine.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
+from qq.machine.catalog.limits import MAX_PUBLISH_BYTES, MAX_PUBLISHES, NONE
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import encode_batch

@@ -26,7 +26,7 @@ from qq import config
 from qq.cli import credentials
 from qq.cli.root import root
 from qq.http import api
-from qq.machine import limits
+from qq.machine.catalog import limits
 from qq.machine.policy import policies
 from qq.machine.protocol import arguments
 from qq.metrics import (

@@ -13,8 +13,8 @@ from http_node import GUEST, Node
 
 from cluster.log.entry import batches_of
 from qq.http.login import Operator
-from qq.machine import catalog
-from qq.machine.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
+from qq.machine.catalog import catalog
+from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
 from qq.machine.protocol.codec import decode_commands
 from qq.machine.protocol.commands import PutVhost, SetUserLimits, SetVhostLimits
 

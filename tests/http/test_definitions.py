@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from qq.http import requests
 from qq.http.large import read_large_object
 from qq.http.view import RequestRefused, Unavailable
-from qq.machine import limits
+from qq.machine.catalog import limits
 from qq.machine.protocol.commands import (
     BindExchange,
     BindQueue,

@@ -18,7 +18,7 @@ from cluster.runtime.ports import pack
 from qq.diagnosis.findings import Finding
 from qq.diagnosis.limits import TenantUse, Vitals
 from qq.http.view import CertificateFiles
-from qq.machine.limits import MAX_PUBLISHES
+from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.protocol.commands import DeclareQueue
 from qq.management.diagnosis import _in
 from qq.sessions.facts import ConnectionFacts, Traffic

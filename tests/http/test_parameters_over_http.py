@@ -10,7 +10,7 @@ from http_node import Node
 
 from qq.http import parameters
 from qq.http.errors import bad_request
-from qq.machine.limits import PARAMETER_BYTES_MAX
+from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
 from qq.machine.protocol.commands import ProtectVhost, PutGlobalParameter, PutVhost
 
 Machine = Node[MachineManagement]

@@ -17,7 +17,7 @@ from cluster.transport.queries import Inquiries
 from qq.http import tokens
 from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import LoggedIn, Unavailable, WebLogin
-from qq.machine.access import SHA256, User
+from qq.machine.catalog.permissions import SHA256, User
 from qq.machine.protocol.commands import DeleteUser, PutUser
 from qq.management import web_sessions
 from qq.management.others import OtherNodes

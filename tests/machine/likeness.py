@@ -11,14 +11,15 @@ from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.access import AccessControl
-from qq.machine.catalog import Catalog
+from qq.machine.catalog.catalog import Catalog
+from qq.machine.catalog.permissions import AccessControl
+from qq.machine.catalog.publish_rates import Published
+from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.fragments import Fragments
 from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
-from qq.machine.published import Published
 from qq.machine.publishing import Publishing
 from qq.machine.queue.backlog import _Lane
 from qq.machine.queue.consumers import Rotation
@@ -27,7 +28,6 @@ from qq.machine.queue.queue import Consumer, Queue
 from qq.machine.queue.runs import Runs
 from qq.machine.queue.shelf import Shelf
 from qq.machine.queue.timers import NEVER_MS, Timers
-from qq.machine.vhost import VirtualHost
 from qq.ranges import RangeMap
 from qq.routing.exchanges import RoutingTable
 from qq.routing.hashing import ConsistentHash

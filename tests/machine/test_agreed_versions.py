@@ -10,7 +10,7 @@ import pytest
 from likeness import differences
 from machine_driver import Driver, declare, publish
 
-from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import codec
 from qq.machine.protocol.codec import InvalidCommand, MalformedBatch, check_command, pack, unpack

@@ -10,6 +10,7 @@ from pamqp.commands import Basic
 from pamqp.common import FieldTable, FieldValue
 from pamqp.header import ContentHeader
 
+from qq.machine.catalog.vhost import ROUTES_WIDTH_MAX, VirtualHost
 from qq.machine.costs import BATCH_STEPS_MAX, LOOKED_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import (
@@ -26,7 +27,6 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Failed
 from qq.machine.protocol.work_meter import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
-from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
 from qq.routing.exchanges import ROUTE_STEPS_MAX
 from qq.stored.content import content_of
 

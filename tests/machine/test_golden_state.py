@@ -21,7 +21,8 @@ from likeness import differences
 from machine_driver import Driver, consume, declare, publish
 
 from qq.machine import core as core_module
-from qq.machine import vhost as vhost_module
+from qq.machine.catalog import vhost as vhost_module
+from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import (
@@ -44,7 +45,6 @@ from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import queue as queue_module
 from qq.machine.queue.backlog import LaneRow
 from qq.machine.queue.runs import _WORDS
-from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.state import Dump, MalformedDump, read_dump
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
-from qq.machine import catalog
-from qq.machine.limits import (
+from qq.machine.catalog import catalog
+from qq.machine.catalog.limits import (
     ARGUMENTS_BYTES_MAX,
     USER_LIMITS,
     VALUE_BYTES,

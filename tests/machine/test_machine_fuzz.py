@@ -17,6 +17,8 @@ from likeness import differences
 from machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
 
 from qq.machine import core as core_module
+from qq.machine.catalog.reply_names import REPLY_PREFIX
+from qq.machine.catalog.vhost import binding_arguments
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import MalformedBatch, decode_commands, messages_of, unpack
 from qq.machine.protocol.commands import (
@@ -67,8 +69,6 @@ from qq.machine.protocol.commands import (
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import queue as queue_module
 from qq.machine.queue.backlog import PLACES, RETURNED, place_of
-from qq.machine.requesters import REPLY_PREFIX
-from qq.machine.vhost import binding_arguments
 from qq.ranges import LEVELS
 from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
@@ -77,9 +77,9 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from qq.machine.catalog.vhost import Exchange
     from qq.machine.protocol.codec import Buffer
     from qq.machine.queue.queue import Queue, Tally
-    from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
 HUGE = [2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
@@ -286,7 +286,7 @@ SMALL = {
     "qq.machine.queue.moves.RUNNING_IN_VHOST_MAX": 3,
     "qq.machine.moving.MOVED_AT_ONCE": 4,
     "qq.routing.masks.FEW_MAX": 1,
-    "qq.machine.publishers.REFUSED_MAX": 2,
+    "qq.machine.catalog.deduplication.REFUSED_MAX": 2,
     "qq.machine.publishing.COPIES_MAX": 20,
     "qq.machine.publishing.FEW_QUEUES": 1,
     "qq.machine.queue.queue.DUE_MAX": 3,
@@ -297,8 +297,8 @@ SMALL = {
     "qq.machine.queue.shelf.BLOCK_ROWS": 4,
     "qq.machine.queue.shelf.PACK_ROWS": 3,
     "qq.machine.queue.timers.BLOCK_KEYS": 2,
-    "qq.machine.vhost.REVIEW_STEPS_MAX": 60,
-    "qq.machine.vhost.ROUTES_MAX": 3,
+    "qq.machine.catalog.vhost.REVIEW_STEPS_MAX": 60,
+    "qq.machine.catalog.vhost.ROUTES_MAX": 3,
     "qq.machine.protocol.work_meter.COPIES_MAX": 20,
     "qq.machine.protocol.work_meter.DEAD_STEPS_MAX": 60,
 }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
+from qq.machine.catalog.vhost import ROUTES_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import pack
@@ -24,7 +25,6 @@ from qq.machine.protocol.commands import (
 from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.state import MalformedDump
-from qq.machine.vhost import ROUTES_MAX
 from qq.ranges import Range
 
 

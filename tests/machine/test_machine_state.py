@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
+from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.protocol.arguments import CLASSIC, QUORUM
 from qq.machine.protocol.commands import (
     BindQueue,
@@ -44,7 +45,6 @@ from qq.machine.protocol.effects import (
 )
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.runs import _WORDS
-from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.state import _PIECE_BYTES
 from qq.ranges import Range
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, consume, declare, held_messages, publish, ready_messages, reloaded
 
-from qq.machine.limits import table_bytes
+from qq.machine.catalog.limits import table_bytes
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import InvalidCommand, check_command
 from qq.machine.protocol.death_history import History

@@ -7,8 +7,8 @@ import re
 import pytest
 from machine_driver import Driver, declare, reloaded
 
-from qq.machine import catalog
-from qq.machine.limits import PARAMETER_BYTES_MAX
+from qq.machine.catalog import catalog
+from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.refusals import Refused

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.machine import publishers as publishers_module
-from qq.machine.publishers import REFUSED_MAX, Publishers, names_of
+from qq.machine.catalog import deduplication as publishers_module
+from qq.machine.catalog.deduplication import REFUSED_MAX, Publishers, names_of
 
 if TYPE_CHECKING:
-    from qq.machine.publishers import Run
+    from qq.machine.catalog.deduplication import Run
 
 runs = st.tuples(
     st.sampled_from("abcde"),

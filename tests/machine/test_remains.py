@@ -11,6 +11,7 @@ from likeness import differences
 from machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
+from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.protocol.commands import (
     BindQueue,
     Connect,
@@ -31,7 +32,6 @@ from qq.machine.protocol.effects import Failed, QueueDeclared, Reply
 from qq.machine.protocol.work_meter import QUEUES_GONE_MAX
 from qq.machine.queue.deferred_free import Remains
 from qq.machine.queue.queue import Queue
-from qq.machine.vhost import VirtualHost
 from qq.ranges import RangeMap
 
 REMAINS_MAX = 200

@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
+from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import Deliver, DeliveryTimeout, Effect
-from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue import queue as queue_module
 from qq.machine.queue.queue import DUE_MAX
 

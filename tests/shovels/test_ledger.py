@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.machine.limits import PARAMETER_BYTES_MAX
-from qq.machine.publishers import Publishers
+from qq.machine.catalog.deduplication import Publishers
+from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
 from qq.shovels.ledger import ENTRIES_MAX, KEY_BYTES, Ledger, Number, read, written
 
 MESSAGES = 5

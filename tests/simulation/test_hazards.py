@@ -47,17 +47,17 @@ from cluster.storage import identity
 from cluster.storage.fail_stop import RemovedFromCluster
 from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
+from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
+from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.machine import QueueMachine
 from qq.machine.moving import Moving
 from qq.machine.protocol.codec import Buffer, encode_batch
 from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.protocol.effects import ConnectionForced, Effect
-from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
 from qq.machine.queue.queue import Dying, Queue
-from qq.machine.vhost import VirtualHost
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
@@ -965,7 +965,7 @@ HAZARDS = [
         QUEUES,
         20,
         "another state",
-        ("qq.machine.publishers.Publishers.freeze", forget_publishers),
+        ("qq.machine.catalog.deduplication.Publishers.freeze", forget_publishers),
         shown_by=0,
         is_long=True,
     ),

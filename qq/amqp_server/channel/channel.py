@@ -20,7 +20,7 @@ from qq.amqp_server.channel.publishing import PublishingMethods, Unpublished
 from qq.amqp_server.methods import PUBLISH, error_of
 from qq.amqp_server.outgoing import Outgoing
 from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
-from qq.machine.limits import check_table_size
+from qq.machine.catalog.limits import check_table_size
 from qq.machine.protocol.refusals import Refused
 from qq.sessions.access import AccessRefused
 from qq.sessions.facts import SessionFacts

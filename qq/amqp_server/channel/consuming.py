@@ -18,11 +18,11 @@ from qq.amqp_server.channel.transaction import Transaction
 from qq.amqp_server.methods import ACK, CONSUME, NACK, RECOVER, RECOVER_ASYNC, REJECT
 from qq.amqp_server.outgoing import OutgoingConsumer
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
+from qq.machine.catalog.reply_names import REPLY_PREFIX, REPLY_TO
 from qq.machine.protocol import commands, effects
 from qq.machine.protocol.commands import LIVE_UNLIMITED, SINCE
 from qq.machine.protocol.refusals import the_queue
 from qq.machine.protocol.work_meter import GOT_AT_ONCE
-from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

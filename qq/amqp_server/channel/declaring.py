@@ -11,10 +11,10 @@ import pamqp.commands as amqp
 
 from qq.amqp.encoding import declare_ok
 from qq.errors import ChannelError, ReplyCode
+from qq.machine.catalog.reply_names import REPLY_PREFIX, REPLY_TO
 from qq.machine.declaring import stripped
 from qq.machine.protocol import commands
 from qq.machine.protocol.refusals import the_queue
-from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable

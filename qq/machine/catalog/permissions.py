@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.catalog.publish_rates import Published
 from qq.machine.protocol.commands import PutHashedUser
-from qq.machine.published import Published
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qq.machine.access import AccessControl
-from qq.machine.limits import (
+from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS, PUBLISHERS_MAX
+from qq.machine.catalog.limits import (
     MAX_CHANNELS,
     MAX_CONNECTIONS,
     MAX_POLICIES,
@@ -25,6 +25,8 @@ from qq.machine.limits import (
     reached,
     table_bytes,
 )
+from qq.machine.catalog.permissions import AccessControl
+from qq.machine.catalog.vhost import VirtualHost
 from qq.machine.protocol.commands import (
     DEFAULT_VHOST,
     BeginMove,
@@ -46,17 +48,15 @@ from qq.machine.protocol.refusals import (
     the_queue,
 )
 from qq.machine.protocol.work_meter import Work
-from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
 from qq.machine.queue.deferred_free import Remains
 from qq.machine.queue.moves import FILTER_BYTES_MAX, SHOVEL, Moves
-from qq.machine.vhost import VirtualHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from qq.machine.catalog.vhost import VhostRef
     from qq.machine.protocol.commands import Change
     from qq.machine.queue.queue import Queue
-    from qq.machine.vhost import VhostRef
 
 CLUSTER_NAME = "cluster_name"
 """The global parameter that is the name of the cluster."""

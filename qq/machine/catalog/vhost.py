@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from qq.machine import limits as lim
+from qq.machine.catalog import limits as lim
+from qq.machine.catalog.deduplication import Publishers
+from qq.machine.catalog.publish_rates import Published
+from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.policy.policies import InvalidPolicy, Policies, alternate_exchange, check_version
 from qq.machine.policy.settings import settings_of
 from qq.machine.protocol import arguments as args
@@ -22,10 +25,7 @@ from qq.machine.protocol.refusals import (
     the_queue,
 )
 from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
-from qq.machine.published import Published
-from qq.machine.publishers import Publishers
 from qq.machine.queue.queue import NOBODY, Queue, Tally
-from qq.machine.requesters import REPLY_PREFIX
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
     ROUTE_STEPS_MAX,
@@ -38,6 +38,7 @@ from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from qq.machine.catalog.reply_names import Requester
     from qq.machine.policy.policies import Applied, Policy
     from qq.machine.policy.settings import QueueSettings
     from qq.machine.protocol.commands import DeclareExchange, DeclareQueue, Table
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from qq.machine.protocol.work_meter import Work
     from qq.machine.queue.deferred_free import Remains
     from qq.machine.queue.queue import QueueOwner
-    from qq.machine.requesters import Requester
     from qq.routing.content import Content
 
 K = TypeVar("K")

@@ -1,0 +1,1 @@
+"""Virtual hosts, users, permissions, limits, and the queues, exchanges and bindings in them."""
