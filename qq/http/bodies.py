@@ -25,7 +25,7 @@ from qq.machine.catalog.limits import (
     table_bytes,
 )
 from qq.machine.catalog.permissions import HASH_BYTES, SHA256
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
 from qq.machine.protocol.arguments import MODULES

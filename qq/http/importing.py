@@ -20,7 +20,7 @@ from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.arguments import MODULES
 from qq.machine.protocol.codec import InvalidCommand
 from qq.machine.protocol.commands import (

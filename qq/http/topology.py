@@ -33,7 +33,7 @@ from qq.http.requests import (
 )
 from qq.http.samples import adding_samples, with_samples
 from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 

@@ -12,20 +12,20 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.catalog.permissions import User
-from qq.machine.claims import Claims
-from qq.machine.connecting import Connecting
-from qq.machine.consuming import Taking
-from qq.machine.core import ContentOf, Core, SessionState, no_content
-from qq.machine.costs import Costs
-from qq.machine.declaring import Declaring
-from qq.machine.moving import Moving
-from qq.machine.operating import Operating
+from qq.machine.handlers.claims import Claims
+from qq.machine.handlers.connecting import Connecting
+from qq.machine.handlers.consuming import Taking
+from qq.machine.handlers.core import ContentOf, Core, SessionState, no_content
+from qq.machine.handlers.cost_estimate import Costs
+from qq.machine.handlers.declaring import Declaring
+from qq.machine.handlers.moving import Moving
+from qq.machine.handlers.operating import Operating
+from qq.machine.handlers.publishing import Publishing
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import decode_commands, keep, message_sizes
 from qq.machine.protocol.effects import DeadLettered, Known, OriginExpelled
 from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.versions import VERSIONS
-from qq.machine.publishing import Publishing
 from qq.machine.queue.queue import Consumer, Queue, held
 from qq.machine.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
 from qq.ranges import MESSAGE_BITS, Range
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.fragments import Fragment
+    from qq.machine.handlers.fragments import Fragment
     from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.queue.moves import Moves
 

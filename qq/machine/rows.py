@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.catalog.catalog import ConnectionState
 from qq.machine.catalog.reply_names import Requester
 from qq.machine.catalog.vhost import Exchange
-from qq.machine.core import SessionState
-from qq.machine.fragments import Fragment
+from qq.machine.handlers.core import SessionState
+from qq.machine.handlers.fragments import Fragment
 from qq.machine.policy.policies import Policy
 from qq.machine.policy.settings import consumer_settings_of, settings_of
 from qq.machine.protocol.death_history import History
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.deduplication import FrozenPublishers
     from qq.machine.catalog.vhost import VhostRef, VirtualHost
-    from qq.machine.core import FrozenSession
+    from qq.machine.handlers.core import FrozenSession
     from qq.machine.policy.policies import Applied, Policies
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import HistoriesRow

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.catalog.deduplication import FrozenPublishers
 from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
-from qq.machine.fragments import Fragments, FragmentsRow
+from qq.machine.handlers.fragments import Fragments, FragmentsRow
 from qq.machine.protocol import versions
 from qq.machine.protocol.codec import make_packer, unpack_list
 from qq.machine.protocol.effects import GetOk, Got, Reply
@@ -42,8 +42,8 @@ from qq.machine.rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from qq.machine.core import Core, FrozenSession
-    from qq.machine.fragments import FrozenFragments, Place, Slots
+    from qq.machine.handlers.core import Core, FrozenSession
+    from qq.machine.handlers.fragments import FrozenFragments, Place, Slots
     from qq.machine.protocol.commands import Table
     from qq.machine.queue.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cluster.group.group import Group
     from qq.machine.catalog.catalog import ConnectionState
-    from qq.machine.core import SessionState
+    from qq.machine.handlers.core import SessionState
     from qq.machine.machine import QueueMachine
     from qq.management.others import OtherNodes, TellSome
     from qq.sessions.broker import Broker

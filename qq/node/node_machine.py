@@ -8,7 +8,7 @@ from qq import garbage
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
 
 
 class NodeMachine(QueueMachine):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from qq.machine.catalog.vhost import RESERVED
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.routing.exchanges import DEFAULT_EXCHANGE_SHOWN
 

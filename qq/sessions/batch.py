@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.protocol.codec import encode_batch
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.runtime.ports import Disk
-    from qq.machine.fragments import Fragment
+    from qq.machine.handlers.fragments import Fragment
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from qq.machine.costs import Costs
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.protocol.commands import Settlement
     from qq.sessions.batch import Batch, PartOutcome, Payer
 

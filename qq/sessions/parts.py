@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog.limits import table_bytes
-from qq.machine.costs import (
+from qq.machine.handlers.cost_estimate import (
     BATCH_STEPS_MAX,
     COMMIT_STEPS,
     FRAGMENT_STEPS,
@@ -25,7 +25,7 @@ from qq.stored.layout import frame_stop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.machine.costs import Costs
+    from qq.machine.handlers.cost_estimate import Costs
     from qq.machine.protocol.commands import Command, Settlement
     from qq.sessions.batch import Batch
     from qq.sessions.lanes import Lane

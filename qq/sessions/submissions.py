@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.runtime.histogram import Histogram
-from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import Commit, Credit
 from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome

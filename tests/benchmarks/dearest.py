@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cluster.config import GroupConfig
 from qq.machine.catalog.limits import MAX_BINDINGS_PER_QUEUE, NONE
-from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import (

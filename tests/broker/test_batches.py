@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_commands, encode_batch
 from qq.machine.protocol.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue

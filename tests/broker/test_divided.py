@@ -21,7 +21,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
-from qq.machine import costs
+from qq.machine.handlers import cost_estimate
 from qq.sessions import batch, lanes, submissions
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
     steps, size = rng.choice([40, 100, 5000]), rng.choice([1000, 5000, 1 << 20])
     for module, name, value in (
         (batch, "BATCH_STEPS_MAX", steps),
-        (costs, "BATCH_STEPS_MAX", steps),
+        (cost_estimate, "BATCH_STEPS_MAX", steps),
         (batch, "BATCH_BYTES_MAX", size),
         (submissions, "BATCH_BYTES_MAX", size),
         (batch, "STEP_BYTES", max(1, size // steps)),
@@ -404,8 +404,8 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
         (lanes, "AHEAD", steps),
-        (costs, "LOOKED_MAX", rng.choice([0, 100, 5000])),
-        (costs, "CHEAP_STEPS_MAX", rng.choice([-1, 100])),
+        (cost_estimate, "LOOKED_MAX", rng.choice([0, 100, 5000])),
+        (cost_estimate, "CHEAP_STEPS_MAX", rng.choice([-1, 100])),
     ):
         monkeypatch.setattr(module, name, value)
     with LoneBroker() as broker, ExitStack() as clients:

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.log.entry import batches_of, make_batch, make_compacted, make_entry
 from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
-from qq.machine.fragments import Fragment
+from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Enqueue, JoinFragments, StoreFragment
 from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range

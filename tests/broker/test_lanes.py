@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from pamqp.commands import Basic
 
-from qq.machine import core as core_module
-from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
+from qq.machine.handlers import core as core_module
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_batch, encode_batch
 from qq.machine.protocol.commands import (

@@ -15,12 +15,12 @@ from qq.machine.catalog.catalog import Catalog
 from qq.machine.catalog.permissions import AccessControl
 from qq.machine.catalog.publish_rates import Published
 from qq.machine.catalog.vhost import VirtualHost
-from qq.machine.core import Core
-from qq.machine.costs import Costs
-from qq.machine.fragments import Fragments
+from qq.machine.handlers.core import Core
+from qq.machine.handlers.cost_estimate import Costs
+from qq.machine.handlers.fragments import Fragments
+from qq.machine.handlers.publishing import Publishing
 from qq.machine.policy.policies import Policies
 from qq.machine.protocol.death_history import Histories
-from qq.machine.publishing import Publishing
 from qq.machine.queue.backlog import _Lane
 from qq.machine.queue.consumers import Rotation
 from qq.machine.queue.leaving import Leaving

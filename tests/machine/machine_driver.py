@@ -26,7 +26,7 @@ from qq.stored.properties import NO_PRIORITY, NO_TTL
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from qq.machine.fragments import Fragment
+    from qq.machine.handlers.fragments import Fragment
     from qq.machine.protocol.commands import Command, Table
     from qq.machine.protocol.effects import Effect
     from qq.machine.queue.queue import Consumer, Queue

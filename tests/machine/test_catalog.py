@@ -8,7 +8,7 @@ import pytest
 from machine_driver import Driver, assert_kept_is_current, batch, declare, publish, reloaded
 
 from qq.machine.catalog.permissions import Permissions, TopicPermissions, User
-from qq.machine.core import no_content
+from qq.machine.handlers.core import no_content
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol import effects as e

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from likeness import differences
 from machine_driver import Driver, assert_kept_is_current, batch, consume, declare, publish, reloaded
 
-from qq.machine import core as core_module
+from qq.machine.handlers import core as core_module
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import (
     Cancel,

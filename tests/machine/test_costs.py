@@ -11,7 +11,7 @@ from pamqp.common import FieldTable, FieldValue
 from pamqp.header import ContentHeader
 
 from qq.machine.catalog.vhost import ROUTES_WIDTH_MAX, VirtualHost
-from qq.machine.costs import BATCH_STEPS_MAX, LOOKED_MAX
+from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX, LOOKED_MAX
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import (
     BindExchange,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from machine_driver import Driver, consume, declare, live_messages, publish, ready_messages, reloaded
 
-from qq.machine.fragments import Fragment
+from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.commands import (
     DeleteQueue,
     JoinFragments,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from likeness import differences
 from machine_driver import Driver, consume, declare, publish
 
-from qq.machine import core as core_module
 from qq.machine.catalog import vhost as vhost_module
 from qq.machine.catalog.reply_names import REPLY_PREFIX
+from qq.machine.handlers import core as core_module
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.effects import (

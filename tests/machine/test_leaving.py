@@ -18,7 +18,7 @@ from machine_driver import (
     reloaded,
 )
 
-from qq.machine import core as core_module
+from qq.machine.handlers import core as core_module
 from qq.machine.protocol.commands import (
     DeleteQueue,
     Discard,

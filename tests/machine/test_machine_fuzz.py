@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from likeness import differences
 from machine_driver import Log, assert_kept_is_current, batch, live_messages, reloaded
 
-from qq.machine import core as core_module
 from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.catalog.vhost import binding_arguments
+from qq.machine.handlers import core as core_module
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import MalformedBatch, decode_commands, messages_of, unpack
 from qq.machine.protocol.commands import (
@@ -277,18 +277,18 @@ def published_by(asked: Sequence[Command]) -> int:
 
 
 SMALL = {
-    "qq.machine.core.DUE_QUEUES_MAX": 2,
-    "qq.machine.core.REVIEW_STEPS_MAX": 60,
-    "qq.machine.core.WOKEN_MAX": 2,
+    "qq.machine.handlers.core.DUE_QUEUES_MAX": 2,
+    "qq.machine.handlers.core.REVIEW_STEPS_MAX": 60,
+    "qq.machine.handlers.core.WOKEN_MAX": 2,
     "qq.machine.protocol.death_history._BLOCK_ROWS": 3,
     "qq.machine.queue.moves.ENDED_IN_VHOST_MAX": 2,
     "qq.machine.queue.moves.ENDED_MAX": 3,
     "qq.machine.queue.moves.RUNNING_IN_VHOST_MAX": 3,
-    "qq.machine.moving.MOVED_AT_ONCE": 4,
+    "qq.machine.handlers.moving.MOVED_AT_ONCE": 4,
     "qq.routing.masks.FEW_MAX": 1,
     "qq.machine.catalog.deduplication.REFUSED_MAX": 2,
-    "qq.machine.publishing.COPIES_MAX": 20,
-    "qq.machine.publishing.FEW_QUEUES": 1,
+    "qq.machine.handlers.publishing.COPIES_MAX": 20,
+    "qq.machine.handlers.publishing.FEW_QUEUES": 1,
     "qq.machine.queue.queue.DUE_MAX": 3,
     "qq.machine.queue.queue.DYING_MAX": 6,
     "qq.machine.queue.queue.TRIM_MAX": 3,

@@ -135,9 +135,9 @@ def test_what_comes_back_while_other_returns_are_put_off_is_not_given_twice(
     for _ in range(6):
         driver.apply(publish(1, "quorum"))
     driver.apply(consume(1, "quorum", 6))
-    for limits in ("qq.machine.queue.queue.RANGES_AT_ONCE", "qq.machine.core.RANGES_AT_ONCE"):
+    for limits in ("qq.machine.queue.queue.RANGES_AT_ONCE", "qq.machine.handlers.core.RANGES_AT_ONCE"):
         monkeypatch.setattr(limits, 0)
-    monkeypatch.setattr("qq.machine.core.RANGES_MAX", 1)
+    monkeypatch.setattr("qq.machine.handlers.core.RANGES_MAX", 1)
     driver.apply(c.SessionDown(1))
     source = queue(driver, "quorum")
     assert source.returning
@@ -448,7 +448,7 @@ def test_a_step_costs_what_it_is_about(driver: Driver) -> None:
 def test_what_is_too_much_for_a_step_is_left_for_the_next(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qq.machine.moving.MOVED_AT_ONCE", 4)
+    monkeypatch.setattr("qq.machine.handlers.moving.MOVED_AT_ONCE", 4)
     driver.apply(publish(9), MOVE)
     driver.apply(step(0, (0, 1), (8, 1)))
     known = move(driver)

@@ -10,8 +10,8 @@ import pytest
 from likeness import differences
 from machine_driver import Driver, assert_kept_is_current, consume, declare, publish, reloaded
 
-from qq.machine import core as core_module
 from qq.machine.catalog.vhost import VirtualHost
+from qq.machine.handlers import core as core_module
 from qq.machine.protocol.commands import (
     BindQueue,
     Connect,

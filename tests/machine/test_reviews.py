@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_driver import batch, declare, reloaded
 
-from qq.machine import core as core_module
 from qq.machine.catalog import vhost as vhost_module
+from qq.machine.handlers import core as core_module
 from qq.machine.machine import QueueMachine
 from qq.machine.policy import policies as policies_module
 from qq.machine.policy.patterns import Pattern

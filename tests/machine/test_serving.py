@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
-from qq.machine import core as core_module
+from qq.machine.handlers import core as core_module
 from qq.machine.protocol.commands import Get, PurgeQueue, Settle
 from qq.machine.protocol.effects import Deliver, QueuePurged, Reply
 from qq.machine.protocol.work_meter import DUE_QUEUES_MAX, SERVED_MAX, SERVING_RANGES

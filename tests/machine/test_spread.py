@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
-from qq.machine import publishing as publishing_module
+from qq.machine.handlers import publishing as publishing_module
 from qq.machine.protocol.commands import BindQueue, Discard
 
 

@@ -260,8 +260,8 @@ def test_an_expiring_queue_dead_letters_rejected_messages_first(driver: Driver) 
     driver.apply(consume(1, "q", 100))
     with (
         mock.patch.object(queue_module, "RANGES_AT_ONCE", 1),
-        mock.patch("qq.machine.core.RANGES_OF_QUEUE_MAX", 1),
-        mock.patch("qq.machine.core.RANGES_MAX", 1),
+        mock.patch("qq.machine.handlers.core.RANGES_OF_QUEUE_MAX", 1),
+        mock.patch("qq.machine.handlers.core.RANGES_MAX", 1),
     ):
         policy = put_policy(expires=1)._replace(pattern="^q$")
         driver.apply(policy, c.Discard(1, 0, 39), c.Cancel(1, 1))

@@ -49,12 +49,12 @@ from cluster.storage.identity import Identity, Owner
 from cluster.transport.connection import LinkBacklog
 from qq.machine.catalog.deduplication import FrozenPublishers, Publishers
 from qq.machine.catalog.vhost import VirtualHost
+from qq.machine.handlers.moving import Moving
+from qq.machine.handlers.publishing import Publishing, _as_publish
 from qq.machine.machine import QueueMachine
-from qq.machine.moving import Moving
 from qq.machine.protocol.codec import Buffer, encode_batch
 from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, MoveMessages, Publish
 from qq.machine.protocol.effects import ConnectionForced, Effect
-from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue.backlog import Backlog
 from qq.machine.queue.consumers import Budget, Holder
 from qq.machine.queue.queue import Dying, Queue
@@ -948,7 +948,7 @@ HAZARDS = [
         QUEUES,
         40,
         "has gone on by itself",
-        ("qq.machine.moving.Moving.step", take_any_step),
+        ("qq.machine.handlers.moving.Moving.step", take_any_step),
         shown_by=38,
         is_long=True,
     ),
@@ -974,7 +974,7 @@ HAZARDS = [
         QUEUES,
         10,
         "has lost",
-        ("qq.machine.publishing.Publishing._check", find_room_for_all),
+        ("qq.machine.handlers.publishing.Publishing._check", find_room_for_all),
         shown_by=0,
         is_long=True,
     ),
@@ -1008,7 +1008,7 @@ HAZARDS = [
         QUEUES,
         20,
         "has taken a message more",
-        ("qq.machine.publishing.Publishing.serve_if_full", serve_nobody),
+        ("qq.machine.handlers.publishing.Publishing.serve_if_full", serve_nobody),
         shown_by=6,
     ),
     Hazard(

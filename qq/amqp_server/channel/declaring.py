@@ -12,7 +12,7 @@ import pamqp.commands as amqp
 from qq.amqp.encoding import declare_ok
 from qq.errors import ChannelError, ReplyCode
 from qq.machine.catalog.reply_names import REPLY_PREFIX, REPLY_TO
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol import commands
 from qq.machine.protocol.refusals import the_queue
 

@@ -11,7 +11,7 @@ import pamqp.commands as amqp
 
 from qq.amqp_server.channel.transaction import Transaction
 from qq.errors import ChannelError, ReplyCode
-from qq.machine.costs import TRANSACTION_STEPS_MAX
+from qq.machine.handlers.cost_estimate import TRANSACTION_STEPS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -36,7 +36,7 @@ from qq.machine.queue.queue import Consumer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.commands import (
         Cancel,

@@ -8,7 +8,7 @@ from qq.machine.protocol.effects import Connected
 from qq.machine.protocol.refusals import Refused, internal_error
 
 if TYPE_CHECKING:
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.protocol.commands import (
         CloseConnection,
         Connect,

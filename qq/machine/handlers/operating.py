@@ -15,7 +15,7 @@ from qq.machine.protocol.refusals import Refused
 from qq.machine.queue.moves import SHOVEL, STOPPED
 
 if TYPE_CHECKING:
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.protocol.commands import (
         Change,
         ChangeUserLimits,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.queue.queue import Queue
     from qq.routing.content import Content
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog.catalog import Catalog
-from qq.machine.fragments import Fragment, Fragments
+from qq.machine.handlers.fragments import Fragment, Fragments
 from qq.machine.protocol.codec import Buffer
 from qq.machine.protocol.commands import NO_COMMAND, OPCODES
 from qq.machine.protocol.effects import (

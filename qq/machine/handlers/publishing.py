@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from qq.machine.catalog.deduplication import names_of
 from qq.machine.catalog.reply_names import is_reply_name
-from qq.machine.core import message_number
-from qq.machine.fragments import Fragment
+from qq.machine.handlers.core import message_number
+from qq.machine.handlers.fragments import Fragment
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS
 from qq.machine.protocol.commands import Enqueue, Publish
 from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.deduplication import Names
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.core import Core, SessionState
+    from qq.machine.handlers.core import Core, SessionState
     from qq.machine.protocol.commands import Command, Commit, DeadLetter, JoinFragments, StoreFragment
     from qq.machine.queue.consumers import Budget
     from qq.machine.queue.queue import Dying, Queue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.catalog.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
-from qq.machine.declaring import stripped
+from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.commands import (
     BindQueue,
     Checkout,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.protocol.commands import Command
     from qq.machine.queue.queue import Queue
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.handlers.publishing import is_bounded, singles
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS
 from qq.machine.protocol.death_history import moved, moved_back
 from qq.machine.protocol.refusals import Refused, not_found, the_queue
 from qq.machine.protocol.work_meter import MOVED_AT_ONCE
-from qq.machine.publishing import is_bounded, singles
 from qq.machine.queue.moves import FAILED, FINISHED, SHOVEL, STOPPED, MovePiece, MoveState
 from qq.stored.properties import NO_TTL
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
+    from qq.machine.handlers.publishing import Publishing
     from qq.machine.protocol.commands import BeginMove, EndMove, MoveMessages
     from qq.machine.protocol.death_history import History
-    from qq.machine.publishing import Publishing
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 

@@ -12,7 +12,7 @@ from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
     from qq.machine.catalog.vhost import VirtualHost
-    from qq.machine.core import Core
+    from qq.machine.handlers.core import Core
     from qq.machine.protocol.commands import (
         BindExchange,
         BindQueue,
