@@ -27,7 +27,7 @@ from qq.machine.protocol.effects import DeadLettered, Known, OriginExpelled
 from qq.machine.protocol.refusals import Refused
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.queue import Consumer, Queue, held
-from qq.machine.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
+from qq.machine.snapshot.state import FrozenMachine, MalformedDump, freeze, read_dump, restore
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:

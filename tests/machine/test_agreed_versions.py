@@ -17,7 +17,7 @@ from qq.machine.protocol.codec import InvalidCommand, MalformedBatch, check_comm
 from qq.machine.protocol.commands import OPCODES, OPCODES_SINCE, SINCE
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.queue import Dying
-from qq.machine.rows import (
+from qq.machine.snapshot.rows import (
     CHANGES,
     BehindRow,
     Change,
@@ -30,7 +30,7 @@ from qq.machine.rows import (
     downgraded,
     upgraded,
 )
-from qq.machine.state import Dump, MalformedDump
+from qq.machine.snapshot.state import Dump, MalformedDump
 from qq.sessions.submissions import Submissions
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue import queue as queue_module
 from qq.machine.queue.backlog import LaneRow
 from qq.machine.queue.runs import _WORDS
-from qq.machine.state import Dump, MalformedDump, read_dump
+from qq.machine.snapshot.state import Dump, MalformedDump, read_dump
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:

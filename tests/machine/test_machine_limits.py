@@ -24,7 +24,7 @@ from qq.machine.protocol.commands import (
 )
 from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.queue.consumers import CREDIT_MAX
-from qq.machine.state import MalformedDump
+from qq.machine.snapshot.state import MalformedDump
 from qq.ranges import Range
 
 

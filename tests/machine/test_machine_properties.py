@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from machine_driver import Place
 
-    from qq.machine.state import FrozenMachine
+    from qq.machine.snapshot.state import FrozenMachine
 
 NODES = ("n1", "n2", "n3")
 QUEUES = ("q", "r", "s")

@@ -45,7 +45,7 @@ from qq.machine.protocol.effects import (
 )
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.runs import _WORDS
-from qq.machine.state import _PIECE_BYTES
+from qq.machine.snapshot.state import _PIECE_BYTES
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch:
     monkeypatch.setattr("qq.machine.protocol.codec.msgpack.Packer", Recorded)
     in_parts = frozen.dump()
     largest_part = max(sizes)
-    monkeypatch.setattr("qq.machine.state._CHUNKS_AT_ONCE", 1000)
+    monkeypatch.setattr("qq.machine.snapshot.state._CHUNKS_AT_ONCE", 1000)
     assert frozen.dump() == in_parts
     assert max(sizes) > 50 * largest_part
 

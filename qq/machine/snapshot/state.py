@@ -19,7 +19,7 @@ from qq.machine.protocol.effects import GetOk, Got, Reply
 from qq.machine.protocol.versions import VERSIONS
 from qq.machine.queue.live_messages import LiveMessages
 from qq.machine.queue.queue import Dying
-from qq.machine.rows import (
+from qq.machine.snapshot.rows import (
     CHANGES,
     BehindRow,
     ConnectionRow,

@@ -1,0 +1,1 @@
+"""The whole state as rows: frozen, dumped and loaded."""
