@@ -1,7 +1,7 @@
 """Which packages an installed qq has; all else about it is in pyproject.toml.
 
 `cluster` lies inside of `qq` there: beside it, it would take the place of an application's package of that name. The
-command `qq` finds it (qq/packages.py). `chaos` is used from a checkout, and not installed.
+command `qq` finds it (qq/process/packages.py). `chaos` is used from a checkout, and not installed.
 """
 
 import shutil

@@ -30,8 +30,8 @@ def run() -> int:
         if is_default:  # as ending.at_once does, which has yet to be imported
             signal.signal(signal.SIGINT, _end_at_once)
         # Only now these are the ones beside this file.
-        from qq import garbage  # noqa: PLC0415
         from qq.cli import main  # noqa: PLC0415
+        from qq.process import garbage  # noqa: PLC0415
 
         with garbage.none_expected():
             import_module("qq.cli.running")

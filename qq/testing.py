@@ -55,7 +55,7 @@ from qq.cli.layout import (
     prepare_joining,
 )
 from qq.errors import OperatingError
-from qq.fork_server import ForkedProcess, close_in_children, fork_server
+from qq.process.fork_server import ForkedProcess, close_in_children, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

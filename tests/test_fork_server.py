@@ -17,7 +17,7 @@ import pytest
 
 from qq import __version__
 from qq.cli.launch import PARENT_VARIABLE
-from qq.fork_server import ForkedProcess, ForkServer, fork_server
+from qq.process.fork_server import ForkedProcess, ForkServer, fork_server
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:

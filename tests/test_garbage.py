@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from walked import collections_as_in_a_node
 
-from qq import garbage
-from qq.garbage import REST_S, Collector
+from qq.process import garbage
+from qq.process.garbage import REST_S, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,6 @@ from cluster.configuration.configuration import Versions
 from cluster.log.segment import CorruptJournal
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, RealDisk
 from cluster.storage.identity import Owner, claim_directory
-from qq import garbage, memory
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
@@ -31,6 +30,7 @@ from qq.machine.protocol.versions import VERSIONS
 from qq.node import memory_watch, node
 from qq.node.failure import Failure
 from qq.node.readiness import Readiness
+from qq.process import garbage, memory
 from qq.testing import ClusterNode, LocalCluster
 
 CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), (b"0123456789abcdef",))

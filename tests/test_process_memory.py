@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qq.memory import available_bytes, give_back, group_limits, resident_bytes
+from qq.process.memory import available_bytes, give_back, group_limits, resident_bytes
 
 GIB = 1 << 30
 

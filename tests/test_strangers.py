@@ -21,9 +21,9 @@ from qq import testing
 from qq.cli.launch import SERVE_COMMAND
 from qq.cli.layout import PEER_PORT_OFFSET
 from qq.config import NodeLimits
-from qq.descriptors import LEAST, OWN, Shares, shares_of
 from qq.errors import StartError
 from qq.node.memory_watch import MEMORY_CHECK_INTERVAL_S
+from qq.process.descriptors import LEAST, OWN, Shares, shares_of
 from qq.testing import ClusterNode, LocalCluster
 
 # All need the same cluster.

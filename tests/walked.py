@@ -6,7 +6,7 @@ import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from qq import garbage
+from qq.process import garbage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

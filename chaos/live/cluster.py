@@ -49,8 +49,8 @@ from chaos.live.toxiproxy import Route, Stream, Toxiproxy
 from qq.cli.launch import PARENT_VARIABLE, node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
-from qq.fork_server import ForkedProcess, fork_server
 from qq.machine.machine import QueueMachine
+from qq.process.fork_server import ForkedProcess, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """`qq serve` with a disk and a clock that can be hurt while it runs.
 
 Its arguments are `--config node.toml --side DIRECTORY`, and it is forked from a process that has imported the node
-(qq/fork_server.py).
+(qq/process/fork_server.py).
 
     DIRECTORY/faults.json    what is to be wrong now; read again whenever it changes, and at the start
     DIRECTORY/disk/          what is needed to take back what was never synced (faulty_disk.py)

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from qq.packages import find_cluster
+from qq.process.packages import find_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq import memory
 from qq.http.slices import Slices
 from qq.management.history import NumberHistories, Shape
+from qq.process import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

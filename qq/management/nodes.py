@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.membership.alarms import RESOURCES
 from cluster.raft.messages import Alarm
-from qq import descriptors, memory
 from qq.http.view import Listener, LoginCount, NodeReport, ResourceAlarm
+from qq.process import descriptors, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq import garbage
 from qq.http.listening import listen
+from qq.process import garbage
 
 if TYPE_CHECKING:
     import socket

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cluster.net.log_throttle import Complaints
-from qq import garbage, memory
+from qq.process import garbage, memory
 
 if TYPE_CHECKING:
     from cluster.group.group import Group

@@ -24,7 +24,7 @@ from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks
-from qq import descriptors, garbage, tls
+from qq import tls
 from qq.amqp_server import own_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
@@ -46,6 +46,7 @@ from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
 from qq.node.shown import ShownNode
+from qq.process import descriptors, garbage
 from qq.sessions.broker import LET_GO_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier

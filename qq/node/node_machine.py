@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq import garbage
 from qq.machine.machine import QueueMachine
+from qq.process import garbage
 
 if TYPE_CHECKING:
     from qq.machine.handlers.core import Core

@@ -143,7 +143,7 @@ sys.exit(run())
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-@pytest.mark.parametrize("module", ["qq.garbage", "qq.cli", "click", "qq.cli.values", "uvloop"])
+@pytest.mark.parametrize("module", ["qq.process.garbage", "qq.cli", "click", "qq.cli.values", "uvloop"])
 def test_ctrl_c_in_the_middle_of_an_import_is_not_lost(module: str) -> None:
     """Python only tells of an exception that comes in a finalizer: of ten nodes that were interrupted, one went on."""
     program = f"""

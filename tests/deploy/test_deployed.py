@@ -103,7 +103,7 @@ def test_an_image_has_nothing_that_hurts_clusters_or_builds_packages(engine: Eng
 def test_an_image_with_an_extra_has_what_that_needs(engine: Engine, extra: str, module: str) -> None:
     name = f"{PROJECT}-{extra}"
     asked = f"REQUIREMENTS={extra}"
-    program = f"from qq.packages import find_cluster; find_cluster(); import qq.node, {module}"
+    program = f"from qq.process.packages import find_cluster; find_cluster(); import qq.node, {module}"
     engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", asked, ".", shown=True)
     try:
         engine.run("run", "--rm", "--entrypoint", "python", name, "-c", program)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from machine_driver import Driver, consume, declare, publish
 from walked import collections_as_in_a_node
 
-from qq.garbage import THRESHOLDS
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.commands import Settle
 from qq.node.node_machine import NodeMachine
+from qq.process.garbage import THRESHOLDS
 
 MESSAGES = 120_000
 

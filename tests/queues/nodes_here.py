@@ -18,12 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from qq import config, garbage
+from qq import config
 from qq.cli.layout import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
 from qq.machine.protocol.commands import Command
 from qq.node import Node, start
 from qq.node.node import SWITCH_INTERVAL_S
+from qq.process import garbage
 from qq.testing import _reserve_ports
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from typing import TYPE_CHECKING
 
-from qq.fork_server import fork_server
+from qq.process.fork_server import fork_server
 
 if TYPE_CHECKING:
     from qq.testing import ClusterNode

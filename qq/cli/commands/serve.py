@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qq import garbage
 from qq.cli import ending
 from qq.cli.values import FILE, PEER
+from qq.process import garbage
 
 if TYPE_CHECKING:
     from pathlib import Path

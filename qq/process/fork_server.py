@@ -275,7 +275,7 @@ def main() -> int:
         sys.path.insert(0, _PACKAGES)
     # What is this program's own is imported only now that it can be found.
     importlib.import_module(PROGRAM)
-    importlib.import_module("qq.packages").find_cluster()
+    importlib.import_module("qq.process.packages").find_cluster()
     for name in _PRELOADED:
         importlib.import_module(name)
     gc.freeze()

@@ -1,0 +1,1 @@
+"""The process of a node: descriptors, memory, garbage collection, and forked processes."""
