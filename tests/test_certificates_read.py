@@ -9,7 +9,7 @@ import pytest
 import trustme
 from cryptography import x509
 
-from qq.certificates import InvalidCertificate, validities
+from qq.tls.certificates import InvalidCertificate, validities
 
 AUTHORITY = trustme.CA()
 CERTIFICATES = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qq.reloadable import Reloadable
+from qq.tls.reloadable import Reloadable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from ssl import cert_time_to_seconds
 from typing import TYPE_CHECKING, Any
 
-from qq.distinguished_names import distinguished_name
 from qq.sessions.facts import TlsFacts
+from qq.tls.distinguished_names import distinguished_name
 
 if TYPE_CHECKING:
     from ssl import SSLObject

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.certificates import InvalidCertificate, validities
 from qq.http.errors import bad_request, not_found
 from qq.http.login import MONITORS
 from qq.http.requests import named_vhost, vhost_if_named, write_object
@@ -22,6 +21,7 @@ from qq.http.slices import Slices
 from qq.http.view import NodeState
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.arguments import QUORUM
+from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import qq
-from qq.certificates import InvalidCertificate, validities
 from qq.diagnosis.limits import Vitals
 from qq.diagnosis.node_rules import TOLD_MAX, Certificate, HeldLimit, IdleShovel, NodeFacts
 from qq.diagnosis.window import TimesWindow, Trend
 from qq.process import descriptors, memory
 from qq.shovels.report import RUNNING
+from qq.tls.certificates import InvalidCertificate, validities
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -24,7 +24,6 @@ from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks
-from qq import tls
 from qq.amqp_server import own_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
@@ -52,6 +51,7 @@ from qq.sessions.login import SALT_BYTES, hash_password
 from qq.shovels.carrier import ShovelCarrier
 from qq.shovels.connecting import READ_AHEAD_BYTES
 from qq.stored.content import content_of
+from qq.tls import contexts as tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qq import tls
 from qq.config import read_secrets
-from qq.reloadable import Reloadable
+from qq.tls import contexts
+from qq.tls.reloadable import Reloadable
 
 if TYPE_CHECKING:
     from cluster.transport.peer_links import PeerLinks
@@ -22,8 +22,8 @@ class RereadFiles:
     """What was read last of each; raises OperatingError where a file cannot be used at the start."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self.client_tls = tls.for_clients(config.tls) if config.tls else None
-        self.peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
+        self.client_tls = contexts.for_clients(config.tls) if config.tls else None
+        self.peer_tls = contexts.for_peers(config.peer_tls) if config.peer_tls else None
         file = config.secret_file
         self._secrets = Reloadable([file], partial(read_secrets, file)) if file else None
         self._secrets_of_config = config.secrets

@@ -24,7 +24,6 @@ from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.net.connection_slots import Places
 from cluster.state.apply import Confirmed, Expelled
-from qq import tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
@@ -39,6 +38,7 @@ from qq.sessions import submissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
 from qq.stored.content import content_of
+from qq.tls import contexts as tls
 
 T = TypeVar("T")
 NAME = "n1"

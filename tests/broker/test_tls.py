@@ -28,11 +28,12 @@ from lone_broker import LoneBroker, wait_until
 from pamqp import commands
 from raw_client import HEADER, RawClient, publish
 
-from qq import testing, tls
+from qq import testing
 from qq.cli.layout import PEER_PORT_OFFSET
 from qq.config import ClientTls, TlsFiles
 from qq.errors import StartError
 from qq.testing import LocalCluster
+from qq.tls import contexts
 
 Connection = commands.Connection
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -311,13 +312,13 @@ def test_external_logs_in_the_user_of_the_certificate(
     ],
 )
 def test_a_distinguished_name_is_written_as_rabbitmq_writes_it(subject: Any, name: str | None) -> None:
-    assert tls.name_in({"subject": subject}, "distinguished_name") == name
+    assert contexts.name_in({"subject": subject}, "distinguished_name") == name
 
 
 def test_several_common_names_are_joined() -> None:
     subject = ((("commonName", "a"),), (("organizationName", "o"),), (("commonName", "b"),))
-    assert tls.name_in({"subject": subject}, "common_name") == "a,b"
-    assert tls.name_in({"subject": subject[1:2]}, "common_name") is None
+    assert contexts.name_in({"subject": subject}, "common_name") == "a,b"
+    assert contexts.name_in({"subject": subject[1:2]}, "common_name") is None
 
 
 # Certificates that are replaced
@@ -394,16 +395,16 @@ def test_files_that_do_not_fit_change_nothing_and_are_told_once(
 
 def test_files_that_cannot_be_used_are_one_line_at_a_start(server_files: Files, tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
-        tls.for_clients(ClientTls(server_files.cert, server_files.cert))
+        contexts.for_clients(ClientTls(server_files.cert, server_files.cert))
     assert str(caught.value).startswith(f"TLS for clients cannot be set up from {server_files.cert}: ")
     with pytest.raises(StartError, match="cannot be set up"):
-        tls.for_clients(ClientTls(*server_files, ciphers="no such cipher"))
+        contexts.for_clients(ClientTls(*server_files, ciphers="no such cipher"))
     empty = tmp_path / "ca.pem"
     empty.touch()
     with pytest.raises(StartError, match=f"the authorities in {empty} cannot be used"):
-        tls.for_clients(ClientTls(*server_files, ca=empty, verify_peer=True))
+        contexts.for_clients(ClientTls(*server_files, ca=empty, verify_peer=True))
     with pytest.raises(StartError, match=f"the authorities in {empty} cannot be used"):
-        tls.for_peers(TlsFiles(*server_files, empty))
+        contexts.for_peers(TlsFiles(*server_files, empty))
 
 
 # Keys that are encrypted
@@ -428,8 +429,8 @@ def passphrase(server_files: Files, tmp_path: Path) -> Path:
 def makers(files: Files, ca: Path, passphrase: Path | None) -> list[Callable[[], Any]]:
     """What makes the contexts for clients, and for the other nodes."""
     return [
-        lambda: tls.for_clients(ClientTls(*files, key_password_file=passphrase)),
-        lambda: tls.for_peers(TlsFiles(*files, ca, passphrase)),
+        lambda: contexts.for_clients(ClientTls(*files, key_password_file=passphrase)),
+        lambda: contexts.for_peers(TlsFiles(*files, ca, passphrase)),
     ]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from how_to import block, run_shell, secrets_for_kubernetes
 
-from qq import tls
 from qq.config import ClientTls, TlsFiles
+from qq.tls import contexts
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:
@@ -37,30 +37,30 @@ def secrets(tmp_path: Path) -> dict[str, dict[str, Path]]:
 
 def test_nodes_in_kubernetes_take_each_others_certificates(secrets: dict[str, dict[str, Path]]) -> None:
     files = secrets["qq-peer-tls"]
-    made = tls.for_peers(TlsFiles(files["tls.crt"], files["tls.key"], files["ca.crt"])).current
+    made = contexts.for_peers(TlsFiles(files["tls.crt"], files["tls.key"], files["ca.crt"])).current
     shake_hands(made.server, made.client)
 
 
 @pytest.mark.parametrize("name", ["qq", "qq.default.svc.cluster.local"])
 def test_a_client_in_kubernetes_takes_the_certificate(secrets: dict[str, dict[str, Path]], name: str) -> None:
     files = secrets["qq-tls"]
-    server = tls.for_clients(ClientTls(files["tls.crt"], files["tls.key"])).current
+    server = contexts.for_clients(ClientTls(files["tls.crt"], files["tls.key"])).current
     shake_hands(server, ssl.create_default_context(cafile=str(files["ca.crt"])), name)
 
 
 def test_the_two_authorities_do_not_sign_for_each_other(secrets: dict[str, dict[str, Path]]) -> None:
     nodes, clients = secrets["qq-peer-tls"], secrets["qq-tls"]
-    stranger = tls.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
-    node = tls.for_peers(TlsFiles(nodes["tls.crt"], nodes["tls.key"], nodes["ca.crt"])).current
+    stranger = contexts.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
+    node = contexts.for_peers(TlsFiles(nodes["tls.crt"], nodes["tls.key"], nodes["ca.crt"])).current
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         shake_hands(node.server, stranger.client)
 
 
 def test_hosts_have_certificates_of_both_authorities(tmp_path: Path) -> None:
     run_shell(block("tls.md", "authority clients-ca"), tmp_path)
-    server = tls.for_clients(ClientTls(tmp_path / "n1.crt", tmp_path / "n1.key")).current
+    server = contexts.for_clients(ClientTls(tmp_path / "n1.crt", tmp_path / "n1.key")).current
     for name in ("n1", "10.0.0.1"):
         shake_hands(server, ssl.create_default_context(cafile=str(tmp_path / "clients-ca.crt")), name)
     files = TlsFiles(*(tmp_path / name for name in ("n1-peer.crt", "n1-peer.key", "nodes-ca.crt")))
-    made = tls.for_peers(files).current
+    made = contexts.for_peers(files).current
     shake_hands(made.server, made.client)

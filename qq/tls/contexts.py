@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.transport.peer_links import PeerTls
 from qq.config import read_hidden
-from qq.distinguished_names import distinguished_name
 from qq.errors import StartError
-from qq.reloadable import Reloadable
+from qq.tls.distinguished_names import distinguished_name
+from qq.tls.reloadable import Reloadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
