@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
-from qq.metrics import (
+from qq.metrics.counters import (
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -20,7 +20,7 @@ from qq.metrics import (
     RaftMetrics,
     SizeHistogram,
 )
-from qq.prometheus import node_registry
+from qq.metrics.prometheus import node_registry
 
 TOTALS = ClusterTotals(
     queues=3,

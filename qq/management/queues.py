@@ -21,7 +21,7 @@ from qq.management.entry_times import EntryTimes
 from qq.management.queue_sets import InOrder
 from qq.management.rates import LENGTHS, UNTOLD, QueueNumbers, Rates, numbers_of, with_rates
 from qq.management.totals import ExchangeNumbers, KeptSamples, VhostNumbers, VhostTotals, of_exchange
-from qq.metrics import ClusterTotals
+from qq.metrics.counters import ClusterTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from qq.http.listening import HttpLimits
     from qq.http.server import HttpServer
     from qq.http.view import ManagementView, NodeView
-    from qq.metrics import MetricsSnapshot
+    from qq.metrics.counters import MetricsSnapshot
 
-ANSWERING = ("qq.http.app", "qq.prometheus")
+ANSWERING = ("qq.http.app", "qq.metrics.prometheus")
 """The modules that answer."""
 PATIENCE_S = 1.0
 """How long after its start a node that does not serve AMQP begins to answer: it reads a long log, hears no majority, or
@@ -92,7 +92,7 @@ class HttpPort:
         await asyncio.to_thread(_import)
         # They have been imported where nobody waits for it.
         from qq.http import app  # noqa: PLC0415
-        from qq.prometheus import node_registry  # noqa: PLC0415
+        from qq.metrics.prometheus import node_registry  # noqa: PLC0415
 
         if not self._shown.done():
             self._server = await app.serve(app.reading_app(self._limits), self._listeners, self._limits)

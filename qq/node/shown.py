@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cluster.raft.messages import Alarm
 from qq.http.view import ClusterStatus, NodeState, NodeStatus
 from qq.management.http_logins import HttpLogins
-from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, infos
+from qq.metrics.counters import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, infos
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.state.apply import Confirmed, Expelled
 from qq.machine.protocol import commands
 from qq.machine.protocol.codec import check_command
-from qq.metrics import Counters
+from qq.metrics.counters import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries

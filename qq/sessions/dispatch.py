@@ -30,7 +30,7 @@ from qq.sessions.resume import resume
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from qq.metrics import Counters
+    from qq.metrics.counters import Counters
     from qq.sessions.ports import Connection, Session
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from cluster.runtime.ports import Runtime, Timer
     from qq.machine.machine import QueueMachine
-    from qq.metrics import Counters
+    from qq.metrics.counters import Counters
     from qq.sessions.submissions import Submissions
 
 log = logging.getLogger(__name__)

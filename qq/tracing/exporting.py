@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from qq.config import Tracing
-    from qq.metrics import SpanCounts
+    from qq.metrics.counters import SpanCounts
 
 log = logging.getLogger(__name__)
 

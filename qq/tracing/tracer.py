@@ -28,7 +28,7 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import qq
-from qq.metrics import SpanCounts
+from qq.metrics.counters import SpanCounts
 from qq.stored import layout
 from qq.stored.trace_context import trace_context
 from qq.tracing.exporting import BATCH_MAX, DELAY_MS, QUEUED_MAX, CountingExporter

@@ -15,7 +15,7 @@ from qq.config import NodeLimits
 from qq.machine.catalog.permissions import Permissions
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol import commands, effects
-from qq.metrics import Counters
+from qq.metrics.counters import Counters
 from qq.ranges import Range
 from qq.sessions.broker import Broker
 from qq.sessions.entries import Messages

@@ -17,7 +17,7 @@ from raw_client import HEADER, RawClient
 
 from qq.amqp.connection import ServerConnection
 from qq.machine.catalog.permissions import HASH_BYTES, SHA256, User
-from qq.metrics import Counters
+from qq.metrics.counters import Counters
 from qq.sessions import login as login_module
 from qq.sessions.login import (
     BARRIER_INTERVAL_S,

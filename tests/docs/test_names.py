@@ -29,7 +29,7 @@ from qq.http import api
 from qq.machine.catalog import limits
 from qq.machine.policy import policies
 from qq.machine.protocol import arguments
-from qq.metrics import (
+from qq.metrics.counters import (
     ClusterTotals,
     Counters,
     DelayMetrics,
@@ -39,7 +39,7 @@ from qq.metrics import (
     RaftMetrics,
     SpanCounts,
 )
-from qq.prometheus import node_registry
+from qq.metrics.prometheus import node_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from qq.config import Tracing
-from qq.metrics import SpanCounts
+from qq.metrics.counters import SpanCounts
 from qq.tracing import exporting
 from qq.tracing.exporting import CountingExporter
 

@@ -13,14 +13,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from qq.metrics import infos
+from qq.metrics.counters import infos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client import Metric
 
-    from qq.metrics import (
+    from qq.metrics.counters import (
         ClusterTotals,
         Counters,
         DelayMetrics,

@@ -1,0 +1,1 @@
+"""The counters of a node, and how Prometheus reads them."""
