@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from qq.http.backup import BackupEndpoint
+from qq.http.base.login import is_logged_in_still
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
 from qq.http.doctor import DoctorEndpoint
 from qq.http.health import HealthEndpoints
 from qq.http.live import STREAMS_MAX, LiveEndpoint
 from qq.http.live_views import LiveViews
-from qq.http.login import is_logged_in_still
 from qq.http.members import MemberEndpoints
 from qq.http.moves import MoveEndpoints
 from qq.http.nodes import NodeEndpoints

@@ -16,10 +16,10 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qq.http import api
-from qq.http.errors import errors_as_json
+from qq.http.base.error_responses import errors_as_json
+from qq.http.base.listener import HttpLimits
+from qq.http.base.login import is_encrypted, login_required
 from qq.http.exposition import PER_OBJECT, ObjectExposition, info_lines
-from qq.http.listening import HttpLimits
-from qq.http.login import is_encrypted, login_required
 from qq.http.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpServer, strangers_watched, users_bounded
 from qq.http.view import Unavailable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from qq.http.login import ADMINISTRATORS, require
+from qq.http.base.login import ADMINISTRATORS, require
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView

@@ -8,9 +8,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from qq.http.base.slices import Slices
 from qq.http.documents import by_place, consumer_document
 from qq.http.lists import Listing
-from qq.http.slices import Slices
 from qq.http.view import ConsumerStatus
 
 if TYPE_CHECKING:

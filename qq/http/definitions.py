@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from qq.http.base.error_responses import forbidden, not_found
+from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents import plain, policy_document, user_document, vhost_metadata
-from qq.http.errors import forbidden, not_found
 from qq.http.importing import RESERVED, Import
 from qq.http.large import read_large_object
-from qq.http.login import ADMINISTRATORS, login_of, require
 from qq.http.parameters import global_parameter_documents, parameter_documents
 from qq.http.requests import done, read_raw, vhost_if_named, write_object
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from qq.diagnosis.findings import document_of
-from qq.http.login import MONITORS, require
+from qq.http.base.login import MONITORS, require
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView

@@ -13,14 +13,14 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.http.payloads import payload_of
+from qq.http.base.payloads import payload_of
 from qq.machine.catalog.limits import in_force
 from qq.machine.protocol.arguments import QUORUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.http.login import Operator
+    from qq.http.base.login import Operator
     from qq.http.view import (
         BindingStatus,
         Client,

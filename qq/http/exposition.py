@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from qq.http.errors import has_left
-from qq.http.slices import SLICE_S, next_slice
+from qq.http.base.error_responses import has_left
+from qq.http.base.slices import SLICE_S, next_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence

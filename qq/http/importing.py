@@ -12,11 +12,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http import bodies
+from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.slices import Slices
 from qq.http.documents import DEDUPLICATION
-from qq.http.errors import Refusal, bad_request
 from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.shovels import NotCarriedOut
-from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits

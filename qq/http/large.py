@@ -10,9 +10,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from qq.http.base.error_responses import bad_request
+from qq.http.base.slices import Slices
 from qq.http.bodies import check_json, no_constant
-from qq.http.errors import bad_request
-from qq.http.slices import Slices
 
 if TYPE_CHECKING:
     from qq.http.bodies import Body

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from qq.http.errors import Refusal, bad_request, has_left
-from qq.http.login import ADMINISTRATOR, login_of
-from qq.http.shares import UserShares, counted
+from qq.http.base.error_responses import Refusal, bad_request, has_left
+from qq.http.base.login import ADMINISTRATOR, login_of
+from qq.http.base.user_quota import UserShares, counted
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pamqp.commands import Basic
 
+from qq.http.base.error_responses import bad_request
+from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.connections import channel_listing, connection_listing
 from qq.http.consumers import consumer_documents
 from qq.http.documents import (
@@ -19,9 +21,7 @@ from qq.http.documents import (
     queue_document,
     row_fields,
 )
-from qq.http.errors import bad_request
 from qq.http.lists import Listing, listed_page
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
 from qq.http.nodes import node_document
 from qq.http.requests import check_permitted, existing, number, sees
 from qq.http.view import ExchangeStatus, NewMessage, RequestRefused

@@ -16,9 +16,9 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import ID_BYTES, PeerAddress, host_problem
 from qq.config import NAME, NAME_RULE, PORT_MAX
 from qq.errors import ReplyCode
+from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.bodies import field
-from qq.http.errors import Refusal, bad_request
-from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import read_body
 from qq.http.view import RequestRefused
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
+from qq.http.base.error_responses import forbidden
+from qq.http.base.login import ADMINISTRATORS, login_of
 from qq.http.bodies import read_move
 from qq.http.documents import move_document
-from qq.http.errors import forbidden
 from qq.http.lists import Listing, write_listing
-from qq.http.login import ADMINISTRATORS, login_of
 from qq.http.requests import (
     check_permitted,
     done,

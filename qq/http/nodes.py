@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 import qq
-from qq.http.errors import Refusal, bad_request, not_found
+from qq.http.base.error_responses import Refusal, bad_request, not_found
+from qq.http.base.login import ADMINISTRATORS, MONITORS, require
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, require
 from qq.http.requests import done, named_vhost
 from qq.http.view import NodeState
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs, web
 
 from cluster.net.log_throttle import Complaints
-from qq.http.errors import Refusal, not_found
-from qq.http.login import (
+from qq.http.base.error_responses import Refusal, not_found
+from qq.http.base.login import (
     AUTH_PATH,
     CALLBACK_PATH,
     OAUTH2_LOGIN_PATH,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from qq.http.base.error_responses import bad_request
+from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.bodies import field
-from qq.http.errors import bad_request
-from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import read_body
 
 if TYPE_CHECKING:

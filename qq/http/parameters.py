@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.http import bodies
+from qq.http.base.error_responses import bad_request, invalid
+from qq.http.base.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
-from qq.http.errors import bad_request, invalid
 from qq.http.lists import Listing, write_listing
-from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
     done,
     existing,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from qq.http.base.error_responses import bad_request
+from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.bodies import read_permissions, read_topic_permissions
-from qq.http.errors import bad_request
 from qq.http.lists import Listing, write_listing
-from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import done, existing, find, put_answer, read_body
 from qq.machine.protocol.commands import ClearPermissions, ClearTopicPermissions
 

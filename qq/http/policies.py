@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from qq.http.base.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.bodies import put_policy, read_policy
 from qq.http.documents import policy_document
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, POLICYMAKERS, require
 from qq.http.requests import (
     done,
     existing,

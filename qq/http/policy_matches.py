@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.errors import bad_request
+from qq.http.base.error_responses import bad_request
+from qq.http.base.slices import Slices
 from qq.http.lists import PATTERN_CHARS_MAX, Search
 from qq.http.requests import named_vhost
-from qq.http.slices import Slices
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import APPLIES_TO
 from qq.routing.exchanges import DEFAULT_EXCHANGE

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from qq.http.base.error_responses import NOT_FOUND, bad_request, not_found
+from qq.http.base.login import ADMINISTRATORS, login_of, require
+from qq.http.base.payloads import message_parts
 from qq.http.bodies import read_get, read_queue
 from qq.http.consumers import consumer_documents, consumer_listing
 from qq.http.documents import (
@@ -21,10 +24,7 @@ from qq.http.documents import (
     row_fields,
     without_other_types,
 )
-from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, login_of, require
-from qq.http.payloads import message_parts
 from qq.http.requests import (
     check_permitted,
     declare,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from qq.http.base.error_responses import Refusal, bad_request, not_found
+from qq.http.base.login import ADMINISTRATORS, require
 from qq.http.bodies import field
-from qq.http.errors import Refusal, bad_request, not_found
-from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import done, existing, named_vhost, read_body
 from qq.http.view import NodeState
 from qq.machine.protocol.arguments import QUORUM

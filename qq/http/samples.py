@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qq.http.errors import bad_request
+from qq.http.base.error_responses import bad_request
 from qq.http.view import Samples
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from aiohttp import web
 from cluster.net.acceptor import accept_all, begin
 from cluster.net.connection_slots import Place, Places, Stage
 from cluster.net.log_throttle import Complaints
+from qq.http.base.login import has_login, login_of
+from qq.http.base.user_quota import UserShares
 from qq.http.live import STREAM_PATH
-from qq.http.login import has_login, login_of
-from qq.http.shares import UserShares
 
 if TYPE_CHECKING:
     import socket
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from aiohttp.web_protocol import RequestHandler
 
-    from qq.http.errors import Handler
-    from qq.http.listening import HttpLimits
+    from qq.http.base.error_responses import Handler
+    from qq.http.base.listener import HttpLimits
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from qq.http.bodies import field, read_object
-from qq.http.errors import bad_request, unauthorized
-from qq.http.login import (
+from qq.http.base.error_responses import bad_request, unauthorized
+from qq.http.base.login import (
     LOGIN_PATH,
     SESSION_PATH,
     check_csrf,
@@ -22,6 +21,7 @@ from qq.http.login import (
     session_of,
     set_cookie,
 )
+from qq.http.bodies import field, read_object
 from qq.http.requests import done, read_raw
 
 if TYPE_CHECKING:

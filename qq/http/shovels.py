@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http.errors import Refusal, invalid, not_found
+from qq.http.base.error_responses import Refusal, invalid, not_found
+from qq.http.base.login import POLICYMAKERS, login_of, require
 from qq.http.lists import Listing, write_listing
-from qq.http.login import POLICYMAKERS, login_of, require
 from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
 from qq.http.view import AllPublications
 from qq.machine.protocol.commands import BindQueue, DeclareQueue, DeleteParameter, Get

@@ -13,11 +13,11 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
+from qq.http.base.error_responses import NOT_FOUND, bad_request
+from qq.http.base.login import login_of
 from qq.http.bodies import read_binding, read_exchange, read_publication
 from qq.http.documents import binding_document, exchange_document, fields_of, row_fields
-from qq.http.errors import NOT_FOUND, bad_request
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import login_of
 from qq.http.requests import (
     check_permitted,
     declare,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from qq.errors import ReplyCode
+from qq.http.base.error_responses import Refusal, bad_request
+from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.bodies import check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
-from qq.http.errors import Refusal, bad_request
 from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import (
     done,
     existing,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.http.slices import Slices
+from qq.http.base.slices import Slices
 from qq.management.history import NumberHistories, Shape
 from qq.process import memory
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from qq.http.slices import Slices
+from qq.http.base.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

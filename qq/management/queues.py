@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from qq.diagnosis.queue_watch import HeldFacts, HeldWatch, QueueFacts, QueueWatch
-from qq.http.slices import Slices
+from qq.http.base.slices import Slices
 from qq.http.view import ConsumerStatus, Message, QueueStatus, ThingRows
 from qq.machine.policy.policies import effective_definition
 from qq.machine.protocol.commands import LIVE_UNLIMITED

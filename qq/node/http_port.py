@@ -14,14 +14,14 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.http.listening import listen
+from qq.http.base.listener import listen
 from qq.process import garbage
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from qq.http.listening import HttpLimits
+    from qq.http.base.listener import HttpLimits
     from qq.http.server import HttpServer
     from qq.http.view import ManagementView, NodeView
     from qq.metrics.counters import MetricsSnapshot

@@ -13,7 +13,7 @@ from cluster.raft.timing import Timing
 from qq.amqp.connection import Settings
 from qq.config import ConfigError
 from qq.errors import StartError
-from qq.http.listening import HttpLimits
+from qq.http.base.listener import HttpLimits
 from qq.http.view import CertificateFiles, Listener
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.membership.health import Verdict
 from qq.errors import ReplyCode
 from qq.http.app import build_app, serve
-from qq.http.listening import listen
+from qq.http.base.listener import listen
 from qq.http.view import (
     ClusterMember,
     ClusterMembers,

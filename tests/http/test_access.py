@@ -12,7 +12,7 @@ from fakes import MachineManagement
 from http_node import GUEST, Node
 
 from cluster.log.entry import batches_of
-from qq.http.login import Operator
+from qq.http.base.login import Operator
 from qq.machine.catalog import catalog
 from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, RATES, VHOST_LIMITS
 from qq.machine.protocol.codec import decode_commands

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
-from qq.http.listening import listen
+from qq.http.base.listener import listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -201,4 +201,4 @@ def test_who_leaves_in_the_middle_is_no_error_of_ours(caplog: pytest.LogCaptureF
         await asyncio.sleep(0.1)
 
     serving(story)
-    assert [record for record in caplog.records if record.name == "qq.http.errors"] == []
+    assert [record for record in caplog.records if record.name == "qq.http.base.error_responses"] == []

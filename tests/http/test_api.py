@@ -13,7 +13,7 @@ import pytest
 from fakes import FakeManagement, message
 from http_node import Node
 
-from qq.http.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
+from qq.http.base.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
 from qq.http.view import ConsumerStatus, QueueStatus
 from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
 

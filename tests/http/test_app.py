@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app
-from qq.http.listening import listen
+from qq.http.base.listener import listen
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 from fakes import FakeManagement, MachineManagement
 from http_node import GUEST, Client, Node, answer
 
-from qq.http import lists, slices
+from qq.http import lists
+from qq.http.base import slices
 from qq.http.bodies import read_queue
 from qq.http.view import ChannelHead, ConsumerStatus
 from qq.machine.protocol.commands import (

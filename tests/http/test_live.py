@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from qq.http import live
 from qq.http.app import build_app
-from qq.http.listening import HttpLimits
+from qq.http.base.listener import HttpLimits
+from qq.http.base.login import Operator
 from qq.http.live import Feed, Spent, Turns
-from qq.http.login import Operator
 from qq.http.view import LoggedIn, Unavailable
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
 from qq.scopes import Scopes

@@ -9,7 +9,7 @@ from fakes import MachineManagement
 from http_node import Node
 
 from qq.http import parameters
-from qq.http.errors import bad_request
+from qq.http.base.error_responses import bad_request
 from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
 from qq.machine.protocol.commands import ProtectVhost, PutGlobalParameter, PutVhost
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.http import payloads, slices
-from qq.http.payloads import message_parts
+from qq.http.base import payloads, slices
+from qq.http.base.payloads import message_parts
 
 
 @dataclass

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
-from qq.http.listening import HttpLimits, listen
+from qq.http.base.listener import HttpLimits, listen
 from qq.http.server import FIELDS_MAX, HttpServer
 from qq.http.view import LoggedIn, LoginThrottled, QueueStatus, Unavailable
 

@@ -14,7 +14,7 @@ import pytest
 
 from qq.cli.layout import local_nodes, prepare
 from qq.config import load
-from qq.http.listening import HttpLimits
+from qq.http.base.listener import HttpLimits
 from qq.node import http_port
 from qq.node.http_port import HttpPort
 from qq.testing import _reserve_ports

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from qq.http.errors import overloaded
+from qq.http.base.error_responses import overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Generator

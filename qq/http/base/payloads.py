@@ -11,7 +11,7 @@ from base64 import b64encode
 from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Any
 
-from qq.http.slices import Slices
+from qq.http.base.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import hdrs, web
 from yarl import URL
 
-from qq.http.errors import forbidden, is_from_page, not_authorised, unauthorized
+from qq.http.base.error_responses import forbidden, is_from_page, not_authorised, unauthorized
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
-    from qq.http.errors import Handler
+    from qq.http.base.error_responses import Handler
     from qq.http.view import LoggedIn, ManagementView, NodeView, WebLogin
     from qq.scopes import Scopes
 

@@ -1,0 +1,1 @@
+"""What all endpoints share: logins, errors, quotas, and large bodies in pieces."""
