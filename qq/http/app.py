@@ -19,8 +19,8 @@ from qq.http import api
 from qq.http.base.error_responses import errors_as_json
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import is_encrypted, login_required
-from qq.http.exposition import PER_OBJECT, ObjectExposition, info_lines
-from qq.http.requests import BODY_TIMEOUT_S
+from qq.http.documents.prometheus import PER_OBJECT, ObjectExposition, info_lines
+from qq.http.documents.requests import BODY_TIMEOUT_S
 from qq.http.server import HttpServer, strangers_watched, users_bounded
 from qq.http.view import Unavailable
 

@@ -13,9 +13,9 @@ from aiohttp import web
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, only_own, require_owner
 from qq.http.base.slices import Slices
-from qq.http.documents import by_place, client_document, consumer_document
-from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.requests import done, is_asked, vhost_if_named
+from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_listing
+from qq.http.documents.rendering import by_place, client_document, consumer_document
+from qq.http.documents.requests import done, is_asked, vhost_if_named
 from qq.machine.protocol.commands import CloseConnection
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from qq.http.base.slices import Slices
-from qq.http.documents import by_place, consumer_document
-from qq.http.lists import Listing
+from qq.http.documents.lists import Listing
+from qq.http.documents.rendering import by_place, consumer_document
 from qq.http.view import ConsumerStatus
 
 if TYPE_CHECKING:

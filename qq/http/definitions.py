@@ -14,16 +14,16 @@ from aiohttp import web
 
 from qq.http.base.error_responses import forbidden, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
-from qq.http.documents import plain, policy_document, user_document, vhost_metadata
+from qq.http.documents.large_bodies import read_large_object
+from qq.http.documents.rendering import plain, policy_document, user_document, vhost_metadata
+from qq.http.documents.requests import done, read_raw, vhost_if_named, write_object
 from qq.http.importing import RESERVED, Import
-from qq.http.large import read_large_object
 from qq.http.parameters import global_parameter_documents, parameter_documents
-from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from qq.http.requests import Documents
+    from qq.http.documents.requests import Documents
     from qq.http.view import BindingStatus, ExchangeStatus, ManagementView, QueueStatus
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024

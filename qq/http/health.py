@@ -17,7 +17,7 @@ from aiohttp import web
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import MONITORS
 from qq.http.base.slices import Slices
-from qq.http.requests import named_vhost, vhost_if_named, write_object
+from qq.http.documents.requests import named_vhost, vhost_if_named, write_object
 from qq.http.view import NodeState
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.protocol.arguments import QUORUM

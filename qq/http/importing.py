@@ -11,10 +11,10 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.http import bodies
 from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.slices import Slices
-from qq.http.documents import DEDUPLICATION
+from qq.http.documents import parsing
+from qq.http.documents.rendering import DEDUPLICATION
 from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
 from qq.http.shovels import NotCarriedOut
 from qq.http.vhosts import creation
@@ -34,7 +34,7 @@ from qq.machine.protocol.commands import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.http.bodies import Body
+    from qq.http.documents.parsing import Body
     from qq.http.view import ManagementView
     from qq.machine.protocol.commands import Change, Declaration
 
@@ -156,70 +156,70 @@ class Import:
                 raise bad_request(
                     "no vhost: definitions of a single virtual host are imported to /api/definitions/VHOST"
                 )
-            vhost = bodies.field(row, "vhost", str)
+            vhost = parsing.field(row, "vhost", str)
         if vhost not in self._default_types:
             raise bad_request(f"vhost '{vhost}' not found")
         return vhost
 
     def _user_of(self, row: Body) -> str:
-        user = bodies.field(row, "user", str)
+        user = parsing.field(row, "user", str)
         if user not in self._users:
             raise bad_request(f"user '{user}' not found")
         return user
 
     def _user_object(self, row: Body) -> _Object:
-        name = bodies.field(row, "name", str)
-        changes: list[Change] = [bodies.read_user(name, row, self._management.hash)]
+        name = parsing.field(row, "name", str)
+        changes: list[Change] = [parsing.read_user(name, row, self._management.hash)]
         if row.get("limits") is not None:
-            changes.append(SetUserLimits(name, bodies.limits(row["limits"], limits.USER_LIMITS)))
+            changes.append(SetUserLimits(name, parsing.limits(row["limits"], limits.USER_LIMITS)))
         self._users.add(name)
         return _Object(f"user '{name}'", (name,), changes)
 
     def _vhost_object(self, row: Body) -> _Object:
-        name = bodies.field(row, "name", str)
+        name = parsing.field(row, "name", str)
         metadata = row.get("metadata")
         described = (metadata if isinstance(metadata, dict) else {}) | row
-        command = bodies.read_vhost(name, described, self._default_types.get(name, ""))
+        command = parsing.read_vhost(name, described, self._default_types.get(name, ""))
         changes = creation(self._management, command, self._user)
         if len(changes) > 1:
             self._entered.add(name)
-        if bodies.flag(described, "protected_from_deletion", default=False):
+        if parsing.flag(described, "protected_from_deletion", default=False):
             changes.append(ProtectVhost(name, True))
         self._default_types[name] = command.default_queue_type
         return _Object(f"vhost '{name}'", (name,), changes)
 
     def _permissions_object(self, row: Body) -> _Object:
-        command = bodies.read_permissions(self._user_of(row), self._vhost_of(row), row)
+        command = parsing.read_permissions(self._user_of(row), self._vhost_of(row), row)
         if command.user == self._user:
             self._entered.add(command.vhost)
         user, vhost, *_ = command
         return _Object(f"permissions of user '{user}' in vhost '{vhost}'", (user, vhost), [command])
 
     def _topic_permissions_object(self, row: Body) -> _Object:
-        command = bodies.read_topic_permissions(self._user_of(row), self._vhost_of(row), row)
+        command = parsing.read_topic_permissions(self._user_of(row), self._vhost_of(row), row)
         user, vhost, exchange, _, _ = command
         what = f"topic permissions of user '{user}' for exchange '{exchange}' in vhost '{vhost}'"
         return _Object(what, (user, vhost, exchange), [command])
 
     def _global_parameter_object(self, row: Body) -> _Object | None:
-        name = bodies.field(row, "name", str)
+        name = parsing.field(row, "name", str)
         what = f"global parameter '{name}'"
         if name == CLUSTER_ID:
             return self._skip(what)
         if name == DEDUPLICATION:
-            bounds = bodies.read_deduplication(row, self._management.deduplication())
+            bounds = parsing.read_deduplication(row, self._management.deduplication())
             return _Object(what, (name,), [LimitPublishers(*bounds)])
         return _Object(what, (name,), [read_global_parameter(name, row.get("value"))])
 
     def _policy_object(self, row: Body) -> _Object:
         vhost = self._vhost_of(row)
-        policy = bodies.read_policy(bodies.field(row, "name", str), row, operator=False)
+        policy = parsing.read_policy(parsing.field(row, "name", str), row, operator=False)
         what = f"policy '{policy.name}' in vhost '{vhost}'"
-        return _Object(what, (vhost, policy.name), [bodies.put_policy(vhost, policy)])
+        return _Object(what, (vhost, policy.name), [parsing.put_policy(vhost, policy)])
 
     def _parameter_object(self, row: Body) -> _Object | None:
-        vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
-        component = bodies.field(row, "component", str)
+        vhost, name = self._vhost_of(row), parsing.field(row, "name", str)
+        component = parsing.field(row, "component", str)
         what, key = f"parameter '{name}' of {component} in vhost '{vhost}'", (vhost, component, name)
         if not has_meaning(component):
             return self._skip(what)
@@ -230,20 +230,20 @@ class Import:
         return _Object(what, key, [change])
 
     def _exchange_object(self, row: Body) -> _Object | None:
-        vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str, ""))
+        vhost, name = self._vhost_of(row), stripped(parsing.field(row, "name", str, ""))
         what = f"exchange '{name}' in vhost '{vhost}'"
         if not name or name.startswith(RESERVED):
             return self._skip(what)
-        command = bodies.read_exchange(name, row)
+        command = parsing.read_exchange(name, row)
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _queue_object(self, row: Body) -> _Object | None:
-        vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str))
+        vhost, name = self._vhost_of(row), stripped(parsing.field(row, "name", str))
         what = f"queue '{name}' in vhost '{vhost}'"
         if name.startswith(RESERVED):
             return self._skip(what)
-        command = bodies.read_queue(name, row)
-        kind = bodies.field(row, "type", str, "")
+        command = parsing.read_queue(name, row)
+        kind = parsing.field(row, "type", str, "")
         if kind in MODULES:
             # The queue keeps the type that it had, though the virtual host may have another default here.
             command.arguments.setdefault("x-queue-type", kind)
@@ -251,18 +251,18 @@ class Import:
 
     def _binding_object(self, row: Body) -> _Object | None:
         vhost, source, destination = self._vhost_of(row), *self._ends(row)
-        kind = bodies.field(row, "destination_type", str)
+        kind = parsing.field(row, "destination_type", str)
         what = f"binding of exchange '{source}' to {kind} '{destination}' in vhost '{vhost}'"
         if not source or (kind == "queue" and destination.startswith(RESERVED)):
             return self._skip(what)
-        command = bodies.read_binding(source, destination, kind, row)
+        command = parsing.read_binding(source, destination, kind, row)
         routing_key, arguments = command.routing_key, str(command.arguments)
         key = (vhost, source, kind, destination, routing_key, arguments)
         place = f"{what} with '{routing_key}' and {arguments}"
         return _Object(place, key, vhost=vhost, declaration=command)
 
     def _ends(self, row: Body) -> tuple[str, str]:
-        source, destination = bodies.field(row, "source", str, ""), bodies.field(row, "destination", str)
+        source, destination = parsing.field(row, "source", str, ""), parsing.field(row, "destination", str)
         return stripped(source), stripped(destination)
 
     def _skip(self, what: str) -> None:

@@ -18,8 +18,8 @@ from qq.config import NAME, NAME_RULE, PORT_MAX
 from qq.errors import ReplyCode
 from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.login import ADMINISTRATORS, require
-from qq.http.bodies import field
-from qq.http.requests import read_body
+from qq.http.documents.parsing import field
+from qq.http.documents.requests import read_body
 from qq.http.view import RequestRefused
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from aiohttp import hdrs, web
 
 from qq.http.base.error_responses import forbidden
 from qq.http.base.login import ADMINISTRATORS, login_of
-from qq.http.bodies import read_move
-from qq.http.documents import move_document
-from qq.http.lists import Listing, write_listing
-from qq.http.requests import (
+from qq.http.documents.lists import Listing, write_listing
+from qq.http.documents.parsing import read_move
+from qq.http.documents.rendering import move_document
+from qq.http.documents.requests import (
     check_permitted,
     done,
     existing,

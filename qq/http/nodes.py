@@ -13,8 +13,8 @@ from aiohttp import web
 import qq
 from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, require
-from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.requests import done, named_vhost
+from qq.http.documents.lists import Listing, narrowed, write_listing
+from qq.http.documents.requests import done, named_vhost
 from qq.http.view import NodeState
 from qq.routing.exchanges import DELAYED, EXCHANGE_TYPES
 

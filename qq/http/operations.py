@@ -11,8 +11,8 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.login import ADMINISTRATORS, require
-from qq.http.bodies import field
-from qq.http.requests import read_body
+from qq.http.documents.parsing import field
+from qq.http.documents.requests import read_body
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView

@@ -17,11 +17,11 @@ from cluster.configuration.change_request import MemberChange, Verb
 from qq.http.base.error_responses import bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, MONITORS, only_own, require
 from qq.http.base.slices import Slices
-from qq.http.documents import queue_document
-from qq.http.lists import STEP, Listing, narrowed, write_listing
+from qq.http.documents.lists import STEP, Listing, narrowed, write_listing
+from qq.http.documents.rendering import queue_document
+from qq.http.documents.requests import done, is_asked, sees, write_list
+from qq.http.documents.samples import with_samples
 from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
-from qq.http.requests import done, is_asked, sees, write_list
-from qq.http.samples import with_samples
 from qq.machine.protocol.versions import VERSIONS
 
 if TYPE_CHECKING:

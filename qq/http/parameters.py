@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from qq.http import bodies
 from qq.http.base.error_responses import bad_request, invalid
 from qq.http.base.login import ADMINISTRATORS, POLICYMAKERS, require
-from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
-from qq.http.lists import Listing, write_listing
-from qq.http.requests import (
+from qq.http.documents import parsing
+from qq.http.documents.lists import Listing, write_listing
+from qq.http.documents.rendering import DEDUPLICATION, deduplication_document, policy_document
+from qq.http.documents.requests import (
     done,
     existing,
     find,
@@ -106,14 +106,14 @@ def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
     if component == LIMITS:
         if name != LIMITS_NAME:
             raise invalid(f"the parameter of {LIMITS} is '{LIMITS_NAME}'")
-        return SetVhostLimits(vhost, bodies.limits(value, VHOST_LIMITS))
+        return SetVhostLimits(vhost, parsing.limits(value, VHOST_LIMITS))
     if component == OPERATOR_POLICIES:
         if not isinstance(value, dict):
             raise bad_request("value should be a map")
-        return bodies.put_policy(vhost, bodies.read_policy(name, value, operator=True))
+        return parsing.put_policy(vhost, parsing.read_policy(name, value, operator=True))
     if not has_meaning(component):
         raise invalid(f"component {component} not found")
-    COMPONENTS[component](vhost, bodies.name_of(name), value)
+    COMPONENTS[component](vhost, parsing.name_of(name), value)
     return PutParameter(vhost, component, name, _json(value))
 
 
@@ -128,7 +128,7 @@ def read_global_parameter(name: str, value: Any) -> PutGlobalParameter:
         raise bad_request("the name of a cluster should be a string, and not empty")
     if name == CLUSTER_ID:
         raise bad_request(f"{CLUSTER_ID} is given by the cluster itself")
-    return PutGlobalParameter(bodies.name_of(name), _json(value))
+    return PutGlobalParameter(parsing.name_of(name), _json(value))
 
 
 def _json(value: Any) -> str:
@@ -139,7 +139,7 @@ def _json(value: Any) -> str:
     return text
 
 
-def _value_in(body: bodies.Body) -> Any:
+def _value_in(body: parsing.Body) -> Any:
     if "value" not in body:
         raise bad_request("key_missing: value")
     return body["value"]
@@ -275,7 +275,7 @@ class GlobalParameterEndpoints:
 
     async def put_cluster_name(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        name = bodies.field(await read_body(request), "name", str)
+        name = parsing.field(await read_body(request), "name", str)
         await self._management.change(read_global_parameter(CLUSTER_NAME, name))
         return done()
 
@@ -290,7 +290,7 @@ class GlobalParameterEndpoints:
 
     def _change(self, name: str, value: Any) -> Change:
         if name == DEDUPLICATION:
-            bounds = bodies.read_deduplication({"value": value}, self._management.deduplication())
+            bounds = parsing.read_deduplication({"value": value}, self._management.deduplication())
             return LimitPublishers(*bounds)
         return read_global_parameter(name, value)
 

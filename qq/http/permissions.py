@@ -12,15 +12,15 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.login import ADMINISTRATORS, require
-from qq.http.bodies import read_permissions, read_topic_permissions
-from qq.http.lists import Listing, write_listing
-from qq.http.requests import done, existing, find, put_answer, read_body
+from qq.http.documents.lists import Listing, write_listing
+from qq.http.documents.parsing import read_permissions, read_topic_permissions
+from qq.http.documents.requests import done, existing, find, put_answer, read_body
 from qq.machine.protocol.commands import ClearPermissions, ClearTopicPermissions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from qq.http.bodies import Body
+    from qq.http.documents.parsing import Body
     from qq.http.view import ManagementView
     from qq.machine.catalog import permissions
     from qq.machine.protocol.commands import Change

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from qq.http.base.login import ADMINISTRATORS, POLICYMAKERS, require
-from qq.http.bodies import put_policy, read_policy
-from qq.http.documents import policy_document
-from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.requests import (
+from qq.http.documents.lists import Listing, narrowed, write_listing
+from qq.http.documents.parsing import put_policy, read_policy
+from qq.http.documents.rendering import policy_document
+from qq.http.documents.requests import (
     done,
     existing,
     find,

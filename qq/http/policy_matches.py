@@ -12,8 +12,8 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.slices import Slices
-from qq.http.lists import PATTERN_CHARS_MAX, Search
-from qq.http.requests import named_vhost
+from qq.http.documents.lists import PATTERN_CHARS_MAX, Search
+from qq.http.documents.requests import named_vhost
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 from qq.machine.policy.policies import APPLIES_TO
 from qq.routing.exchanges import DEFAULT_EXCHANGE

@@ -13,9 +13,10 @@ from aiohttp import web
 from qq.http.base.error_responses import NOT_FOUND, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.base.payloads import message_parts
-from qq.http.bodies import read_get, read_queue
 from qq.http.consumers import consumer_documents, consumer_listing
-from qq.http.documents import (
+from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_listing
+from qq.http.documents.parsing import read_get, read_queue
+from qq.http.documents.rendering import (
     QUEUE_BASICS,
     QUEUE_TOTALS,
     browsed_document,
@@ -24,8 +25,7 @@ from qq.http.documents import (
     row_fields,
     without_other_types,
 )
-from qq.http.lists import STATS_DISABLED, Listing, narrowed, write_listing
-from qq.http.requests import (
+from qq.http.documents.requests import (
     check_permitted,
     declare,
     done,
@@ -41,7 +41,7 @@ from qq.http.requests import (
     write_list,
     write_parts,
 )
-from qq.http.samples import adding_samples, with_samples
+from qq.http.documents.samples import adding_samples, with_samples
 from qq.http.topology import binding_listing
 from qq.machine.protocol.commands import DeleteQueue, Get, PurgeQueue
 

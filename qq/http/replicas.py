@@ -13,8 +13,8 @@ from aiohttp import web
 
 from qq.http.base.error_responses import Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, require
-from qq.http.bodies import field
-from qq.http.requests import done, existing, named_vhost, read_body
+from qq.http.documents.parsing import field
+from qq.http.documents.requests import done, existing, named_vhost, read_body
 from qq.http.view import NodeState
 from qq.machine.protocol.arguments import QUORUM
 

@@ -21,8 +21,8 @@ from qq.http.base.login import (
     session_of,
     set_cookie,
 )
-from qq.http.bodies import field, read_object
-from qq.http.requests import done, read_raw
+from qq.http.documents.parsing import field, read_object
+from qq.http.documents.requests import done, read_raw
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView, WebLogin

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from qq.http.base.error_responses import Refusal, invalid, not_found
 from qq.http.base.login import POLICYMAKERS, login_of, require
-from qq.http.lists import Listing, write_listing
-from qq.http.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
+from qq.http.documents.lists import Listing, write_listing
+from qq.http.documents.requests import check_permitted, done, existing, named_vhost, sees, vhost_if_named
 from qq.http.view import AllPublications
 from qq.machine.protocol.commands import BindQueue, DeclareQueue, DeleteParameter, Get
 from qq.machine.queue.moves import SHOVEL

@@ -15,10 +15,10 @@ from aiohttp import hdrs, web
 from qq.errors import ReplyCode
 from qq.http.base.error_responses import NOT_FOUND, bad_request
 from qq.http.base.login import login_of
-from qq.http.bodies import read_binding, read_exchange, read_publication
-from qq.http.documents import binding_document, exchange_document, fields_of, row_fields
-from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.requests import (
+from qq.http.documents.lists import Listing, narrowed, write_listing
+from qq.http.documents.parsing import read_binding, read_exchange, read_publication
+from qq.http.documents.rendering import binding_document, exchange_document, fields_of, row_fields
+from qq.http.documents.requests import (
     check_permitted,
     declare,
     done,
@@ -31,7 +31,7 @@ from qq.http.requests import (
     sees,
     vhost_if_named,
 )
-from qq.http.samples import adding_samples, with_samples
+from qq.http.documents.samples import adding_samples, with_samples
 from qq.http.view import BindingStatus, ExchangeStatus, PublicationRejected, RequestRefused, Unavailable
 from qq.machine.handlers.declaring import stripped
 from qq.machine.protocol.commands import DeleteExchange, UnbindExchange, UnbindQueue

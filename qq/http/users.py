@@ -12,10 +12,10 @@ from aiohttp import web
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, require, require_owner
-from qq.http.bodies import check_limit, field, limits, read_limit, read_user
-from qq.http.documents import user_document, whoami_document
-from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.requests import done, existing, find, put_answer, read_body, unless_made
+from qq.http.documents.lists import Listing, narrowed, write_listing
+from qq.http.documents.parsing import check_limit, field, limits, read_limit, read_user
+from qq.http.documents.rendering import user_document, whoami_document
+from qq.http.documents.requests import done, existing, find, put_answer, read_body, unless_made
 from qq.machine.catalog.limits import USER_LIMITS
 from qq.machine.protocol.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 

@@ -14,10 +14,10 @@ from aiohttp import web
 from qq.errors import ReplyCode
 from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.bodies import check_limit, read_limit, read_vhost
-from qq.http.documents import vhost_document
-from qq.http.lists import Listing, narrowed, write_listing
-from qq.http.requests import (
+from qq.http.documents.lists import Listing, narrowed, write_listing
+from qq.http.documents.parsing import check_limit, read_limit, read_vhost
+from qq.http.documents.rendering import vhost_document
+from qq.http.documents.requests import (
     done,
     existing,
     is_asked,
@@ -28,7 +28,7 @@ from qq.http.requests import (
     unless_made,
     vhost_if_named,
 )
-from qq.http.samples import adding_samples, with_samples
+from qq.http.documents.samples import adding_samples, with_samples
 from qq.http.view import NodeState, RequestRefused
 from qq.machine.catalog.limits import VHOST_LIMITS
 from qq.machine.protocol.commands import (

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http.base.slices import Slices
-from qq.http.documents import plain
+from qq.http.documents.rendering import plain
 from qq.http.view import ChannelHead, ConnectionHead
 from qq.management.client_names import ClientNames
 from qq.management.client_watch import ClientWatch

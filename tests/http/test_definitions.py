@@ -17,8 +17,8 @@ from http_node import GUEST, Client, Node, answer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.http import requests
-from qq.http.large import read_large_object
+from qq.http.documents import requests
+from qq.http.documents.large_bodies import read_large_object
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
 from qq.machine.protocol.commands import (

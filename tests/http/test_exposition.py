@@ -13,7 +13,7 @@ from fakes import MachineManagement
 from http_node import Client, Node, answer
 from prometheus_client.parser import text_string_to_metric_families
 
-from qq.http import exposition
+from qq.http.documents import prometheus
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue, Enqueue, PutVhost
 from qq.machine.queue.queue import Queue
@@ -113,7 +113,7 @@ def test_a_slice_without_a_line_is_not_the_end(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Many rows take longer than a slice, and the first line comes behind all of them."""
-    monkeypatch.setattr(exposition, "SLICE_S", 0.0)
+    monkeypatch.setattr(prometheus, "SLICE_S", 0.0)
     monkeypatch.setattr(figures, "ROWS_AT_ONCE", 2)
     for number in range(5):
         declare(node, f"q{number}")
@@ -181,19 +181,19 @@ def test_text_is_made_only_of_what_has_changed(
 def test_what_is_kept_is_bounded_and_forgotten(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposition, "KEPT_BYTES_MAX", 1000)
-    monkeypatch.setattr(exposition, "KEPT_S", 0.05)
+    monkeypatch.setattr(prometheus, "KEPT_BYTES_MAX", 1000)
+    monkeypatch.setattr(prometheus, "KEPT_S", 0.05)
     monkeypatch.setattr(queue_sets, "BLOCK", 1)
     monkeypatch.setattr(figures, "BLOCK", 1)
-    written: list[exposition.KeptTexts] = []
-    texts = exposition.ObjectExposition._texts
+    written: list[prometheus.KeptTexts] = []
+    texts = prometheus.ObjectExposition._texts
 
-    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
+    def noted(self: prometheus.ObjectExposition, asked: str) -> prometheus.KeptTexts:
         written.append(texts(self, asked))
-        assert len(self._kept) <= exposition.ANSWERS_KEPT
+        assert len(self._kept) <= prometheus.ANSWERS_KEPT
         return written[-1]
 
-    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
+    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", noted)
     for number in range(20):
         declare(node, f"q{number}")
 
@@ -225,7 +225,7 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_s = iter(range(1000))
-    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.01)
+    monkeypatch.setattr(prometheus, "thread_time", lambda: next(used_s) * 0.01)
 
     async def story(client: object) -> float:
         began_s = time.monotonic()
@@ -233,22 +233,22 @@ def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
         return time.monotonic() - began_s
 
     # Each answer took 10 ms as its processor time is counted here, so four times as much goes by before the next one.
-    assert node.tell(story) >= 2 * 0.01 * exposition.PAUSE_SHARE
+    assert node.tell(story) >= 2 * 0.01 * prometheus.PAUSE_SHARE
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For which requests answers are made, one after the other: each of them seems to have taken 50 ms."""
     made: list[str] = []
-    texts = exposition.ObjectExposition._texts
+    texts = prometheus.ObjectExposition._texts
 
-    def noted(self: exposition.ObjectExposition, asked: str) -> exposition.KeptTexts:
+    def noted(self: prometheus.ObjectExposition, asked: str) -> prometheus.KeptTexts:
         made.append(asked)
         return texts(self, asked)
 
-    monkeypatch.setattr(exposition.ObjectExposition, "_texts", noted)
+    monkeypatch.setattr(prometheus.ObjectExposition, "_texts", noted)
     used_s = iter(range(1000))
-    monkeypatch.setattr(exposition, "thread_time", lambda: next(used_s) * 0.05)
+    monkeypatch.setattr(prometheus, "thread_time", lambda: next(used_s) * 0.05)
     return made
 
 
@@ -305,7 +305,7 @@ def test_who_does_not_read_keeps_nobody_waiting(node: Node[MachineManagement]) -
     async def story(client: Client) -> None:
         loop = asyncio.get_running_loop()
         with ExitStack() as closing:
-            idle = [closing.enter_context(socket.socket()) for _ in range(exposition.SENDING_MAX)]
+            idle = [closing.enter_context(socket.socket()) for _ in range(prometheus.SENDING_MAX)]
             for each in idle:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 each.setblocking(False)

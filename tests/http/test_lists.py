@@ -12,9 +12,9 @@ import pytest
 from fakes import FakeManagement, MachineManagement
 from http_node import GUEST, Client, Node, answer
 
-from qq.http import lists
 from qq.http.base import slices
-from qq.http.bodies import read_queue
+from qq.http.documents import lists
+from qq.http.documents.parsing import read_queue
 from qq.http.view import ChannelHead, ConsumerStatus
 from qq.machine.protocol.commands import (
     BindQueue,

@@ -11,7 +11,7 @@ from http_node import Node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qq.http.bodies import read_queue
+from qq.http.documents.parsing import read_queue
 from qq.machine.protocol.commands import PutVhost, SetPermissions
 
 MESSAGE = {"routing_key": "q", "properties": {}, "payload": "text é", "payload_encoding": "string"}

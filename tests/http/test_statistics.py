@@ -9,7 +9,7 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
-from qq.http import samples
+from qq.http.documents import samples
 from qq.http.view import Samples
 from qq.machine.protocol.commands import PutVhost, SetPermissions
 from qq.machine.queue.queue import Queue

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.slices import Slices
-from qq.http.bodies import check_json, no_constant
+from qq.http.documents.parsing import check_json, no_constant
 
 if TYPE_CHECKING:
-    from qq.http.bodies import Body
+    from qq.http.documents.parsing import Body
 
 VALUE_CHARS_MAX = 128 * 1024
 """The longest single value: reading it takes some 40 ms. Arguments have 16 KiB at most (machine/limits.py)."""

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from qq.http.base.error_responses import Refusal, bad_request, has_left
 from qq.http.base.slices import Slices
-from qq.http.requests import is_asked, object_parts, write_list, write_object
+from qq.http.documents.requests import is_asked, object_parts, write_list, write_object
 from qq.machine.policy.patterns import InvalidPattern, Pattern
 
 if TYPE_CHECKING:

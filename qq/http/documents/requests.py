@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from qq.http.base.error_responses import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, SAFE_METHODS, login_of
 from qq.http.base.slices import next_slice
-from qq.http.bodies import read_object
+from qq.http.documents.parsing import read_object
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping

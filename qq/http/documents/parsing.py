@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from pamqp.commands import Basic
 
 from qq.http.base.error_responses import bad_request, invalid
-from qq.http.documents import HASHING
+from qq.http.documents.rendering import HASHING
 from qq.http.view import AckMode, Deduplication, NewMessage
 from qq.machine.catalog.limits import (
     ARGUMENTS_BYTES_MAX,

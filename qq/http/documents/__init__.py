@@ -1,0 +1,1 @@
+"""JSON documents and lists: how requests are read, and how answers are written."""
