@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from qq.http.backup import BackupEndpoint
 from qq.http.base.login import is_logged_in_still
-from qq.http.connections import ConnectionEndpoints
-from qq.http.definitions import DefinitionEndpoints
-from qq.http.doctor import DoctorEndpoint
-from qq.http.health import HealthEndpoints
+from qq.http.endpoints.backup import BackupEndpoint
+from qq.http.endpoints.connections import ConnectionEndpoints
+from qq.http.endpoints.definitions import DefinitionEndpoints
+from qq.http.endpoints.doctor import DoctorEndpoint
+from qq.http.endpoints.health import HealthEndpoints
+from qq.http.endpoints.members import MemberEndpoints
+from qq.http.endpoints.moves import MoveEndpoints
+from qq.http.endpoints.nodes import NodeEndpoints
+from qq.http.endpoints.operations import OperationEndpoints
+from qq.http.endpoints.overview import OverviewEndpoints
+from qq.http.endpoints.parameters import GlobalParameterEndpoints, ParameterEndpoints
+from qq.http.endpoints.permissions import PermissionEndpoints, TopicPermissionEndpoints
+from qq.http.endpoints.policies import PolicyEndpoints
+from qq.http.endpoints.policy_matches import PolicyMatchEndpoint
+from qq.http.endpoints.queues import QueueEndpoints
+from qq.http.endpoints.replicas import ReplicaEndpoints
+from qq.http.endpoints.sessions import LoginEndpoints
+from qq.http.endpoints.shovels import ShovelEndpoints
+from qq.http.endpoints.topology import BindingEndpoints, ExchangeEndpoints
+from qq.http.endpoints.users import UserEndpoints
+from qq.http.endpoints.vhosts import VhostEndpoints
 from qq.http.live import STREAMS_MAX, LiveEndpoint
 from qq.http.live_views import LiveViews
-from qq.http.members import MemberEndpoints
-from qq.http.moves import MoveEndpoints
-from qq.http.nodes import NodeEndpoints
 from qq.http.oauth2_login import OAuth2Endpoints
-from qq.http.operations import OperationEndpoints
-from qq.http.overview import OverviewEndpoints
-from qq.http.parameters import GlobalParameterEndpoints, ParameterEndpoints
-from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
-from qq.http.policies import PolicyEndpoints
-from qq.http.policy_matches import PolicyMatchEndpoint
-from qq.http.queues import QueueEndpoints
-from qq.http.replicas import ReplicaEndpoints
-from qq.http.sessions import LoginEndpoints
-from qq.http.shovels import ShovelEndpoints
-from qq.http.topology import BindingEndpoints, ExchangeEndpoints
-from qq.http.users import UserEndpoints
-from qq.http.vhosts import VhostEndpoints
 
 ESCAPED = "/api/escaped/"
 """What the paths begin with in which names are escaped."""

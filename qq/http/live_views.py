@@ -14,12 +14,12 @@ from pamqp.commands import Basic
 
 from qq.http.base.error_responses import bad_request
 from qq.http.base.login import ADMINISTRATORS, MONITORS, login_of, only_own, require
-from qq.http.connections import channel_listing, connection_listing
-from qq.http.consumers import consumer_documents
 from qq.http.documents.lists import Listing, listed_page
 from qq.http.documents.rendering import fields_of, queue_document, row_fields
 from qq.http.documents.requests import check_permitted, existing, number, sees
-from qq.http.nodes import node_document
+from qq.http.endpoints.connections import channel_listing, connection_listing
+from qq.http.endpoints.consumers import consumer_documents
+from qq.http.endpoints.nodes import node_document
 from qq.http.view import ExchangeStatus, NewMessage, RequestRefused
 from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
 

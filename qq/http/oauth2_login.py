@@ -32,7 +32,7 @@ from qq.http.base.login import (
     is_encrypted,
     set_cookie,
 )
-from qq.http.sessions import set_session_cookie
+from qq.http.endpoints.sessions import set_session_cookie
 from qq.http.view import LoginRefused, LoginRound, LoginThrottled, Unavailable
 
 if TYPE_CHECKING:

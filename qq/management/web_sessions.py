@@ -16,7 +16,7 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from qq.http.tokens import ID_BYTES, Tokens, Vouched, WebSession
+from qq.http.endpoints.tokens import ID_BYTES, Tokens, Vouched, WebSession
 from qq.http.view import Unavailable, WebLogin
 from qq.management.sessions import until_applied
 from qq.scopes import Scopes
@@ -24,7 +24,7 @@ from qq.scopes import Scopes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from qq.http.tokens import OpenedToken
+    from qq.http.endpoints.tokens import OpenedToken
     from qq.http.view import LoggedIn
     from qq.machine.catalog.permissions import User
     from qq.management.others import OtherNodes

@@ -8,8 +8,8 @@ import pytest
 from fakes import MachineManagement
 from http_node import Node
 
-from qq.http import parameters
 from qq.http.base.error_responses import bad_request
+from qq.http.endpoints import parameters
 from qq.machine.catalog.limits import PARAMETER_BYTES_MAX
 from qq.machine.protocol.commands import ProtectVhost, PutGlobalParameter, PutVhost
 

@@ -14,8 +14,8 @@ from http_node import GUEST, Answer, Node, answer
 
 from cluster.raft.messages import Inquiry, InquiryAnswer
 from cluster.transport.queries import Inquiries
-from qq.http import tokens
-from qq.http.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
+from qq.http.endpoints import tokens
+from qq.http.endpoints.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import LoggedIn, Unavailable, WebLogin
 from qq.machine.catalog.permissions import SHA256, User
 from qq.machine.protocol.commands import DeleteUser, PutUser

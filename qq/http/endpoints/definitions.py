@@ -17,8 +17,8 @@ from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.documents.large_bodies import read_large_object
 from qq.http.documents.rendering import plain, policy_document, user_document, vhost_metadata
 from qq.http.documents.requests import done, read_raw, vhost_if_named, write_object
-from qq.http.importing import RESERVED, Import
-from qq.http.parameters import global_parameter_documents, parameter_documents
+from qq.http.endpoints.importing import RESERVED, Import
+from qq.http.endpoints.parameters import global_parameter_documents, parameter_documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,9 +15,9 @@ from qq.http.base.error_responses import Refusal, bad_request
 from qq.http.base.slices import Slices
 from qq.http.documents import parsing
 from qq.http.documents.rendering import DEDUPLICATION
-from qq.http.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
-from qq.http.shovels import NotCarriedOut
-from qq.http.vhosts import creation
+from qq.http.endpoints.parameters import CLUSTER_ID, has_meaning, read_global_parameter, read_parameter
+from qq.http.endpoints.shovels import NotCarriedOut
+from qq.http.endpoints.vhosts import creation
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
 from qq.machine.handlers.declaring import stripped

@@ -13,7 +13,6 @@ from aiohttp import web
 from qq.http.base.error_responses import NOT_FOUND, bad_request, not_found
 from qq.http.base.login import ADMINISTRATORS, login_of, require
 from qq.http.base.payloads import message_parts
-from qq.http.consumers import consumer_documents, consumer_listing
 from qq.http.documents.lists import STATS_DISABLED, Listing, narrowed, write_listing
 from qq.http.documents.parsing import read_get, read_queue
 from qq.http.documents.rendering import (
@@ -42,7 +41,8 @@ from qq.http.documents.requests import (
     write_parts,
 )
 from qq.http.documents.samples import adding_samples, with_samples
-from qq.http.topology import binding_listing
+from qq.http.endpoints.consumers import consumer_documents, consumer_listing
+from qq.http.endpoints.topology import binding_listing
 from qq.machine.protocol.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:

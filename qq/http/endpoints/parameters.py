@@ -28,7 +28,7 @@ from qq.http.documents.requests import (
     sees,
     vhost_if_named,
 )
-from qq.http.shovels import check_may_set, check_shovel
+from qq.http.endpoints.shovels import check_may_set, check_shovel
 from qq.http.view import GlobalParameter, ParameterStatus
 from qq.machine.catalog.catalog import CLUSTER_NAME
 from qq.machine.catalog.limits import PARAMETER_BYTES_MAX, VHOST_LIMITS

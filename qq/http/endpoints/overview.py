@@ -21,7 +21,7 @@ from qq.http.documents.lists import STEP, Listing, narrowed, write_listing
 from qq.http.documents.rendering import queue_document
 from qq.http.documents.requests import done, is_asked, sees, write_list
 from qq.http.documents.samples import with_samples
-from qq.http.nodes import RATES_MODE, context_documents, exchange_types, listener_document
+from qq.http.endpoints.nodes import RATES_MODE, context_documents, exchange_types, listener_document
 from qq.machine.protocol.versions import VERSIONS
 
 if TYPE_CHECKING:

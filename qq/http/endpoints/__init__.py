@@ -1,0 +1,1 @@
+"""The paths of RabbitMQ's management API, and those of qq."""
