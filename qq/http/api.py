@@ -34,9 +34,9 @@ from qq.http.endpoints.shovels import ShovelEndpoints
 from qq.http.endpoints.topology import BindingEndpoints, ExchangeEndpoints
 from qq.http.endpoints.users import UserEndpoints
 from qq.http.endpoints.vhosts import VhostEndpoints
-from qq.http.live import STREAMS_MAX, LiveEndpoint
-from qq.http.live_views import LiveViews
-from qq.http.oauth2_login import OAuth2Endpoints
+from qq.http.page.event_stream import STREAMS_MAX, LiveEndpoint
+from qq.http.page.live_views import LiveViews
+from qq.http.page.oauth2_login import OAuth2Endpoints
 
 ESCAPED = "/api/escaped/"
 """What the paths begin with in which names are escaped."""

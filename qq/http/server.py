@@ -18,7 +18,7 @@ from cluster.net.connection_slots import Place, Places, Stage
 from cluster.net.log_throttle import Complaints
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
-from qq.http.live import STREAM_PATH
+from qq.http.page.event_stream import STREAM_PATH
 
 if TYPE_CHECKING:
     import socket

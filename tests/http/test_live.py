@@ -15,11 +15,11 @@ from fakes import PASSWORD, MachineManagement
 from http_node import GUEST, Node, login
 from prometheus_client import CollectorRegistry
 
-from qq.http import live
 from qq.http.app import build_app
 from qq.http.base.listener import HttpLimits
 from qq.http.base.login import Operator
-from qq.http.live import Feed, Spent, Turns
+from qq.http.page import event_stream
+from qq.http.page.event_stream import Feed, Spent, Turns
 from qq.http.view import LoggedIn, Unavailable
 from qq.machine.protocol.commands import DeclareQueue, DeleteQueue
 from qq.scopes import Scopes
@@ -34,8 +34,8 @@ LIMITS = HttpLimits(requests=8)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(live, "LOOK_S", 0.05)
+    monkeypatch.setattr(event_stream, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(event_stream, "LOOK_S", 0.05)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_stream_tells_what_there_is_and_then_each_change(node: Node[MachineMan
 def test_nothing_is_told_again_that_has_not_changed_but_that_the_node_is_there(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "QUIET_S", 0.3)
+    monkeypatch.setattr(event_stream, "QUIET_S", 0.3)
 
     async def story() -> list[str]:
         async with served(node) as client, look(client, "view=queues") as answer:
@@ -160,11 +160,11 @@ def test_a_view_that_nobody_expected_to_fail_is_tried_again(
                 failure.setattr(node.management, "wait_applied", failing)
                 node.management.make(DeleteQueue(0, 0, "a", False, False))
                 seen.append((await anext(told))[1])
-                await asyncio.sleep(5 * live.INTERVAL_S)
+                await asyncio.sleep(5 * event_stream.INTERVAL_S)
             declare(node, "a")
             return [*seen, (await anext(told))[0]]
 
-    assert asyncio.run(story()) == ["view", live.FAILED.decode(), "view"]
+    assert asyncio.run(story()) == ["view", event_stream.FAILED.decode(), "view"]
     assert [record.message for record in caplog.records] == ["a view of the page cannot be made"]
 
 
@@ -248,7 +248,7 @@ def test_what_many_look_at_is_made_once(
         return await rows(is_seen)
 
     monkeypatch.setattr(node.management, "queues_by_name", counted)
-    monkeypatch.setattr(live, "INTERVAL_S", 60)
+    monkeypatch.setattr(event_stream, "INTERVAL_S", 60)
 
     async def story() -> None:
         async with served(node) as client:
@@ -263,7 +263,7 @@ def test_what_many_look_at_is_made_once(
 def test_who_does_not_read_is_dropped_and_holds_up_nobody(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "READ_WAIT_S", 0.2)
+    monkeypatch.setattr(event_stream, "READ_WAIT_S", 0.2)
     texts = (bytes([65 + number % 26]) * 3_000_000 for number in range(1000))
 
     async def view(_: web.Request) -> bytes:
@@ -273,12 +273,12 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
         return True
 
     async def story() -> int:
-        endpoint = live.LiveEndpoint({"big": view}, 4, may_see)
+        endpoint = event_stream.LiveEndpoint({"big": view}, 4, may_see)
         app = web.Application()
         app.add_routes(endpoint.routes())
-        monkeypatch.setattr(live, "login_of", lambda _: Operator("guest", frozenset(), None))
-        monkeypatch.setattr(live, "_what", lambda request: ("ann", request.query_string))
-        monkeypatch.setattr(live, "_length_s", lambda _: 60.0)
+        monkeypatch.setattr(event_stream, "login_of", lambda _: Operator("guest", frozenset(), None))
+        monkeypatch.setattr(event_stream, "_what", lambda request: ("ann", request.query_string))
+        monkeypatch.setattr(event_stream, "_length_s", lambda _: 60.0)
         async with TestServer(app) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port, limit=2**16)
             writer.write(b"GET /api/stream?view=big HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -298,7 +298,7 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
 def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "STREAM_S", 0.2)
+    monkeypatch.setattr(event_stream, "STREAM_S", 0.2)
 
     async def story() -> int:
         async with served(node) as client, look(client, "view=queues") as answer:
@@ -310,7 +310,7 @@ def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
 def test_the_stream_of_a_token_goes_on_for_as_long_as_that_is_good(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "STREAM_S", 0.1)
+    monkeypatch.setattr(event_stream, "STREAM_S", 0.1)
     expires_s = time() + 1.0
 
     async def authenticate(*_: object) -> LoggedIn:
@@ -412,7 +412,7 @@ def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
         turns = Turns()
         slow, fast = [Feed(wait, turns, "ann") for _ in range(3)], Feed(quick, turns, "ann")
         for feed in slow:
-            feed._task = asyncio.create_task(feed._go_on(live.Told(0, b"")))
+            feed._task = asyncio.create_task(feed._go_on(event_stream.Told(0, b"")))
         seen = await changes_within(0.4, fast)
         for feed in (*slow, fast):
             await feed.close()

@@ -26,7 +26,7 @@ from qq.machine.protocol.commands import DeleteExchange, DeleteQueue, Get
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from qq.http.live import View
+    from qq.http.page.event_stream import View
     from qq.http.view import Declaration, ManagementView, NodeView
 
 CONSUMERS_MAX = 200

@@ -1,0 +1,1 @@
+"""The management page: its live views and its login."""
