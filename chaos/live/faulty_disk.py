@@ -7,7 +7,7 @@ node is down, `lose_power` rolls the data directory back.
     SIDE/journal         JSON, one change a line
     SIDE/files/NUMBER    second names (hard links) of the files that may have a name after a power loss
 
-What a power loss may take is the simulated disk's to say (chaos/sim/disk.py): the journal is replayed on one.
+What a power loss may take is the simulated disk's to say (chaos/sim/world/disk.py): the journal is replayed on one.
 
 Invariant: what the node was told is durable stays; of the rest chance takes what it wants. Without a power loss nothing
 that was written is lost.
@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.disk import SimulatedDisk, replace_in_steps
+from chaos.sim.world.disk import SimulatedDisk, replace_in_steps
 from cluster.runtime.asyncio_runtime import RealDisk, RealFile
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from chaos.history import Call, Fields, Process
-    from chaos.sim.client_socket import ClientSocket
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.client_socket import ClientSocket
+    from chaos.sim.world.world import SimulatedWorld
 
 Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
     commands.Basic,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 from chaos.sim.campaigns import Campaigns
-from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
-from chaos.sim.world import EPOCH_MS
+from chaos.sim.world.watched import MACHINES, TAG, Applied, Program, WatchedMachine
+from chaos.sim.world.world import EPOCH_MS
 from cluster.configuration.configuration import Versions, is_configuration, read_configuration
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
@@ -23,8 +23,8 @@ from cluster.raft.elections import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
     from cluster.configuration.configuration import Configuration
     from cluster.configuration.voters import Membership
     from cluster.machine import Machine

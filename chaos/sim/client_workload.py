@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
-from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.workload import Submitters
-from chaos.sim.world import WorldClock
+from chaos.sim.world.brokers import Brokers
+from chaos.sim.world.world import WorldClock
 from qq.config import NodeLimits
 from qq.machine.protocol.codec import decode_batch
 from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chaos.sim.checks import Checks
-    from chaos.sim.client_socket import ClientSocket
-    from chaos.sim.cluster import SimulatedNode, SimulationOptions
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.client_socket import ClientSocket
+    from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world.world import SimulatedWorld
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6

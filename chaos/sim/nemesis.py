@@ -11,9 +11,9 @@ from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from chaos.sim.cluster import CLUSTER, GROUP, LOG
 from chaos.sim.operators import Operators
-from chaos.sim.watched import Program
+from chaos.sim.world.cluster import CLUSTER, GROUP, LOG
+from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import PeerAddress
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
-    from chaos.sim.disk import DiskContent
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.world.disk import DiskContent
+    from chaos.sim.world.world import SimulatedWorld
 
 
 NOBODY = "n9"

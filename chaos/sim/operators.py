@@ -12,15 +12,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.watched import Program
+from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 
 if TYPE_CHECKING:
     from random import Random
 
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
 
 MORE_MAX = 2
 """There are at most so many nodes more than at first, which with five makes as many as a cluster may have."""

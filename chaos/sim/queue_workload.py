@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_features import (
     CHANNEL,
@@ -29,8 +28,9 @@ from chaos.sim.queue_features import (
 )
 from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
-from chaos.sim.watched import TAG
 from chaos.sim.workload import ActingClient, SimulatedWorkload
+from chaos.sim.world.brokers import Brokers
+from chaos.sim.world.watched import TAG
 from cluster.log.segment import CorruptJournal
 from qq.config import NodeLimits
 from qq.machine.protocol.codec import encode_batch
@@ -81,8 +81,8 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedNode, SimulationOptions
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world.world import SimulatedWorld
     from qq.machine.machine import QueueMachine
 
 CONNECTION = 1

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
-from chaos.sim.brokers import PASSWORD, USER, Brokers
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import Parts, SimulationOptions
-from chaos.sim.loop import SimulatedLoop
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
-from chaos.sim.transport import SimulatedConnection
 from chaos.sim.workload import Submitters
-from chaos.sim.world import WorldClock
+from chaos.sim.world.brokers import PASSWORD, USER, Brokers
+from chaos.sim.world.cluster import Parts, SimulationOptions
+from chaos.sim.world.loop import SimulatedLoop
+from chaos.sim.world.transport import SimulatedConnection
+from chaos.sim.world.world import WorldClock
 from chaos.workloads import catalog
 from chaos.workloads.moved import Moved
 from chaos.workloads.pika_transport import PikaTransport

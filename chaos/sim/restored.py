@@ -15,19 +15,19 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
-from chaos.sim.disk import SimulatedDisk
 from chaos.sim.stored import StoredMessages
-from chaos.sim.watched import Program, WatchedMachine
+from chaos.sim.world.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
+from chaos.sim.world.disk import SimulatedDisk
+from chaos.sim.world.watched import Program, WatchedMachine
 from cluster.snapshots.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
 from cluster.snapshots.restore import restore
 from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedNode
     from chaos.sim.stored import MessagesOf
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
     from cluster.machine import Machine
 
 ASKED_EVERY_S = 0.2

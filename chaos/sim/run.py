@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.client_workload import ClientWorkload, LoggedMessages
-from chaos.sim.cluster import Parts, SimulatedCluster, SimulationOptions
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
-from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.operators import Growth
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
@@ -25,7 +23,9 @@ from chaos.sim.restored import Backups
 from chaos.sim.stored import StoredMessages
 from chaos.sim.upgrade import Upgrade
 from chaos.sim.workload import LedgerWorkload, SimulatedWorkload
-from chaos.sim.world import SimulatedWorld
+from chaos.sim.world.cluster import Parts, SimulatedCluster, SimulationOptions
+from chaos.sim.world.network import NetworkOptions, small_limits
+from chaos.sim.world.world import SimulatedWorld
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:

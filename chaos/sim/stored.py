@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.watched import TAG
+from chaos.sim.world.watched import TAG
 from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_compacted
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 8
 """The size of a record besides its payload, its place in the index of a sparse file included."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world.cluster import SimulatedNode
     from qq.machine.machine import QueueMachine
 
 VHOST = "other"

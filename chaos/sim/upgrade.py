@@ -12,13 +12,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.watched import Program
+from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.nemesis import Nemesis
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
 
 DONE_BY = 0.5
 """Share of the time of faults in which all nodes are upgraded."""

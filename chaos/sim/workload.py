@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from chaos.sim.cluster import NodeEvents
 from chaos.sim.ledger import make_batch
-from chaos.sim.watched import TAG
+from chaos.sim.world.cluster import NodeEvents
+from chaos.sim.world.watched import TAG
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedNode, SimulationOptions
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
+    from chaos.sim.world.world import SimulatedWorld
     from cluster.runtime.ports import Buffer
 
 PENDING_MAX = 100

@@ -26,13 +26,13 @@ from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
 
 import cluster
 import qq
-from chaos.sim import client_socket
-from chaos.sim.brokers import Brokers
-from chaos.sim.client_socket import ClientSide, ClientSocket
-from chaos.sim.cluster import SimulationOptions
-from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Scene
 from chaos.sim.workload import Submitters
+from chaos.sim.world import client_socket
+from chaos.sim.world.brokers import Brokers
+from chaos.sim.world.client_socket import ClientSide, ClientSocket
+from chaos.sim.world.cluster import SimulationOptions
+from chaos.sim.world.network import NetworkOptions
 from cluster.raft.timing import Timing
 from qq.config import NodeLimits
 

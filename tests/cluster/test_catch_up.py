@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.group.assembly import SNAPSHOT_ID_BITS
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from cluster.log.checkpoints import (
     CHECKPOINT_HEADER_BYTES,
     Checkpoint,

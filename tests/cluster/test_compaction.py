@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_queue import FrozenToy, Place, compact, entry_of, message_at
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.log.compaction import (
     Candidate,
     CompactionSource,

@@ -26,10 +26,10 @@ from pysyncobj.journal import Journal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
-from chaos.sim.network import Network, NetworkOptions
-from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from chaos.sim.world.disk import SimulatedDisk
+from chaos.sim.world.network import Network, NetworkOptions
+from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.engine.engine import NOTICE_S, Engine

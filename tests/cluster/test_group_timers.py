@@ -14,9 +14,9 @@ import msgpack
 import pytest
 from toy_queue import FrozenToy
 
-from chaos.sim.disk import SimulatedDisk
-from chaos.sim.network import Network, NetworkOptions, address_of
-from chaos.sim.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
+from chaos.sim.world.disk import SimulatedDisk
+from chaos.sim.world.network import Network, NetworkOptions, address_of
+from chaos.sim.world.world import EPOCH_MS, SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress, Versions
 from cluster.group.events import GroupEvents

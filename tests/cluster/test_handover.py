@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from types import SimpleNamespace
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import Versions
 from cluster.membership.handover import HANDOVER_S, PAUSE_S, Handover
 from cluster.storage.directory import GroupDirectory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from cluster.log.hardstate import NAMES, HardState, HardStateFile, Standing
 from cluster.log.segment import ForeignJournal, UnknownFormat
 

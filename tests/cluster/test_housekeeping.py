@@ -14,7 +14,7 @@ import pytest
 from long_cases import cases
 from toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_at
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, load_newest
 from cluster.log.compaction import STALE_S, compact_entry
 from cluster.log.entry import make_batch, make_entry, read_batches

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
 from cluster.configuration.configuration import Versions
 from cluster.log.mirrored_file import pack_twice
 from cluster.log.segment import UnknownFormat

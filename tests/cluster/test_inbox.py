@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
-from chaos.sim.network import Network, NetworkOptions
-from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from chaos.sim.world.disk import SimulatedDisk
+from chaos.sim.world.network import Network, NetworkOptions
+from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.configuration import PeerAddress
 from cluster.group.group import Group

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.transport import Transport
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk, SimulatedFile
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk, SimulatedFile
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, JournalMisuseError, SegmentedJournal
 from cluster.log.manifest import MANIFEST_NAME, Manifest, is_segment_name, segment_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.log.manifest import (
     Manifest,
     Row,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from memberships import configuration_of, configurations_of, directory_of
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import ID_BYTES, PeerAddress
 from cluster.engine.rejoin import HOPELESS_S, Recovery
 from cluster.log.hardstate import HardState, HardStateFile, Standing

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.world.disk import SimulatedDisk
 from cluster.log.manifest import segment_name
 from cluster.log.sealed_segment import load_index, pack_footer, records, verify, write_sparse
 from cluster.log.segment import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import SimulatedDisk, SimulatedFile
+from chaos.sim.world.disk import SimulatedDisk, SimulatedFile
 from cluster.log.mirrored_file import SECTOR_BYTES, pack_twice, read_copies, read_twice
 from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat
 

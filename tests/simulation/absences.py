@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.cluster import SimulationOptions
+from chaos.sim.world.cluster import SimulationOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.sim.cluster import SimulatedNode
     from chaos.sim.run import Simulation
+    from chaos.sim.world.cluster import SimulatedNode
 
 AWAY_S = 3.5
 """Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from long_cases import cases
 
-from chaos.sim import network
-from chaos.sim.cluster import NodeEvents, SimulatedCluster, SimulationOptions
 from chaos.sim.run import Simulation
+from chaos.sim.world import network
+from chaos.sim.world.cluster import NodeEvents, SimulatedCluster, SimulationOptions
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import SimulatedNode
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
 
 SEEDS = range(12)
 SEEDS_MAX = 40

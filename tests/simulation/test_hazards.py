@@ -22,10 +22,10 @@ from pysyncobj.node import Node
 
 from chaos.sim import queue_features
 from chaos.sim.checks import Checks, ViolationError
-from chaos.sim.cluster import Parts, SimulationOptions
-from chaos.sim.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
-from chaos.sim.watched import WatchedMachine
+from chaos.sim.world.cluster import Parts, SimulationOptions
+from chaos.sim.world.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
+from chaos.sim.world.watched import WatchedMachine
 from cluster.configuration import quorum
 from cluster.configuration.configuration import Configuration, Member, Versions
 from cluster.configuration.voters import Membership
@@ -1149,7 +1149,7 @@ HAZARDS = [
         UPGRADES,
         20,
         "elsewhere and is",
-        ("chaos.sim.watched.WatchedMachine.counts_entries", property(counts_by_its_program)),
+        ("chaos.sim.world.watched.WatchedMachine.counts_entries", property(counts_by_its_program)),
         shown_by=1,
     ),
     Hazard(

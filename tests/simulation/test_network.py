@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.sim.network import Network, NetworkOptions, SimulatedLinks, address_of
-from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from chaos.sim.world.network import Network, NetworkOptions, SimulatedLinks, address_of
+from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.configuration.configuration import Configuration, Member, PeerAddress
 from cluster.configuration.history import Configurations
 from cluster.transport import admission

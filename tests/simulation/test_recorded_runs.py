@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from chaos import history
-from chaos.sim.loop import SimulatedLoop
 from chaos.sim.recorded import record
-from chaos.sim.world import SimulatedWorld
+from chaos.sim.world.loop import SimulatedLoop
+from chaos.sim.world.world import SimulatedWorld
 from chaos.workloads.catalog import WORKLOADS
 from chaos.workloads.moved import Moved
 

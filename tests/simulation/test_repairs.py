@@ -14,10 +14,10 @@ import pytest
 from long_cases import cases
 
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import LOG, SimulatedNode, SimulationOptions
-from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
+from chaos.sim.world.cluster import LOG, SimulatedNode, SimulationOptions
+from chaos.sim.world.disk import ProcessEnds
 from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import SECTOR_BYTES, ProcessEnds, SimulatedDisk, SimulatedFile
+from chaos.sim.world.disk import SECTOR_BYTES, ProcessEnds, SimulatedDisk, SimulatedFile
 from cluster.runtime.ports import TEMPORARY
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from chaos.judge import violations
 from chaos.pipeline.job import Verdict, check
 from chaos.promises import PROMISES
 from chaos.sim.checks import Checks
-from chaos.sim.cluster import Parts
-from chaos.sim.network import NetworkOptions
 from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.recorded import OPTIONS, record
+from chaos.sim.world.cluster import Parts
+from chaos.sim.world.network import NetworkOptions
 from cluster.state.dedup import Admission, Origins
 from qq.sessions.submissions import Batch, Submissions
 

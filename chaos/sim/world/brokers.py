@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from chaos.sim.client_socket import ClientSocket
-from chaos.sim.cluster import NodeEvents
-from chaos.sim.tagged_log import TaggedLog
+from chaos.sim.world.client_socket import ClientSocket
+from chaos.sim.world.cluster import NodeEvents
+from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import Places
 from cluster.state.apply import Confirmed, Expelled
 from qq.amqp.connection import Settings
@@ -26,9 +26,9 @@ from qq.sessions.login import hash_password
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chaos.sim.client_socket import ClientSide
-    from chaos.sim.cluster import SimulatedNode
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.client_socket import ClientSide
+    from chaos.sim.world.cluster import SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
     from cluster.runtime.ports import Buffer
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine

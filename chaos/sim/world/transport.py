@@ -11,8 +11,8 @@ from pika.exceptions import AMQPConnectionError, StreamLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chaos.sim.brokers import Brokers
-    from chaos.sim.client_socket import ClientSocket
+    from chaos.sim.world.brokers import Brokers
+    from chaos.sim.world.client_socket import ClientSocket
 
 CONNECT_MAX_S = 0.01
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
-    from chaos.sim.world import SimulatedRuntime, SimulatedWorld
+    from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld
     from cluster.runtime.ports import Buffer
     from cluster.transport.ports import LinkEvents
 

@@ -12,10 +12,10 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from chaos.sim.network import Network, NetworkOptions, address_of
-from chaos.sim.watched import Program
-from chaos.sim.world import SimulatedRuntime, SimulatedWorld, WallClock
+from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
+from chaos.sim.world.network import Network, NetworkOptions, address_of
+from chaos.sim.world.watched import Program
+from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
 from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
@@ -30,7 +30,7 @@ from cluster.storage.identity import MEMBER_FILE, OtherMembers, OtherVersion
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
-    from chaos.sim.watched import WatchedMachine
+    from chaos.sim.world.watched import WatchedMachine
     from cluster.configuration.configuration import Configuration
 
 CLUSTER = "simulation"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from contextvars import Context
 
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.world import SimulatedWorld
 
 T = TypeVar("T")
 ENDINGS_MAX = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.watched import TAG
+from chaos.sim.world.watched import TAG
 from cluster.log.entry import (
     batches_of,
     compacted_parts,
@@ -18,7 +18,7 @@ from cluster.log.entry import (
 )
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world.cluster import SimulatedNode
     from cluster.runtime.ports import Buffer
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from chaos.sim.cluster import SimulatedNode
-    from chaos.sim.world import SimulatedWorld
+    from chaos.sim.world.cluster import SimulatedNode
+    from chaos.sim.world.world import SimulatedWorld
     from cluster.net.connection_slots import Place
     from qq.amqp_server.server import AmqpServer
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.sim.disk import ProcessEnds
+from chaos.sim.world.disk import ProcessEnds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
