@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
-from chaos.sim.queue_checks import QueueOracle
+from chaos.sim.checks.queue_checks import QueueOracle
 from chaos.sim.workload import Submitters
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.world import WorldClock
@@ -23,7 +23,7 @@ from qq.stored.layout import frame_stop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.client_socket import ClientSocket
     from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
     from chaos.sim.world.world import SimulatedWorld

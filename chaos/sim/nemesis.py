@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world.disk import DiskContent
     from chaos.sim.world.world import SimulatedWorld

@@ -18,7 +18,7 @@ from cluster.configuration.change_request import MemberChange, Verb
 if TYPE_CHECKING:
     from random import Random
 
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
 

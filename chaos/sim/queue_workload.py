@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from chaos.sim.queue_checks import QueueOracle, messages_of
+from chaos.sim.checks.queue_checks import QueueOracle, messages_of
+from chaos.sim.checks.stored import batch_payloads
 from chaos.sim.queue_features import (
     CHANNEL,
     QUEUES,
@@ -26,7 +27,6 @@ from chaos.sim.queue_features import (
     stored_message,
     with_sequence,
 )
-from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
 from chaos.sim.workload import ActingClient, SimulatedWorkload
 from chaos.sim.world.brokers import Brokers
@@ -80,7 +80,7 @@ from qq.machine.protocol.effects import (
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
     from chaos.sim.world.world import SimulatedWorld
     from qq.machine.machine import QueueMachine

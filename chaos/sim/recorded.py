@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
-from chaos.sim.checks import ViolationError
+from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.workload import Submitters
 from chaos.sim.world.brokers import PASSWORD, USER, Brokers

@@ -15,7 +15,7 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.stored import StoredMessages
+from chaos.sim.checks.stored import StoredMessages
 from chaos.sim.world.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
 from chaos.sim.world.disk import SimulatedDisk
 from chaos.sim.world.watched import Program, WatchedMachine
@@ -24,8 +24,8 @@ from cluster.snapshots.restore import restore
 from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks
-    from chaos.sim.stored import MessagesOf
+    from chaos.sim.checks.checks import Checks
+    from chaos.sim.checks.stored import MessagesOf
     from chaos.sim.world.cluster import SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
     from cluster.machine import Machine

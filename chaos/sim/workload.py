@@ -15,7 +15,7 @@ from chaos.sim.world.cluster import NodeEvents
 from chaos.sim.world.watched import TAG
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
     from chaos.sim.world.world import SimulatedWorld
     from cluster.runtime.ports import Buffer

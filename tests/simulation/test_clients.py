@@ -16,7 +16,7 @@ from long_cases import cases
 
 from chaos.sim import client_workload
 from chaos.sim.amqp_client import NOWHERE, QUEUES, AmqpClient
-from chaos.sim.checks import ViolationError
+from chaos.sim.checks.checks import ViolationError
 from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.run import Outcome, Simulation
 from qq.amqp_server.channel.publishing import PublishingMethods

@@ -21,7 +21,7 @@ from long_cases import cases
 from pysyncobj.node import Node
 
 from chaos.sim import queue_features
-from chaos.sim.checks import Checks, ViolationError
+from chaos.sim.checks.checks import Checks, ViolationError
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
 from chaos.sim.world.cluster import Parts, SimulationOptions
 from chaos.sim.world.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
@@ -733,7 +733,7 @@ def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> No
     state.machine.raise_to(state.machine.versions[0])
 
 
-UNASKED = {"chaos.sim.campaigns.Campaigns.take": lambda _self, _name, _members: True}
+UNASKED = {"chaos.sim.checks.campaigns.Campaigns.take": lambda _self, _name, _members: True}
 """Nobody looks for pre-votes."""
 
 KNOWN_BY_NAMES = {"chaos.sim.ledger.Ledger.versions": (1, 1)}
@@ -897,7 +897,7 @@ HAZARDS = [
         CLOCK_JUMPS,
         10,
         "leaves undone what was due",
-        ("chaos.sim.checks.Checks._check_clocks", let_clocks_jump),
+        ("chaos.sim.checks.checks.Checks._check_clocks", let_clocks_jump),
         shown_by=6,
         is_long=True,
     ),

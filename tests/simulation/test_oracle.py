@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaos.sim.queue_checks import QueueOracle
+from chaos.sim.checks.queue_checks import QueueOracle
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
 from qq.machine.protocol.commands import (

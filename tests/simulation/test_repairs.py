@@ -13,7 +13,7 @@ from operator import attrgetter
 import pytest
 from long_cases import cases
 
-from chaos.sim.checks import ViolationError
+from chaos.sim.checks.checks import ViolationError
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
 from chaos.sim.world.cluster import LOG, SimulatedNode, SimulationOptions

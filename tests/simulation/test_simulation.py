@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from long_cases import cases
 
-from chaos.sim.checks import ViolationError
+from chaos.sim.checks.checks import ViolationError
 from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.operators import MORE_MAX

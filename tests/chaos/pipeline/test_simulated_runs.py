@@ -16,8 +16,8 @@ from chaos import history
 from chaos.judge import violations
 from chaos.pipeline.job import Verdict, check
 from chaos.promises import PROMISES
-from chaos.sim.checks import Checks
-from chaos.sim.queue_checks import QueueOracle
+from chaos.sim.checks.checks import Checks
+from chaos.sim.checks.queue_checks import QueueOracle
 from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.world.cluster import Parts
 from chaos.sim.world.network import NetworkOptions

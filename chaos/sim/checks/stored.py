@@ -14,7 +14,7 @@ from cluster.log.entry import batches_of, compacted_parts, is_compacted, make_co
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks
+    from chaos.sim.checks.checks import Checks
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 8

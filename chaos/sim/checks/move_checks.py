@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.sim.queue_model import Key, Message, QueueModel, expiry_ms, is_full, names_of
+from chaos.sim.checks.queue_model import Key, Message, QueueModel, expiry_ms, is_full, names_of
 from qq.machine.protocol.commands import DEFAULT_VHOST, MoveMessages, Publish
 from qq.machine.queue.backlog import PLACES
 from qq.machine.queue.moves import FAILED, FINISHED, MovePiece, MoveState

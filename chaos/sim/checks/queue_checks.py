@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.sim.move_checks import MoveOracle
-from chaos.sim.queue_model import (
+from chaos.sim.checks.move_checks import MoveOracle
+from chaos.sim.checks.queue_model import (
     Consumer,
     Deaths,
     Holder,

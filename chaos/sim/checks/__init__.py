@@ -1,0 +1,1 @@
+"""Oracles: which promises a run must keep."""
