@@ -17,7 +17,7 @@ from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
-from chaos.sim.workload import Submitters
+from chaos.sim.workload.workload import Submitters
 from chaos.sim.world.brokers import PASSWORD, USER, Brokers
 from chaos.sim.world.cluster import Parts, SimulationOptions
 from chaos.sim.world.loop import SimulatedLoop

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chaos.sim.checks.checks import Checks, ViolationError
 from chaos.sim.checks.queue_checks import QueueOracle, messages_of
 from chaos.sim.checks.stored import StoredMessages
-from chaos.sim.client_workload import ClientWorkload, LoggedMessages
-from chaos.sim.ledger import Ledger
-from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
 from chaos.sim.operators import Growth
-from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.restored import Backups
 from chaos.sim.upgrade import Upgrade
-from chaos.sim.workload import LedgerWorkload, SimulatedWorkload
+from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
+from chaos.sim.workload.ledger import Ledger
+from chaos.sim.workload.ledger import messages_of as messages_of_ledger
+from chaos.sim.workload.queue_workload import QueueWorkload
+from chaos.sim.workload.workload import LedgerWorkload, SimulatedWorkload
 from chaos.sim.world.cluster import Parts, SimulatedCluster, SimulationOptions
 from chaos.sim.world.network import NetworkOptions, small_limits
 from chaos.sim.world.world import SimulatedWorld

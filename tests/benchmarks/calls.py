@@ -27,7 +27,7 @@ from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
 import cluster
 import qq
 from chaos.sim.run import Scene
-from chaos.sim.workload import Submitters
+from chaos.sim.workload.workload import Submitters
 from chaos.sim.world import client_socket
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.client_socket import ClientSide, ClientSocket

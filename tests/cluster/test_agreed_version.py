@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaos.sim.ledger import Ledger
+from chaos.sim.workload.ledger import Ledger
 from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
 from cluster.log.entry import make_batch, make_entry
 from cluster.raft.proposals import PendingSubmissions

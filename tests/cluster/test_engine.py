@@ -26,7 +26,7 @@ from pysyncobj.journal import Journal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from chaos.sim.ledger import Ledger
+from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.disk import SimulatedDisk
 from chaos.sim.world.network import Network, NetworkOptions
 from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from chaos.sim.ledger import Ledger
+from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.disk import SimulatedDisk
 from chaos.sim.world.network import Network, NetworkOptions
 from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock

@@ -14,11 +14,11 @@ import pytest
 from absences import AWAY_S, CUTS_S
 from long_cases import cases
 
-from chaos.sim import client_workload
-from chaos.sim.amqp_client import NOWHERE, QUEUES, AmqpClient
 from chaos.sim.checks.checks import ViolationError
-from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.run import Outcome, Simulation
+from chaos.sim.workload import client_workload
+from chaos.sim.workload.amqp_client import NOWHERE, QUEUES, AmqpClient
+from chaos.sim.workload.client_workload import ClientWorkload
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
 from qq.machine.protocol.effects import Deliver, Known, Reply

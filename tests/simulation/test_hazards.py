@@ -20,9 +20,9 @@ import pytest
 from long_cases import cases
 from pysyncobj.node import Node
 
-from chaos.sim import queue_features
 from chaos.sim.checks.checks import Checks, ViolationError
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run, with_largest_entries
+from chaos.sim.workload import queue_features
 from chaos.sim.world.cluster import Parts, SimulationOptions
 from chaos.sim.world.network import ANY_VERSIONS, LinkEpoch, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.world.watched import WatchedMachine
@@ -736,7 +736,7 @@ def adopt_and_go_by_the_lowest_version(state: GroupState, read: ReadState) -> No
 UNASKED = {"chaos.sim.checks.campaigns.Campaigns.take": lambda _self, _name, _members: True}
 """Nobody looks for pre-votes."""
 
-KNOWN_BY_NAMES = {"chaos.sim.ledger.Ledger.versions": (1, 1)}
+KNOWN_BY_NAMES = {"chaos.sim.workload.ledger.Ledger.versions": (1, 1)}
 """The nodes' files list the members all the time, as with release 0.1."""
 
 
@@ -1027,7 +1027,7 @@ HAZARDS = [
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
         shown_by=4,
         absences=True,
-        world={"chaos.sim.queue_workload.TENANTS": 0.5},
+        world={"chaos.sim.workload.queue_workload.TENANTS": 0.5},
         is_long=True,
     ),
     Hazard(
@@ -1037,7 +1037,7 @@ HAZARDS = [
         "ms in which it could be used",
         ("qq.machine.machine.QueueMachine.outage", count_an_outage_as_idle_time),
         shown_by=2,
-        world={"chaos.sim.queue_features._draw_arguments": draw_expiring_arguments},
+        world={"chaos.sim.workload.queue_features._draw_arguments": draw_expiring_arguments},
     ),
     Hazard(
         Parts(),
@@ -1046,14 +1046,14 @@ HAZARDS = [
         "and there was a majority for",
         ("cluster.membership.outages.Outages._is_counted", False),
         shown_by=12,
-        world={"chaos.sim.queue_features._draw_arguments": draw_expiring_arguments},
+        world={"chaos.sim.workload.queue_features._draw_arguments": draw_expiring_arguments},
     ),
     Hazard(
         Parts(),
         QUEUES,
         1,
         "a field table is nested deeper than",
-        ("chaos.sim.queue_workload.encode_batch", lets_in_too_deep_a_table),
+        ("chaos.sim.workload.queue_workload.encode_batch", lets_in_too_deep_a_table),
         shown_by=26,
     ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=0),

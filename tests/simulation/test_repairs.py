@@ -14,8 +14,8 @@ import pytest
 from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
-from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
+from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import LOG, SimulatedNode, SimulationOptions
 from chaos.sim.world.disk import ProcessEnds
 from cluster.log.hardstate import Standing

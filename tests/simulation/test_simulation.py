@@ -15,10 +15,10 @@ import pytest
 from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
-from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.operators import MORE_MAX
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
+from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import SimulatedNode, SimulationOptions
 from chaos.sim.world.network import NetworkOptions
 from cluster.configuration.change_request import MemberChange, Verb

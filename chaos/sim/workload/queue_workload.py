@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from chaos.sim.checks.queue_checks import QueueOracle, messages_of
 from chaos.sim.checks.stored import batch_payloads
-from chaos.sim.queue_features import (
+from chaos.sim.workload.queue_features import (
     CHANNEL,
     QUEUES,
     TO_ALL,
@@ -27,8 +27,8 @@ from chaos.sim.queue_features import (
     stored_message,
     with_sequence,
 )
-from chaos.sim.tenants import Tenants
-from chaos.sim.workload import ActingClient, SimulatedWorkload
+from chaos.sim.workload.tenants import Tenants
+from chaos.sim.workload.workload import ActingClient, SimulatedWorkload
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.watched import TAG
 from cluster.log.segment import CorruptJournal

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from chaos.history import KeptRows, Process
 from chaos.judge import violations
-from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.checks.queue_checks import QueueOracle
-from chaos.sim.workload import Submitters
+from chaos.sim.workload.amqp_client import AmqpClient
+from chaos.sim.workload.workload import Submitters
 from chaos.sim.world.brokers import Brokers
 from chaos.sim.world.world import WorldClock
 from qq.config import NodeLimits

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from chaos.sim.ledger import make_batch
+from chaos.sim.workload.ledger import make_batch
 from chaos.sim.world.cluster import NodeEvents
 from chaos.sim.world.watched import TAG
 
