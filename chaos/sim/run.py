@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chaos.sim.checks.checks import Checks, ViolationError
 from chaos.sim.checks.queue_checks import QueueOracle, messages_of
 from chaos.sim.checks.stored import StoredMessages
-from chaos.sim.nemesis import FAULTS, Nemesis
-from chaos.sim.operators import Growth
-from chaos.sim.restored import Backups
-from chaos.sim.upgrade import Upgrade
+from chaos.sim.faults.nemesis import FAULTS, Nemesis
+from chaos.sim.faults.operators import Growth
+from chaos.sim.faults.restored import Backups
+from chaos.sim.faults.upgrade import Upgrade
 from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.workload.ledger import Ledger
 from chaos.sim.workload.ledger import messages_of as messages_of_ledger

@@ -15,8 +15,8 @@ import pytest
 from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
-from chaos.sim.nemesis import FAULTS
-from chaos.sim.operators import MORE_MAX
+from chaos.sim.faults.nemesis import FAULTS
+from chaos.sim.faults.operators import MORE_MAX
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_birth, draw_options, run_seed
 from chaos.sim.workload.ledger import Ledger
 from chaos.sim.world.cluster import SimulatedNode, SimulationOptions

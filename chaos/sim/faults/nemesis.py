@@ -11,7 +11,7 @@ from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from chaos.sim.operators import Operators
+from chaos.sim.faults.operators import Operators
 from chaos.sim.world.cluster import CLUSTER, GROUP, LOG
 from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb

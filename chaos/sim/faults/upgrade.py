@@ -16,7 +16,7 @@ from chaos.sim.world.watched import Program
 from cluster.configuration.change_request import MemberChange, Verb
 
 if TYPE_CHECKING:
-    from chaos.sim.nemesis import Nemesis
+    from chaos.sim.faults.nemesis import Nemesis
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
 

@@ -1,0 +1,1 @@
+"""What goes wrong in a run: faults, operators, restored backups, upgrades."""
