@@ -40,9 +40,9 @@ from qq.amqp_server.tls_facts import tls_facts
 from qq.errors import ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import SINCE, ConnectVouched
 from qq.scopes import TokenUser
-from qq.sessions.facts import ConnectionFacts, Traffic
-from qq.sessions.lanes import Lane
+from qq.sessions.fair_queue import Lane
 from qq.sessions.login import InvalidToken, Login, LoginsBusy
+from qq.sessions.session_info import ConnectionFacts, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
-    from qq.sessions.facts import SessionCounts
+    from qq.sessions.session_info import SessionCounts
 
 ANSWERS_WAITING_MAX = 1000
 """Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from ssl import cert_time_to_seconds
 from typing import TYPE_CHECKING, Any
 
-from qq.sessions.facts import TlsFacts
+from qq.sessions.session_info import TlsFacts
 from qq.tls.distinguished_names import distinguished_name
 
 if TYPE_CHECKING:

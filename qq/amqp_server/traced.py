@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
-    from qq.sessions.facts import SessionCounts
+    from qq.sessions.session_info import SessionCounts
     from qq.sessions.tracing import MessageTracer, TraceSpan
     from qq.stored.properties import Attributes
 

@@ -15,8 +15,8 @@ from qq.diagnosis.node_rules import TOLD_MAX, SlowReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.sessions.facts import ConnectionFacts
     from qq.sessions.ports import Connection
+    from qq.sessions.session_info import ConnectionFacts
 
 UNREAD_OCTETS = 256 * 1024
 """A client that has not taken so much yet does not read, or hardly."""

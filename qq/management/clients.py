@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.management.others import OtherNodes, TellSome
     from qq.sessions.broker import Broker
-    from qq.sessions.facts import SessionCounts, SessionFacts, TlsFacts, Traffic
     from qq.sessions.ports import Connection, Session
+    from qq.sessions.session_info import SessionCounts, SessionFacts, TlsFacts, Traffic
 
 PROTOCOL = "AMQP 0-9-1"
 """The protocol that is shown for clients of nodes that tell nothing of them."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from qq.machine.queue.queue import Queue, Tally
-    from qq.sessions.facts import SessionCounts
+    from qq.sessions.session_info import SessionCounts
 
 SAMPLE_INTERVAL_S = 5.0
 """How often samples are taken: rates are of this time at least, and of twice as much at most."""

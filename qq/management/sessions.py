@@ -23,10 +23,10 @@ from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.effects import GetOk
 from qq.management.browse import stored_messages
 from qq.sessions.entries import MessagesGone
-from qq.sessions.facts import ConnectionFacts
+from qq.sessions.fair_queue import Lane
 from qq.sessions.headers import delivered, published_to
-from qq.sessions.lanes import Lane
-from qq.sessions.parts import OpenEnqueue
+from qq.sessions.pending_requests import OpenEnqueue
+from qq.sessions.session_info import ConnectionFacts
 from qq.stored.editing import content, make
 from qq.stored.layout import flags
 from qq.stored.properties import group

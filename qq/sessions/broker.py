@@ -16,9 +16,9 @@ from qq.metrics.counters import Counters
 from qq.sessions.dead_letters import DeadLetters
 from qq.sessions.dispatch import Dispatcher
 from qq.sessions.entries import Entries
-from qq.sessions.leaderless import Leaderless
 from qq.sessions.login import Logins
 from qq.sessions.mover import Mover
+from qq.sessions.no_quorum import Leaderless
 from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle

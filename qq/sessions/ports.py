@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         Returned,
     )
     from qq.scopes import Scopes
-    from qq.sessions.facts import ConnectionFacts, SessionFacts
-    from qq.sessions.lanes import Lane
+    from qq.sessions.fair_queue import Lane
+    from qq.sessions.session_info import ConnectionFacts, SessionFacts
 
 
 class MessageStore(Protocol):

@@ -20,8 +20,8 @@ from qq.machine.handlers.cost_estimate import BATCH_STEPS_MAX
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.commands import Commit, Credit
 from qq.sessions.batch import BATCH_BYTES_MAX, LARGE_BYTES, Batch, PartOutcome
-from qq.sessions.lanes import QUANTUM, Lane, Lanes
-from qq.sessions.parts import (
+from qq.sessions.fair_queue import QUANTUM, Lane, Lanes
+from qq.sessions.pending_requests import (
     COMMAND_BYTES,
     Asked,
     Callback,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.commands import Command, Settlement
-    from qq.sessions.lanes import Part, Tenant
+    from qq.sessions.fair_queue import Part, Tenant
     from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2

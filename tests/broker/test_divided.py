@@ -22,7 +22,7 @@ from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
 from qq.machine.handlers import cost_estimate
-from qq.sessions import batch, lanes, submissions
+from qq.sessions import batch, fair_queue, submissions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -403,7 +403,7 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
         (submissions, "COST_AT_ONCE", steps // 2),
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
-        (lanes, "AHEAD", steps),
+        (fair_queue, "AHEAD", steps),
         (cost_estimate, "LOOKED_MAX", rng.choice([0, 100, 5000])),
         (cost_estimate, "CHEAP_STEPS_MAX", rng.choice([-1, 100])),
     ):

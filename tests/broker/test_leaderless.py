@@ -11,7 +11,7 @@ from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import HEADER, RawClient, publish
 
-from qq.sessions import leaderless
+from qq.sessions import no_quorum
 
 WHY = "CONNECTION_FORCED - no majority: n2, n3 do not answer; "
 UNKNOWN = f"{WHY}what was asked for may still be carried out; try again, here or at another node"
@@ -93,7 +93,7 @@ def test_it_may_be_waited_for_longer(limits: dict[str, Any]) -> None:
 
 
 def test_many_are_told_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaderless, "TOLD_AT_ONCE", 2)
+    monkeypatch.setattr(no_quorum, "TOLD_AT_ONCE", 2)
     with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
         clients = [stack.enter_context(asking(broker)) for _ in range(7)]
         lead(broker, None)

@@ -15,7 +15,7 @@ from raw_client import RawClient, marshal, publish
 from qq.machine.catalog.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.machine.protocol.codec import decode_batch
 from qq.sessions.batch import BATCH_BYTES_MAX
-from qq.sessions.parts import COMMAND_BYTES, MESSAGE_BYTES
+from qq.sessions.pending_requests import COMMAND_BYTES, MESSAGE_BYTES
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX
 from qq.testing import LocalCluster
 

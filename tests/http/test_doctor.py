@@ -21,7 +21,7 @@ from qq.http.view import CertificateFiles
 from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.protocol.commands import DeclareQueue
 from qq.management.diagnosis import _in
-from qq.sessions.facts import ConnectionFacts, Traffic
+from qq.sessions.session_info import ConnectionFacts, Traffic
 from qq.sessions.throttle import Held
 from qq.shovels.report import STARTING, Report
 

@@ -23,7 +23,7 @@ from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_
 from qq.machine.catalog.limits import check_table_size
 from qq.machine.protocol.refusals import Refused
 from qq.sessions.access import AccessRefused
-from qq.sessions.facts import SessionFacts
+from qq.sessions.session_info import SessionFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

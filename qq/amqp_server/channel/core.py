@@ -14,7 +14,7 @@ from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.sessions.access import Access
-from qq.sessions.facts import SessionCounts
+from qq.sessions.session_info import SessionCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

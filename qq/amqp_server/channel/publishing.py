@@ -13,7 +13,7 @@ from qq.amqp_server.methods import PUBLISH
 from qq.errors import ChannelError, ReplyCode
 from qq.routing.exchanges import DELAYED
 from qq.sessions.access import AccessRefused
-from qq.sessions.parts import OpenEnqueue
+from qq.sessions.pending_requests import OpenEnqueue
 from qq.stored.layout import HEADERS
 from qq.stored.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, UnacceptableProperties, group
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from qq.amqp_server.channel.core import ChannelCore
     from qq.machine.protocol.commands import Settlement
-    from qq.sessions.parts import OpenEnqueue
+    from qq.sessions.pending_requests import OpenEnqueue
 
 TX_SELECT, TX_COMMIT, TX_ROLLBACK = (90, 10), (90, 20), (90, 30)
 

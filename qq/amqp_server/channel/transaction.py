@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qq.amqp_server.methods import PUBLISH
 from qq.errors import ChannelError, ReplyCode
 from qq.machine.catalog.limits import TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
-from qq.sessions.parts import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
+from qq.sessions.pending_requests import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
