@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from cluster.net.connection_slots import Places
     from qq.amqp.connection import Settings
+    from qq.amqp_server.partial_messages import Unfinished
     from qq.amqp_server.ports import Carrier
-    from qq.amqp_server.unfinished import Unfinished
     from qq.sessions.broker import Broker
 
 COMPLAINTS_PER_S = 10

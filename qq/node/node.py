@@ -24,12 +24,12 @@ from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
 from cluster.storage.identity import ForeignDirectory
 from cluster.transport.peer_links import PeerLinks
-from qq.amqp_server import own_clients
+from qq.amqp_server import in_process_clients
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
+from qq.amqp_server.partial_messages import SHARE, Unfinished
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.amqp_server.traced import TracedChannel
-from qq.amqp_server.unfinished import SHARE, Unfinished
 from qq.errors import StartError
 from qq.http.view import Product
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
@@ -358,7 +358,7 @@ def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server:
         broker.machine,
         leads=lambda: group.leader == config.name,
         cluster=lambda: amqp_server.current_settings.cluster_name,
-        open_own=lambda vhost: own_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
+        open_own=lambda vhost: in_process_clients.connect(amqp_server, vhost, READ_AHEAD_BYTES),
         wall_ms=broker.runtime.wall_ms,
         random=broker.runtime.random,
         message_bytes_max=config.limits.message_bytes,

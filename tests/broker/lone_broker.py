@@ -27,8 +27,8 @@ from cluster.state.apply import Confirmed, Expelled
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
+from qq.amqp_server.partial_messages import Unfinished
 from qq.amqp_server.server import AmqpServer, complaints
-from qq.amqp_server.unfinished import Unfinished
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch

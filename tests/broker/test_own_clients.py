@@ -7,7 +7,7 @@ import asyncio
 import uvloop
 from lone_broker import LoneBroker, wait_until
 
-from qq.amqp_server import own_clients
+from qq.amqp_server import in_process_clients
 
 
 def test_whoever_gives_up_connecting_leaves_no_connection_behind() -> None:
@@ -15,7 +15,7 @@ def test_whoever_gives_up_connecting_leaves_no_connection_behind() -> None:
     with LoneBroker(new_loop=uvloop.new_event_loop) as broker:  # as a node
 
         async def give_up(passes: int) -> bool:
-            connecting = asyncio.create_task(own_clients.connect(broker.server, "/", 2**16))
+            connecting = asyncio.create_task(in_process_clients.connect(broker.server, "/", 2**16))
             for _ in range(passes):
                 await asyncio.sleep(0)
             is_done = connecting.done()

@@ -23,7 +23,7 @@ from pamqp import commands
 
 from cluster.net.resolver import HostNames
 from qq.amqp.encoding import encode
-from qq.amqp_server import own_clients
+from qq.amqp_server import in_process_clients
 from qq.config import ClientTls
 from qq.machine.protocol import commands as c
 from qq.machine.queue.moves import LEDGER, SHOVEL
@@ -48,7 +48,7 @@ class Carried:
             broker.machine,
             leads=lambda: True,
             cluster=lambda: "blue",
-            open_own=lambda vhost: own_clients.connect(broker.server, vhost, 2**16),
+            open_own=lambda vhost: in_process_clients.connect(broker.server, vhost, 2**16),
             wall_ms=lambda: time.time_ns() // 1_000_000,
             random=random.Random(1),
             message_bytes_max=2**24,

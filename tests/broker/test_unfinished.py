@@ -20,8 +20,8 @@ from raw_client import RawClient, publish
 
 from qq.amqp.connection import Phase, Settings
 from qq.amqp.encoding import HEARTBEAT
-from qq.amqp_server import unfinished as unfinished_messages
-from qq.amqp_server.unfinished import (
+from qq.amqp_server import partial_messages as unfinished_messages
+from qq.amqp_server.partial_messages import (
     ENOUGH_BYTES,
     FIRST_LOOK_S,
     LOOK_S,

@@ -17,8 +17,8 @@ from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import Places
 from cluster.state.apply import Confirmed, Expelled
 from qq.amqp.connection import Settings
+from qq.amqp_server.partial_messages import Unfinished
 from qq.amqp_server.server import AmqpServer, complaints
-from qq.amqp_server.unfinished import Unfinished
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
