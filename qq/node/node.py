@@ -40,11 +40,11 @@ from qq.node import parts
 from qq.node.failure import Failure, RemovedError
 from qq.node.http_port import HttpPort
 from qq.node.memory_watch import MemoryWatch, limit_bytes
+from qq.node.node_info import ShownNode
 from qq.node.node_machine import NodeMachine
 from qq.node.notices import tell_beginning, tell_differences
 from qq.node.readiness import Readiness, catch_up
 from qq.node.reread import RereadFiles
-from qq.node.shown import ShownNode
 from qq.process import descriptors, garbage
 from qq.sessions.broker import LET_GO_S, Broker
 from qq.sessions.login import SALT_BYTES, hash_password
