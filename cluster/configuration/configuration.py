@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgpack
 
 from cluster.configuration.voters import Membership
+from cluster.log.segment import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,6 +47,17 @@ REMOVED_MAX = 100
 
 _HEAD = Struct("<BBQ")
 _FIRST_BYTE = bytes([CONFIGURATION])
+
+
+class OtherVersion(JournalError):
+    """The log has agreed on a version of the state that this program cannot run."""
+
+    def __init__(self, directory: str, found: int | None, versions: Versions) -> None:
+        log_at = "an earlier version than any known here" if found is None else f"version {found}"
+        self.what = (
+            f"the log is at {log_at} of the state, and this program can run {versions}: start one that can"
+        )
+        super().__init__(f"{directory}: {self.what}")
 
 
 class MembershipRefused(Exception):

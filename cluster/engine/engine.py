@@ -3,8 +3,8 @@
 pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
-H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.sync_point`); the leader's
-    own tail counts only as far as it is synced (`reached_index`).
+H1  acknowledgements leave only when the journal has synced the entries that they acknowledge
+    (`OutgoingMessage.sync_point`); the leader's own tail counts only as far as it is synced (`reached_index`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.

@@ -12,8 +12,7 @@ from pysyncobj import SyncObj, SyncObjConf
 
 from cluster.engine.pysyncobj_adapter import NoDumps, NoPoller, Outbox, StableNode, ambient
 from cluster.raft.elections import LogEnd, Role
-from cluster.raft.messages import Append, Message, Vote, VoteRequest
-from cluster.transport.outbox import Departure
+from cluster.raft.messages import Append, Message, OutgoingMessage, Vote, VoteRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +49,7 @@ class Stock(SyncObj):
     def __init__(self, name: str, journal: SegmentedJournal, timing: Timing, runtime: Runtime) -> None:
         """Take up the log as it is. pysyncobj reads all properties while it is made, so they have to work by then."""
         self.journal = journal
-        self.outbox: list[Departure] = []
+        self.outbox: list[OutgoingMessage] = []
         """What is to be sent, in this order."""
         self._runtime = runtime
         self._enter()
@@ -179,7 +178,7 @@ class Stock(SyncObj):
         raise NotImplementedError
 
     def _emit(self, peer: str, message: Message, sync_point: int = 0) -> None:
-        self.outbox.append(Departure(sync_point, peer, message))
+        self.outbox.append(OutgoingMessage(sync_point, peer, message))
 
     # What it does by itself
 

@@ -39,7 +39,7 @@ from cluster.snapshots.catch_up import SnapshotGiver
 from cluster.state.apply import Applying
 from cluster.transport.connected import Presence
 from cluster.transport.log_sync import Syncing
-from cluster.transport.outbox import Departures
+from cluster.transport.outbox import Outbox
 from cluster.transport.queries import Inquiries
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class Assembly:
         own, config, runtime = self.own, self._config, self._runtime
         configurations, now_s = own.configurations, runtime.monotonic()
         presence = Presence(configurations)
-        self.departures = Departures(self._links, config.group_id, presence, own.engine.hold_back)
-        self.inquiries = Inquiries(self.departures.is_new, self.departures.transmit)
-        self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns, runtime)
+        self.outbox = Outbox(self._links, config.group_id, presence, own.engine.hold_back)
+        self.inquiries = Inquiries(self.outbox.is_new, self.outbox.transmit)
+        self.syncing = Syncing(own.engine, own.journal, self.outbox, self.turns, runtime)
         self._peers = Peers(configurations.directories(config.name), now_s)
         space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
         self.alarms = Alarms(configurations, self._peers, space)
@@ -158,7 +158,7 @@ class Assembly:
             own.recovery,
             self._enrolment,
             own.engine,
-            self.departures.transmit,
+            self.outbox.transmit,
             own.stopping.removed,
         )
         self.own_status = OwnStatus(
@@ -196,7 +196,7 @@ class Assembly:
             self._maintenance,
             engine,
             runtime,
-            self.departures.transmit,
+            self.outbox.transmit,
             self.turns.ask,
         )
         self.reconfiguration = Reconfiguration(
@@ -207,7 +207,7 @@ class Assembly:
             engine,
             own.clock,
             runtime,
-            self.departures.transmit,
+            self.outbox.transmit,
         )
         self.expulsions = Expulsions(
             self._config,
@@ -238,7 +238,7 @@ class Assembly:
             own.journal,
             own.housekeeping,
             runtime,
-            self.departures.transmit,
+            self.outbox.transmit,
             own.stopping.disk_failed,
             own.claim.incarnation << SNAPSHOT_ID_BITS,
             self._config.retained_bytes,
@@ -249,7 +249,7 @@ class Assembly:
             self.members,
             self.leadership,
             runtime,
-            self.departures.transmit,
+            self.outbox.transmit,
             self._hooks.installed,
         )
         self.backups = BackupSource(
@@ -290,7 +290,7 @@ class Assembly:
             self._peers,
             own.engine,
             own.clock,
-            self.departures,
+            self.outbox,
             self.introductions,
             self._enrolment,
             self.expulsions,

@@ -89,7 +89,7 @@ class Group:
         self._submissions = parts.submissions
         self._proposals = parts.proposals
         self._applying = parts.applying
-        self._departures = parts.departures
+        self._outbox = parts.outbox
         self._syncing = parts.syncing
         self._giver = parts.giver
         self._installing = parts.installing
@@ -260,7 +260,7 @@ class Group:
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
                 self._introductions.introduce()
-                self._departures.transmit_to_all(self.own_status.now())
+                self._outbox.transmit_to_all(self.own_status.now())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
             self._note_leader()
@@ -296,7 +296,7 @@ class Group:
             self._proposals.clear()
             self._expulsions.look()
         # Else they would know for up to a second that this node hears no leader.
-        self._departures.transmit_to_all(self.own_status.now())
+        self._outbox.transmit_to_all(self.own_status.now())
         self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
@@ -320,7 +320,7 @@ class Group:
             self._introductions.look(self._runtime.monotonic())
             if self.engine.is_leader:
                 self.leadership.leave_if_apart()
-            self._departures.transmit_to_all(self.own_status.now())
+            self._outbox.transmit_to_all(self.own_status.now())
             self._giver.tick(self.engine)
             self._installing.taker.tick()
             self._installing.clean_up()
@@ -338,7 +338,7 @@ class Group:
         elif self._links.connected(reign.leader) and not self._links.congested(reign.leader):
             batches = submissions.take_unsent(self.config.forward_bytes_max)
             buffers = [buffer for batch in batches for buffer in batch.buffers]
-            self._departures.transmit(reign.leader, Forward(reign.term, buffers))
+            self._outbox.transmit(reign.leader, Forward(reign.term, buffers))
             if submissions.has_unsent(reign):
                 self._turns.ask()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.snapshots.catch_up import SnapshotTaker
-    from cluster.transport.outbox import Departures
+    from cluster.transport.outbox import Outbox
     from cluster.transport.ports import Links
     from cluster.transport.queries import Inquiries
 
@@ -37,7 +37,7 @@ class Epochs:
         peers: Peers,
         engine: Engine,
         clock: ClusterClock,
-        departures: Departures,
+        outbox: Outbox,
         introductions: Introductions,
         enrolment: Enrolment,
         expulsions: Expulsions,
@@ -58,7 +58,7 @@ class Epochs:
         self._peers = peers
         self._engine = engine
         self._clock = clock
-        self._departures = departures
+        self._outbox = outbox
         self._introductions = introductions
         self._enrolment = enrolment
         self._expulsions = expulsions
@@ -75,7 +75,7 @@ class Epochs:
     def begins(self, peer: str) -> None:
         """There is a new link, on which nothing of an earlier one will arrive any more."""
         self._presence.link_began(peer, self._links.peer_id(peer))
-        self._departures.drop(peer)
+        self._outbox.drop(peer)
         self._inquiries.peer_lost(peer)
         if not self._members.follow():
             self._members.meet()
@@ -83,7 +83,7 @@ class Epochs:
             self._engine.guest_connected()
         self._introductions.greet(peer)
         # To all: else the others would believe for up to a second that there is no such link.
-        self._departures.transmit_to_all(self._own_status.now())
+        self._outbox.transmit_to_all(self._own_status.now())
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()
@@ -91,7 +91,7 @@ class Epochs:
     def ends(self, peer: str) -> None:
         """The link is lost."""
         self._members.follow()
-        self._departures.drop(peer)
+        self._outbox.drop(peer)
         self._clock.forget(peer)
         self._enrolment.left(peer)
         self._recovery.left(peer)
@@ -104,7 +104,7 @@ class Epochs:
             self._peers.lost(peer, self._runtime.monotonic())
             self._expulsions.lost()
         # The leader asks whether a majority has lost the link before it takes the process for dead.
-        self._departures.transmit_to_all(self._own_status.now())
+        self._outbox.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()

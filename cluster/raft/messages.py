@@ -328,6 +328,14 @@ Message = (
 )
 
 
+class OutgoingMessage(NamedTuple):
+    """A message to a peer that may leave when the journal has synced `sync_point` of its changes."""
+
+    sync_point: int
+    peer: str
+    message: Message
+
+
 class MalformedFrame(ValueError):
     """An authenticated peer sent something that is not a frame of this protocol."""
 

@@ -22,6 +22,7 @@ from cluster.configuration.configuration import (
     ID_BYTES,
     Configuration,
     Member,
+    OtherVersion,
     PeerAddress,
     Versions,
     is_configuration,
@@ -39,7 +40,7 @@ from cluster.snapshots.backup import CHUNK_BYTES
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory
-from cluster.storage.identity import OtherVersion, load_copies, names_of
+from cluster.storage.identity import load_copies, names_of
 from cluster.storage.incarnation import INCARNATION_LEAP
 from cluster.storage.paths import GROUPS
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from cluster.configuration.configuration import Versions, configuration_from, fields_of
+from cluster.configuration.configuration import OtherVersion, Versions, configuration_from, fields_of
 from cluster.runtime.ports import pack
 from cluster.state.dedup import Origins
-from cluster.storage.identity import OtherVersion
 
 if TYPE_CHECKING:
     from cluster.configuration.configuration import Configuration

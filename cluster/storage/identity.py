@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from cluster.configuration.configuration import ID_BYTES, Versions
+from cluster.configuration.configuration import ID_BYTES, OtherVersion, Versions
 from cluster.log.mirrored_file import pack_twice, read_copies, read_twice, unless_there_is_no_space
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
@@ -45,17 +45,6 @@ _ANYBODY = b""  # the owner is in the body: an error shall name the one that was
 
 class ForeignDirectory(Exception):
     """The directory holds the data of another node, another cluster or another group."""
-
-
-class OtherVersion(JournalError):
-    """The log has agreed on a version of the state that this program cannot run."""
-
-    def __init__(self, directory: str, found: int | None, versions: Versions) -> None:
-        log_at = "an earlier version than any known here" if found is None else f"version {found}"
-        self.what = (
-            f"the log is at {log_at} of the state, and this program can run {versions}: start one that can"
-        )
-        super().__init__(f"{directory}: {self.what}")
 
 
 class OtherMembers(JournalError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
@@ -36,15 +36,7 @@ from cluster.log.term_runs import TermRuns
 from cluster.runtime.ports import TEMPORARY
 from cluster.storage.directory import ASIDE_PREFIX, DAMAGE, INCOMING, OBSOLETE, moving_checkpoint
 from cluster.storage.identity import FILE as IDENTITY_NAME
-from cluster.storage.identity import (
-    MEMBER_FILE,
-    START_FILES,
-    Identity,
-    OtherVersion,
-    Start,
-    load_member_copies,
-    load_start,
-)
+from cluster.storage.identity import MEMBER_FILE, START_FILES, Identity, Start, load_member_copies, load_start
 from cluster.storage.identity import load_copies as load_identity_copies
 from cluster.storage.paths import REMOVED
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.transport.outbox import Departures
+    from cluster.transport.outbox import Outbox
 
 HANGS_S = 3.0
 """A disk that has not ended a sync after this time hangs, or will not be of use soon."""
@@ -30,13 +30,13 @@ class Syncing:
         self,
         engine: Engine,
         journal: SegmentedJournal,
-        departures: Departures,
+        outbox: Outbox,
         turns: TurnTimer,
         runtime: Runtime,
     ) -> None:
         self._engine = engine
         self._journal = journal
-        self._departures = departures
+        self._outbox = outbox
         self._turns = turns
         self._runtime = runtime
         self._awake = AwakeClock(runtime.monotonic(), STALL_S)
@@ -82,4 +82,4 @@ class Syncing:
     def send(self) -> None:
         """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
         outbox, self._engine.outbox = self._engine.outbox, []
-        self._departures.send(outbox, self._journal.synced)
+        self._outbox.send(outbox, self._journal.synced)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cluster.raft.messages import encode, encode_for_release_0_1
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
-    from cluster.raft.messages import Message
+    from cluster.raft.messages import Message, OutgoingMessage
     from cluster.runtime.ports import Buffer
     from cluster.transport.connected import Presence
     from cluster.transport.ports import Links
@@ -23,15 +23,7 @@ OLDEST_PROTOCOL = PROTOCOLS[0]
 """The version of the protocol that nodes of release 0.1 speak, which know no introductions."""
 
 
-class Departure(NamedTuple):
-    """A message that may leave once the journal has synced `sync_point` of its changes."""
-
-    sync_point: int
-    peer: str
-    message: Message
-
-
-class Departures:
+class Outbox:
     """The messages of one group to its peers."""
 
     def __init__(
@@ -42,7 +34,7 @@ class Departures:
         self._group_id = group_id
         self._presence = presence
         self._congested = congested
-        self._waiting: deque[Departure] = deque()
+        self._waiting: deque[OutgoingMessage] = deque()
         """The messages that wait for a sync, in the order in which they were handed over."""
         self._encoded: tuple[Message | None, list[Buffer]] = (None, [])
         """The last message, and its frame: most appends are for more than one peer."""
@@ -71,16 +63,16 @@ class Departures:
         for peer in self._presence.linked:
             self.transmit(peer, message)
 
-    def send(self, departures: Iterable[Departure], synced: int) -> None:
+    def send(self, messages: Iterable[OutgoingMessage], synced: int) -> None:
         """Send what waited and may leave now, then these, except those that wait for more changes than are `synced`."""
         while self._waiting and self._waiting[0].sync_point <= synced:
             _, peer, message = self._waiting.popleft()
             self.transmit(peer, message)
-        for departure in departures:
-            if departure.sync_point <= synced:
-                self.transmit(departure.peer, departure.message)
+        for outgoing in messages:
+            if outgoing.sync_point <= synced:
+                self.transmit(outgoing.peer, outgoing.message)
             else:
-                self._waiting.append(departure)
+                self._waiting.append(outgoing)
 
     def drop(self, peer: str) -> None:
         """Drop the messages that wait to be sent to this peer, because its epoch is over."""

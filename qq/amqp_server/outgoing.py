@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp_server.ports import Carrier
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import History
-    from qq.machine.protocol.effects import Deliver, DirectReply, Got, Returned
+    from qq.machine.protocol.effects import CountContract, Deliver, DirectReply, Got, Returned
     from qq.ranges import Piece
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages

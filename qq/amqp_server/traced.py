@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from qq.amqp_server.channel.core import ChannelCore
     from qq.amqp_server.outgoing import OutgoingConsumer, _Got, _Item
     from qq.amqp_server.ports import Carrier
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol import commands
     from qq.machine.protocol.death_history import History
-    from qq.machine.protocol.effects import Deliver
+    from qq.machine.protocol.effects import CountContract, Deliver
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages

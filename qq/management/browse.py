@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from pamqp.commands import Basic
 
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import FrozenHistories, History
+    from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
     from qq.sessions.entries import Entries, Messages

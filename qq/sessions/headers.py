@@ -13,8 +13,8 @@ from qq.stored.editing import with_headers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import Death, History
+    from qq.machine.protocol.effects import CountContract
     from qq.ranges import Range
     from qq.sessions.entries import Messages
     from qq.stored.editing import HeaderValue

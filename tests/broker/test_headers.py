@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 from pamqp import body, commands, frame, header
 
-from qq.machine.policy.settings import CountContract
 from qq.machine.protocol.death_history import EXPIRED, REJECTED, Death, History, died
+from qq.machine.protocol.effects import CountContract
 from qq.ranges import Range
 from qq.sessions.headers import death_headers, delivered, redelivery_headers
 from qq.stored.editing import content

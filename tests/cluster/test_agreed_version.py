@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from chaos.sim.workload.ledger import Ledger
-from cluster.configuration.configuration import Configuration, Member, PeerAddress, make_configuration
+from cluster.configuration.configuration import (
+    Configuration,
+    Member,
+    OtherVersion,
+    PeerAddress,
+    make_configuration,
+)
 from cluster.log.entry import make_batch, make_entry
 from cluster.raft.proposals import PendingSubmissions
 from cluster.state.apply import Applying
 from cluster.state.group_state import GroupState
-from cluster.storage.identity import OtherVersion
 
 LOW, HIGH = Ledger.versions
 

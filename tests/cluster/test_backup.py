@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_group_timers import Alarms, Member, Trio
 
-from cluster.configuration.configuration import ID_BYTES, PeerAddress, Versions
+from cluster.configuration.configuration import ID_BYTES, OtherVersion, PeerAddress, Versions
 from cluster.log.hardstate import Standing
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.snapshots.backup import (
@@ -32,7 +32,7 @@ from cluster.snapshots.backup import (
     unpack_contents,
 )
 from cluster.snapshots.restore import NewCluster, recover, restore
-from cluster.storage.identity import OtherVersion, Owner
+from cluster.storage.identity import Owner
 
 if TYPE_CHECKING:
     from cluster.runtime.ports import Disk

@@ -46,6 +46,7 @@ from cluster.raft.messages import (
     Hearing,
     HigherTerm,
     LogEntry,
+    OutgoingMessage,
     PreVote,
     PreVoteRequest,
     TimeoutNow,
@@ -53,7 +54,6 @@ from cluster.raft.messages import (
     VoteRequest,
 )
 from cluster.raft.timing import Timing
-from cluster.transport.outbox import Departure
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"
@@ -1128,7 +1128,7 @@ def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     assert not node.engine.transfer_leadership(PEERS)
     node.engine.receive("c", appended(node.engine.term, 3))
     assert node.engine.transfer_leadership(PEERS)
-    assert Departure(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
+    assert OutgoingMessage(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
 
 
 def test_stock_counts_a_vote_as_often_as_it_comes(stock_clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.world.disk import ProcessEnds, SimulatedDisk
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.mirrored_file import pack_twice
 from cluster.log.segment import UnknownFormat
 from cluster.runtime.ports import pack
@@ -22,7 +22,6 @@ from cluster.storage.identity import (
     ForeignDirectory,
     Identity,
     OtherMembers,
-    OtherVersion,
     Owner,
     claim_directory,
     directory_id,

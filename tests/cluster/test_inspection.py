@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import OtherVersion, Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
@@ -19,7 +19,7 @@ from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJourna
 from cluster.log.sync_mark import MARK_NAME, Mark
 from cluster.runtime.asyncio_runtime import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 from cluster.storage.directory import MOVING, GroupDirectory
-from cluster.storage.identity import ForeignDirectory, Identity, OtherVersion, Owner
+from cluster.storage.identity import ForeignDirectory, Identity, Owner
 from cluster.storage.inspect import (
     CheckpointFound,
     Cure,

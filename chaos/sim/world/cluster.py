@@ -18,7 +18,7 @@ from chaos.sim.world.watched import Program
 from chaos.sim.world.world import SimulatedRuntime, SimulatedWorld, WallClock
 from cluster.config import GroupConfig
 from cluster.configuration.change_request import MemberChange, Verb
-from cluster.configuration.configuration import NOBODY, PeerAddress, Versions
+from cluster.configuration.configuration import NOBODY, OtherVersion, PeerAddress, Versions
 from cluster.engine.engine import Engine
 from cluster.group.group import Group
 from cluster.log.hardstate import Standing
@@ -26,7 +26,7 @@ from cluster.log.segment import JournalError
 from cluster.raft.timing import Timing
 from cluster.state.apply import Confirmed, Expelled
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
-from cluster.storage.identity import MEMBER_FILE, OtherMembers, OtherVersion
+from cluster.storage.identity import MEMBER_FILE, OtherMembers
 from cluster.transport.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:

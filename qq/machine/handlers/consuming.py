@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.machine.handlers.core import Core
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.commands import (
         Cancel,
         Checkout,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         ReplyTo,
         SetPrefetch,
     )
+    from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.queue import Queue
     from qq.ranges import Range
 

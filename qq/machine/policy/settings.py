@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from qq.machine.policy.policies import effective_definition, lower_delivery_limit
 from qq.machine.protocol.arguments import EXPIRY_MAX_MS, QUORUM, is_routing_key
+from qq.machine.protocol.effects import CountContract
 from qq.ranges import LEVELS, NORMAL
 from qq.stored.properties import NO_PRIORITY
 
@@ -36,7 +37,6 @@ Overflow = Literal["drop-head", "reject-publish"]
 DeadLetterStrategy = Literal["at-most-once", "at-least-once"]
 RetryType = Literal["disabled", "all", "failed", "returned"]
 ReturnPosition = Literal["returns", "original"]
-CountContract = Literal["4.0", "4.3"]
 TimeoutAction = Literal["close-channel", "cancel-consumer"]
 
 

@@ -5,12 +5,14 @@ Invariant: an effect is a value. It holds no reference into the machine's state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from qq.machine.policy.settings import CountContract
     from qq.machine.protocol.death_history import History
     from qq.ranges import Range
+
+CountContract = Literal["4.0", "4.3"]
+"""The release of RabbitMQ by whose rules a quorum queue counts deliveries."""
 
 
 class Deliver(NamedTuple):

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from qq.machine.policy.policies import Applied
-    from qq.machine.policy.settings import CountContract, QueueSettings
+    from qq.machine.policy.settings import QueueSettings
     from qq.machine.protocol.commands import Table
     from qq.machine.protocol.death_history import FrozenHistories, History
+    from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.backlog import FrozenBacklog
     from qq.machine.queue.consumers import Budget
     from qq.machine.queue.leaving import FrozenLeaving
