@@ -28,7 +28,7 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_PACKAGES = str(Path(__file__).parents[1])
+_PACKAGES = str(Path(__file__).parents[2])
 PROGRAM = "qq.__main__"
 """The module that is the command `qq`."""
 _PRELOADED = ("qq.cli.serve", "qq.http.app", "qq.metrics.prometheus")
@@ -247,7 +247,7 @@ class _Server:
         for number, target in ((stdout, 1), (stderr, 2)):
             os.dup2(number, target)
             os.close(number)
-        sys.argv[:] = [str(Path(__file__).with_name("__main__.py")), *request["arguments"]]
+        sys.argv[:] = [str(Path(__file__).parents[1] / "__main__.py"), *request["arguments"]]
         os.environ.clear()
         os.environ.update(request["environment"])
 

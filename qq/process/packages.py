@@ -11,6 +11,6 @@ def find_cluster() -> None:
 
     It stands beside `qq` in a checkout, and inside of it where qq is installed (setup.py).
     """
-    ours = Path(__file__).parent
+    ours = Path(__file__).parents[1]
     bundled = ours / "bundled"
     sys.path.insert(0, str(bundled if bundled.is_dir() else ours.parent))
