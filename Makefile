@@ -15,7 +15,7 @@
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" DEAREST="--repeat 1" HURT="--only disk"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
-#              FAILOVER="--repeat 1 --busy 0" SEVERAL_LOGS="--repeat 1 --queues 500" CHECKER="--rows 1000000"
+#              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000"
 #   make setup PYTHON=python3.13         another interpreter than python3
 
 PYTHON ?= python3
@@ -36,7 +36,6 @@ RECOVERY ?=
 UPKEEP ?=
 MEMBERS ?=
 FAILOVER ?=
-SEVERAL_LOGS ?=
 CHECKER ?=
 
 VENV := .venv
@@ -187,7 +186,6 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
 	$(BIN)/python tests/benchmarks/members.py $(MEMBERS) || missed=1; \
 	$(BIN)/python tests/benchmarks/failover.py $(FAILOVER) || missed=1; \
-	$(BIN)/python tests/benchmarks/several_logs.py $(SEVERAL_LOGS) || missed=1; \
 	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
 	exit $$missed
 

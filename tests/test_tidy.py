@@ -118,7 +118,7 @@ def test_no_lock_file_that_records_download_addresses_is_here() -> None:
 def test_every_part_of_the_broker_has_a_place_among_the_layers() -> None:
     """What has none may import what it likes, and be imported by anybody."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     placed = {name for layer in layers for name in layer.split(" | ")}
     files = [*(ROOT / "qq").glob("*.py"), *(file.parent for file in (ROOT / "qq").glob("*/__init__.py"))]
     assert {f"qq.{file.stem}" for file in files} - placed == {"qq.__init__"}

@@ -39,7 +39,7 @@ from cluster.snapshots.catch_up import SnapshotGiver
 from cluster.state.apply import Applying
 from cluster.transport.connected import Presence
 from cluster.transport.log_sync import Syncing
-from cluster.transport.outbox import Outbox
+from cluster.transport.outbox import PeerOutbox
 from cluster.transport.queries import Inquiries
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Assembly:
         own, config, runtime = self.own, self._config, self._runtime
         configurations, now_s = own.configurations, runtime.monotonic()
         presence = Presence(configurations)
-        self.outbox = Outbox(self._links, config.group_id, presence, own.engine.hold_back)
+        self.outbox = PeerOutbox(self._links, config.group_id, presence, own.engine.hold_back)
         self.inquiries = Inquiries(self.outbox.is_new, self.outbox.transmit)
         self.syncing = Syncing(own.engine, own.journal, self.outbox, self.turns, runtime)
         self._peers = Peers(configurations.directories(config.name), now_s)

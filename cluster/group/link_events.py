@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
     from cluster.snapshots.catch_up import SnapshotTaker
-    from cluster.transport.outbox import Outbox
+    from cluster.transport.outbox import PeerOutbox
     from cluster.transport.ports import Links
     from cluster.transport.queries import Inquiries
 
@@ -37,7 +37,7 @@ class Epochs:
         peers: Peers,
         engine: Engine,
         clock: ClusterClock,
-        outbox: Outbox,
+        outbox: PeerOutbox,
         introductions: Introductions,
         enrolment: Enrolment,
         expulsions: Expulsions,

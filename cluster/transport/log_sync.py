@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.transport.outbox import Outbox
+    from cluster.transport.outbox import PeerOutbox
 
 HANGS_S = 3.0
 """A disk that has not ended a sync after this time hangs, or will not be of use soon."""
@@ -30,7 +30,7 @@ class Syncing:
         self,
         engine: Engine,
         journal: SegmentedJournal,
-        outbox: Outbox,
+        outbox: PeerOutbox,
         turns: TurnTimer,
         runtime: Runtime,
     ) -> None:

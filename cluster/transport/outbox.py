@@ -23,7 +23,7 @@ OLDEST_PROTOCOL = PROTOCOLS[0]
 """The version of the protocol that nodes of release 0.1 speak, which know no introductions."""
 
 
-class Outbox:
+class PeerOutbox:
     """The messages of one group to its peers."""
 
     def __init__(

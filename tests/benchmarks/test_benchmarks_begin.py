@@ -24,7 +24,6 @@ OPTIONS = [
     "UPKEEP",
     "MEMBERS",
     "FAILOVER",
-    "SEVERAL_LOGS",
     "CHECKER",
 ]
 

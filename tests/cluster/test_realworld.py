@@ -336,7 +336,6 @@ def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
 
 WRITER = """
 import asyncio, sys
-from cluster import realworld
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
 from cluster.runtime.asyncio_runtime import RealDisk

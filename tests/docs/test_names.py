@@ -505,7 +505,7 @@ def test_targets_of_make_are_there(document: Path) -> None:
 def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> None:
     """That `make bench` begins all of them, test_benchmarks_begin.py says."""
     benchmarks = {file.name for file in (ROOT / "tests" / "benchmarks").glob("*.py")}
-    named = {span for span in spans(ROOT / "CONTRIBUTING.md") if span in benchmarks}
+    named = {span for span in spans(ROOT / "tests" / "benchmarks" / "README.md") if span in benchmarks}
     assert named == {name for name in benchmarks if not name.startswith("test_")}
 
 

@@ -30,7 +30,7 @@ from cluster.log.segment_writer import SegmentWriter  # noqa: E402
 from cluster.runtime.asyncio_runtime import RealFile  # noqa: E402
 from cluster.transport.connection import PeerConnection  # noqa: E402
 from cluster.transport.log_sync import Syncing  # noqa: E402
-from cluster.transport.outbox import Outbox  # noqa: E402
+from cluster.transport.outbox import PeerOutbox  # noqa: E402
 from qq.amqp_server.connection import ClientConnection  # noqa: E402
 from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
@@ -68,7 +68,7 @@ def watch_all() -> None:
     watch(Group, "_take_turn", "turn begins", "turn ends")
     watch(Engine, "propose", ends="has proposed")
     watch(PeerConnection, "get_buffer", "is woken by a peer")
-    watch(Outbox, "transmit", named=lambda _, peer, message: f"sends {type(message).__name__} to {peer}")
+    watch(PeerOutbox, "transmit", named=lambda _, peer, message: f"sends {type(message).__name__} to {peer}")
     watch(Inbox, "_receive", named=lambda _, peer, message: f"receives {type(message).__name__} of {peer}")
     watch(SegmentedJournal, "start_sync", "starts a sync")
     watch(SegmentWriter, "run", "the writer begins", "the writer ends")
