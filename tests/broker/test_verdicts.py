@@ -131,3 +131,15 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
         assert broker.machine.catalog.channels_of("guest") == 1
+
+
+def test_command_waits_though_the_node_hears_later_of_the_death(
+    broker: LoneBroker, client: RawClient
+) -> None:
+    broker.group.lost = ()  # type: ignore[attr-defined]
+    client.send(1, MINE)
+    broker.pass_some_time()
+    broker.group.lost = ("n2",)  # type: ignore[attr-defined]
+    expect_nothing(client)
+    give_up(broker)
+    client.expect(Queue.DeclareOk, 1)
