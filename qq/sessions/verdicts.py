@@ -7,12 +7,13 @@ Lives here: which commands wait, and how. Not here: which claims bar a command (
 gives a node up (cluster/expulsions.py).
 
 Law: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node end.
+However many wait, looking at them takes a small part of the time: thousands of clients may lose their node at once.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -22,7 +23,17 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
 
 LOOK_S = 0.02
-"""How many seconds pass between two looks at a command that waits."""
+"""How many seconds pass between two looks at the commands that wait."""
+LOOKING_S = 0.002
+"""How many seconds a look takes, about. Some claims bar a command together with thousands of others."""
+
+
+class _Waiting(NamedTuple):
+    """A command that waits."""
+
+    command: Command
+    vhost: str
+    submit: Callable[[], None]
 
 
 class Verdicts:
@@ -36,6 +47,8 @@ class Verdicts:
         self._machine = machine
         self._undecided = undecided
         self._runtime = runtime
+        self._waiting: deque[_Waiting] = deque()
+        """The commands that wait; the first one was not looked at for the longest time."""
 
     def when_known(self, command: Command, vhost: str, submit: Callable[[], None]) -> bool:
         """Call `submit` and return True, unless a claim of a node that may be dead bars the command.
@@ -44,15 +57,35 @@ class Verdicts:
         check that the client still wants the command.
         """
         if self.are_awaited(command, vhost):
-            self._runtime.call_later(LOOK_S, partial(self._look_again, command, vhost, submit))
+            if not self._waiting:
+                self._runtime.call_later(LOOK_S, self._look)
+            self._waiting.append(_Waiting(command, vhost, submit))
             return False
         submit()
         return True
 
     def are_awaited(self, command: Command, vhost: str) -> bool:
         """Whether a claim of a node that may be dead bars the command, for a client in this virtual host."""
-        nodes, claims = self._undecided(), self._machine.claims
+        return self._bar(command, vhost, self._undecided())
+
+    def _bar(self, command: Command, vhost: str, nodes: Collection[str]) -> bool:
+        claims = self._machine.claims
         return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
 
-    def _look_again(self, command: Command, vhost: str, submit: Callable[[], None]) -> None:
-        self.when_known(command, vhost, submit)
+    def _look(self) -> None:
+        """Submit commands that need not wait any more; those that there is no time for have the next look."""
+        waiting, nodes = self._waiting, self._undecided()
+        until_s = self._runtime.monotonic() + LOOKING_S
+        free: list[Callable[[], None]] = []
+        for _ in range(len(waiting)):
+            known = waiting.popleft()
+            if self._bar(known.command, known.vhost, nodes):
+                waiting.append(known)
+            else:
+                free.append(known.submit)
+            if self._runtime.monotonic() >= until_s:
+                break
+        if waiting:
+            self._runtime.call_later(LOOK_S, self._look)
+        for submit in free:
+            submit()
