@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.machine.arguments import CLASSIC
 from qq.machine.commands import (
     BindQueue,
     Checkout,
@@ -106,7 +107,8 @@ class Claims:
                 # The queue might go right after its declaration, or has other arguments.
                 return self._goes_with(queue, nodes)
             case Checkout(exclusive=is_exclusive):
-                minds_others = is_exclusive or queue.exclusively_consumed
+                # Other types ignore the flag.
+                minds_others = queue.kind == CLASSIC and (is_exclusive or queue.exclusively_consumed)
             case DeleteQueue(if_unused=minds_others):
                 pass
             case _:
