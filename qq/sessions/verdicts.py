@@ -6,7 +6,7 @@ the declaration of an exclusive queue, waits for that: many clients take a refus
 Lives here: which commands wait, and how. Not here: which claims bar a command (qq/machine/claims.py), when the cluster
 gives a node up (cluster/expulsions.py).
 
-Law: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node end.
+Law: a command waits only while the verdict is open, or while claims of a dead node end, and for a bounded time.
 However many wait, looking at them takes a small part of the time: thousands of clients may lose their node at once.
 """
 
@@ -26,6 +26,9 @@ LOOK_S = 0.02
 """How many seconds pass between two looks at the commands that wait."""
 LOOKING_S = 0.002
 """How many seconds a look takes, about. Some claims bar a command together with thousands of others."""
+WAIT_MAX_S = 5.0
+"""How long a command waits at most. A link that comes and goes opens the verdict again and again. Without a majority,
+the claims of a dead node do not end, and a client that waits for the log is told so after a while."""
 
 
 class _Waiting(NamedTuple):
@@ -34,6 +37,7 @@ class _Waiting(NamedTuple):
     command: Command
     vhost: str
     submit: Callable[[], None]
+    until_s: float
 
 
 class Verdicts:
@@ -59,7 +63,8 @@ class Verdicts:
         if self.are_awaited(command, vhost):
             if not self._waiting:
                 self._runtime.call_later(LOOK_S, self._look)
-            self._waiting.append(_Waiting(command, vhost, submit))
+            until_s = self._runtime.monotonic() + WAIT_MAX_S
+            self._waiting.append(_Waiting(command, vhost, submit, until_s))
             return False
         submit()
         return True
@@ -75,15 +80,15 @@ class Verdicts:
     def _look(self) -> None:
         """Submit commands that need not wait any more; those that there is no time for have the next look."""
         waiting, nodes = self._waiting, self._undecided()
-        until_s = self._runtime.monotonic() + LOOKING_S
+        now_s = self._runtime.monotonic()
         free: list[Callable[[], None]] = []
         for _ in range(len(waiting)):
             known = waiting.popleft()
-            if self._bar(known.command, known.vhost, nodes):
+            if now_s < known.until_s and self._bar(known.command, known.vhost, nodes):
                 waiting.append(known)
             else:
                 free.append(known.submit)
-            if self._runtime.monotonic() >= until_s:
+            if self._runtime.monotonic() >= now_s + LOOKING_S:
                 break
         if waiting:
             self._runtime.call_later(LOOK_S, self._look)
