@@ -656,8 +656,8 @@ class ClientConnection(asyncio.Protocol):
         """
         self._leaves = True
         self._leave()
-        if self._leaves and not self._broker.throttle.holds(self.id):
-            self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._part)
+        if self._leaves:
+            self._leave_later()
 
     def _leave(self) -> None:
         """Go on with the client's connection.close if nothing that came before it is left to be carried out."""
@@ -665,6 +665,19 @@ class ClientConnection(asyncio.Protocol):
             channel.is_busy for channel in self._channels.values()
         )
         if self._leaves and not is_busy:
+            self._part()
+
+    def _leave_later(self) -> None:
+        was_held = self._broker.throttle.holds(self.id)
+        self._deadline = self._broker.runtime.call_later(
+            CLOSE_GRACE_S, partial(self._leave_at_last, was_held)
+        )
+
+    def _leave_at_last(self, was_held: bool) -> None:
+        """Part, unless what waits because of a limit has not had the time for its answers since."""
+        if was_held or self._broker.throttle.holds(self.id):
+            self._leave_later()
+        else:
             self._part()
 
     def _let_go(self) -> None:

@@ -185,7 +185,7 @@ class Broker:
 
         Raises InvalidCommand at once if the log cannot hold the command.
         """
-        if not self._verdicts.wait_s(command, connection.vhost):
+        if not self._verdicts.are_awaited(command, connection.vhost):
             self.submissions.add(command, connection.lane)
             return
         check_command(command, self.machine.version)

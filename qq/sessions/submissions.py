@@ -235,9 +235,13 @@ class Submissions:
             self._ask_flush()
 
     def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
-        """Let a consumer have `count` messages more. Credit that is not urgent waits for the next command."""
-        credit = Asked(self._node, Credit(consumer, count), COMMAND_BYTES)
-        self._ask(lane, credit, COMMAND_BYTES, wait_s=0.0 if is_urgent else inf)
+        """Let a consumer have `count` messages more. Credit that is not urgent waits for the next command.
+
+        That may take hours, so such credit counts no octets: its connection does not wait for the log.
+        """
+        size = COMMAND_BYTES if is_urgent else 0
+        credit = Asked(self._node, Credit(consumer, count), size)
+        self._ask(lane, credit, size, wait_s=0.0 if is_urgent else inf)
 
     def _ask(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
         """Put a part into its lane; it may wait up to `wait_s` seconds for company (inf: for ever)."""

@@ -3,86 +3,108 @@
 The cluster evicts a dead node within some tenths of a second. A command that a claim of that node bars meanwhile, such
 as the declaration of an exclusive queue, waits for the verdict, because many clients take a refusal for final.
 
-A client may hear of the death of its node before this node does: both are told by the end of a socket. So a command
-that a claim of any other node bars waits for `NOTICE_S` first, in which this node hears that a link has ended.
+A client may hear of the death of its node before this node does, because the end of a socket tells both. So a command
+whose queue is locked by a client of another node waits for `NOTICE_S` first, in which this node hears that a link
+ended.
 
-Invariant: a command waits only for `NOTICE_S`, while the verdict is pending, which takes a bounded time, or while
-claims of an evicted node end.
+Invariant: a command waits only for `NOTICE_S`, while the verdict is pending, or while claims of a dead node end, and
+for a bounded time. Checks of waiting commands take a small part of the time, because thousands of clients may lose
+their node at once.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container
+    from collections.abc import Callable, Collection
 
     from cluster.runtime.ports import Runtime
     from qq.machine.machine import QueueMachine
     from qq.machine.protocol.commands import Command
 
 LOOK_S = 0.02
-"""Seconds between two checks of a command that waits."""
+"""How many seconds pass between two looks at the commands that wait."""
 NOTICE_S = 0.05
-"""Seconds within which a node hears that a peer's process has ended. A command that the log would refuse is refused so
-much later."""
+"""Seconds within which a node hears that a peer's process has ended; a locked queue is refused so much later."""
+LOOKING_S = 0.002
+"""How many seconds a look takes, about. Some claims bar a command together with thousands of others."""
+WAIT_MAX_S = 5.0
+"""How long a command waits at most. A link that comes and goes opens the verdict again and again. Without a majority,
+the claims of a dead node do not end, and a client that waits for the log is told so after a while."""
+
+
+class _Waiting(NamedTuple):
+    """A command that waits."""
+
+    command: Command
+    vhost: str
+    submit: Callable[[], None]
+    since_s: float
+    """When the command began to wait, on the monotonic clock."""
 
 
 class Verdicts:
-    """The waiting commands of a node's clients."""
+    """The commands of one node's clients that wait."""
 
     def __init__(
         self, node: str, machine: QueueMachine, undecided: Callable[[], Collection[str]], runtime: Runtime
     ) -> None:
-        """`undecided` returns the nodes that may be dead."""
+        """`undecided` tells which nodes may be dead."""
         self._node = node
         self._machine = machine
         self._undecided = undecided
         self._runtime = runtime
-        self._peers: Container[str] = _AllBut(node)
+        self._waiting: deque[_Waiting] = deque()
+        """The commands that wait; the first one was not looked at for the longest time."""
 
     def when_known(self, command: Command, vhost: str, submit: Callable[[], None]) -> bool:
-        """Call `submit` and return True, unless a claim of another node bars the command.
+        """Call `submit` and return True, unless a claim of a node that may be dead bars the command.
 
-        In that case `submit` is called when the cluster has evicted that node, or the node turns out to live. It must
+        In that case `submit` is called when the cluster has given the node up, or the node turns out to live. It must
         check that the client still wants the command.
         """
-        wait_s = self.wait_s(command, vhost)
-        if wait_s:
-            self._check_in(wait_s, command, vhost, submit)
+        if self.are_awaited(command, vhost):
+            if not self._waiting:
+                self._runtime.call_later(LOOK_S, self._look)
+            self._waiting.append(_Waiting(command, vhost, submit, self._runtime.monotonic()))
             return False
         submit()
         return True
 
-    def wait_s(self, command: Command, vhost: str, *, is_noticed: bool = False) -> float:
-        """Return the seconds until a client's command must be checked again; 0 if it may be submitted now.
+    def are_awaited(self, command: Command, vhost: str) -> bool:
+        """Whether a command of a client in this virtual host must wait.
 
-        `is_noticed`: the command has waited for `NOTICE_S`.
+        A claim of a node that may be dead bars the command, or a client of another node has locked the queue.
         """
-        nodes, claims = self._undecided(), self._machine.claims
-        if (nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes):
-            return LOOK_S
-        if not is_noticed and claims.bar(self._node, vhost, command, self._peers):
-            return NOTICE_S
-        return 0.0
+        return self._bar(command, vhost, self._undecided()) or self._is_locked(command, vhost)
 
-    def _check_in(self, wait_s: float, command: Command, vhost: str, submit: Callable[[], None]) -> None:
-        self._runtime.call_later(wait_s, partial(self._check, command, vhost, submit))
+    def _is_locked(self, command: Command, vhost: str) -> bool:
+        return self._machine.claims.is_locked(self._node, vhost, command)
 
-    def _check(self, command: Command, vhost: str, submit: Callable[[], None]) -> None:
-        wait_s = self.wait_s(command, vhost, is_noticed=True)
-        if wait_s:
-            self._check_in(wait_s, command, vhost, submit)
-        else:
+    def _bar(self, command: Command, vhost: str, nodes: Collection[str]) -> bool:
+        claims = self._machine.claims
+        return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
+
+    def _look(self) -> None:
+        """Submit commands that need not wait any more; those that there is no time for have the next look."""
+        waiting, nodes = self._waiting, self._undecided()
+        now_s = self._runtime.monotonic()
+        free: list[Callable[[], None]] = []
+        for _ in range(len(waiting)):
+            known = waiting.popleft()
+            waited_s = now_s - known.since_s
+            if waited_s < WAIT_MAX_S and (
+                self._bar(known.command, known.vhost, nodes)
+                or (waited_s < NOTICE_S and self._is_locked(known.command, known.vhost))
+            ):
+                waiting.append(known)
+            else:
+                free.append(known.submit)
+            if self._runtime.monotonic() >= now_s + LOOKING_S:
+                break
+        if waiting:
+            self._runtime.call_later(LOOK_S, self._look)
+        for submit in free:
             submit()
-
-
-class _AllBut:
-    """All names but one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __contains__(self, name: object) -> bool:
-        return name != self._name

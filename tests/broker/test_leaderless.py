@@ -72,6 +72,20 @@ def test_who_waits_is_told_and_who_does_not_is_not() -> None:
         RawClient(broker.amqp_port).socket.close()
 
 
+def test_a_consumer_that_holds_a_message_waits_for_nothing() -> None:
+    """Its credit for the next one, which the node keeps until there is a batch to go with, is nothing it waits for."""
+    with LoneBroker(majority_timeout_ms=300) as broker, asking(broker) as client:
+        client.call(1, DECLARE, commands.Queue.DeclareOk)
+        client.call(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
+        client.write(publish(1, "q", b"m"))
+        method, _, _ = client.expect_message()
+        lead(broker, None)
+        time.sleep(0.6)
+        lead(broker, "n2")
+        client.send(1, commands.Basic.Ack(method.delivery_tag))
+        client.call(1, commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+
+
 def test_an_election_is_waited_for() -> None:
     with LoneBroker(majority_timeout_ms=400) as broker, asking(broker) as client:
         for _ in range(3):

@@ -15,6 +15,7 @@ from pamqp import commands
 from raw_client import RawClient, publish
 
 from qq.amqp.encoding import HEARTBEAT
+from qq.amqp_server import connection as connection_module
 from qq.amqp_server.connection import BEATS, HELD_BYTES_MAX, SILENT_BEATS_MAX
 from qq.config import NodeLimits
 from qq.http.view import NewMessage
@@ -588,6 +589,21 @@ def test_what_is_closed_in_good_order_has_published_everything_before(
         client.expect(Channel.CloseOk if is_channel else commands.Connection.CloseOk)
         wait_until(lambda: ready(broker) == FLOOD, "all messages")
         assert not held(broker)
+
+
+def test_a_close_behind_what_waited_does_not_wait_for_a_majority(
+    broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
+    with flooding(broker) as client:
+        client.send(1, Queue.Declare(queue="q"), Queue.Declare(queue="q"))
+        client.send(0, commands.Connection.Close(200, "", 0, 0))
+        broker.pass_some_time()
+        assert held(broker)
+        broker.group.holding = True
+        broker.learn(c.ChangeVhostLimits("/", {MAX_PUBLISHES: None}))
+        client.expect(commands.Connection.CloseOk, 0)
+        broker.call(broker.group.release)
 
 
 def test_a_node_that_stops_waits_for_nobody(broker: LoneBroker) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from pamqp import commands
 from raw_client import RawClient
 
 from qq.machine.protocol.commands import Connect, DeclareQueue, OpenChannel, SetUserLimits, SetVhostLimits
+from qq.sessions.verdicts import LOOK_S, WAIT_MAX_S, Verdicts
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
 MINE = Queue.Declare(queue="mine", exclusive=True)
@@ -131,6 +132,78 @@ def test_a_channel_that_closes_waits_for_no_place(broker: LoneBroker) -> None:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
         assert broker.machine.catalog.channels_of("guest") == 1
+
+
+BAR_S = 0.0004
+"""What a look at a connection takes that 5,000 others bar."""
+
+
+class Busy:
+    """A runtime and a machine with thousands of claims: each look at a command takes its time."""
+
+    is_any_leaving = False
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.idle_s = 0.0
+        self.nodes: tuple[str, ...] = ("n2",)
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    @property
+    def claims(self) -> Any:
+        return self
+
+    def is_locked(self, *_: Any) -> bool:
+        return False
+
+    def bar(self, *_: Any) -> bool:
+        self.now_s += BAR_S
+        return bool(self.nodes)
+
+    def undecided(self) -> tuple[str, ...]:
+        return self.nodes
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.timers.append((self.now_s + delay_s, call))
+
+    def go_on(self, until_s: float) -> None:
+        """Call what is due; the time until something is due is idle."""
+        while self.timers and min(due_s for due_s, _ in self.timers) < until_s:
+            self.timers.sort(key=lambda timer: timer[0])
+            due_s, call = self.timers.pop(0)
+            self.idle_s += max(due_s - self.now_s, 0)
+            self.now_s = max(due_s, self.now_s)
+            call()
+
+
+def test_thousands_that_wait_for_a_verdict_leave_the_node_its_time() -> None:
+    busy: Any = Busy()
+    verdicts, submitted = Verdicts("n1", busy, busy.undecided, busy), list[int]()
+    for number in range(3_000):
+        assert not verdicts.when_known(Connect(number, "/", "u"), "/", lambda at=number: submitted.append(at))
+    begun_s = busy.now_s
+    busy.go_on(begun_s + 1.0)
+    assert not submitted
+    assert busy.idle_s > 0.8
+    busy.nodes = ()
+    busy.go_on(busy.now_s + 5 * LOOK_S)
+    assert sorted(submitted) == list(range(3_000))
+    assert not busy.timers
+
+
+def test_no_command_waits_for_ever() -> None:
+    """Without a majority, claims of a node that was given up end never."""
+    busy: Any = Busy()
+    verdicts, submitted = Verdicts("n1", busy, busy.undecided, busy), list[float]()
+    for number in range(3):
+        command = Connect(number, "/", "u")
+        assert not verdicts.when_known(command, "/", lambda: submitted.append(busy.now_s))
+    busy.go_on(2 * WAIT_MAX_S)
+    assert len(submitted) == 3
+    assert all(WAIT_MAX_S <= submitted_s < WAIT_MAX_S + 0.1 for submitted_s in submitted)
 
 
 def test_command_waits_though_the_node_hears_later_of_the_death(

@@ -138,7 +138,8 @@ def _headers(router: Headers) -> object:
     }
     indexes = _sets(router._any, bindings), _sets(router._all, bindings)
     wanted = [_things(mask, bindings) for mask in (router._wants_all, *router._wanted)]
-    return conditions, indexes, router._names, wanted, _things(bindings.everything, bindings), len(bindings)
+    names = set(router._names.items())  # looked up only
+    return conditions, indexes, names, wanted, _things(bindings.everything, bindings), len(bindings)
 
 
 def _patterns(patterns: TopicPatterns[Any]) -> object:

@@ -137,6 +137,14 @@ def test_no_claim_bars_a_command_that_the_log_accepts() -> None:
         assert not driver.machine.claims.bar(OTHER, "/", command, {GONE})
 
 
+def test_no_consumer_bars_another_one_that_a_quorum_queue_accepts() -> None:
+    shared = declare("q", SESSION, x_queue_type="quorum")
+    driver = driver_of(Row([shared, takes("q")], takes("q", exclusive=True)))
+    wanted = takes("q", exclusive=True)
+    assert not driver.machine.claims.bar(OTHER, "/", wanted, {GONE})
+    assert not refusals(driver, wanted)
+
+
 @pytest.mark.slow
 def test_claims_that_end_in_portions_bar_until_they_have_ended() -> None:
     """Very many consumers and queues of a node that was given up end in several entries."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from unittest import mock
 
@@ -75,13 +76,14 @@ from qq.routing.routers import DestinationKind
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from qq.machine.catalog.vhost import Exchange
     from qq.machine.protocol.codec import Buffer
     from qq.machine.queue.queue import Queue, Tally
     from qq.routing.routers import Binding
 
+NEVER_RAISED: Mapping[int, int] = MappingProxyType({})
 HUGE = [2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
 REPLY_NAMES = [REPLY_PREFIX + octet * 22 for octet in "ab"]
@@ -315,16 +317,20 @@ def small_limits() -> Iterator[None]:
 
 def newest_machine() -> QueueMachine:
     """A machine that knows all commands."""
+    return machine_of(VERSIONS[1])
+
+
+def machine_of(version: int) -> QueueMachine:
     machine = QueueMachine(content_of)
-    machine.raise_to(VERSIONS[1])
+    machine.raise_to(version)
     return machine
 
 
 class Pair:
     """Two machines, of which one is loaded from its dump after every entry."""
 
-    def __init__(self) -> None:
-        self.one, self.other = newest_machine(), newest_machine()
+    def __init__(self, version: int = VERSIONS[1]) -> None:
+        self.one, self.other = machine_of(version), machine_of(version)
         self.log = Log()
         self.index = 0
         self.time_ms = 1
@@ -336,6 +342,11 @@ class Pair:
         if is_outage:
             self.one.outage(time_ms)
             self.other.outage(time_ms)
+
+    def raise_to(self, version: int) -> None:
+        self.one.raise_to(version)
+        self.other.raise_to(version)
+        assert differences(self.one, self.other) == []
 
     def entry(self, origin: str, asked: list[Command]) -> None:
         self.index += 1
@@ -824,10 +835,36 @@ def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.Monk
     absurd_life(seed)
 
 
-def absurd_life(seed: int) -> None:
+@pytest.mark.slow
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(200, 200 + settings.default.max_examples // 10))
+def test_nor_does_a_version_that_is_raised_in_the_middle_of_a_life(seed: int) -> None:
+    chance = Random(seed)
+    first, *later = sorted(chance.sample(range(VERSIONS[0], VERSIONS[1] + 1), chance.choice([2, 3])))
+    raises = zip(sorted(chance.sample(range(5, 55), len(later))), later, strict=True)
+    absurd_life(seed, first, dict(raises))
+
+
+def known_to(version: int, asked: Sequence[Command]) -> list[Command]:
+    """Those of the commands that there are in this version of the state; transactions go as a whole."""
+    found: list[Command] = []
+    left = deque(asked)
+    while left:
+        command = left.popleft()
+        count = command.count if isinstance(command, Commit) else 0
+        group = [command, *(left.popleft() for _ in range(count))]
+        if all(SINCE.get(type(each), 0) <= version for each in group):
+            found += group
+    return found
+
+
+def absurd_life(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int] = NEVER_RAISED) -> None:
+    """Live from this version of the state on; `raises` tells before which entries it goes over to others."""
     chance = Chance(seed)
-    pair = Pair()
-    for _ in range(60):
+    pair = Pair(version)
+    for number in range(60):
+        if number in raises:
+            pair.raise_to(raises[number])
         pair.pass_ms(chance.choice([0, 0, 1, 100, 1_000, 5_000]), is_outage=chance.random() < 0.2)
         origin = chance.choice(["n1", "n2"])
         if chance.random() < 0.05:
@@ -836,7 +873,7 @@ def absurd_life(seed: int) -> None:
             machine = pair.one
             known = [*chance.repairs(machine, origin), *chance.topology(machine, origin)]
             known += [*chance.consumption(machine, origin), *chance.operations(), *chance.moves(machine)]
-            pair.entry(origin, [*known, *chance.commands()])
+            pair.entry(origin, known_to(machine.version, [*known, *chance.commands()]))
         pair.end_entry()
         if chance.random() < 0.8:
             pair.lead()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine.catalog.limits import MAX_CHANNELS, MAX_CONNECTIONS, MAX_QUEUES, limit_of
 from qq.machine.handlers.declaring import stripped
+from qq.machine.protocol.arguments import CLASSIC
 from qq.machine.protocol.commands import (
     BindQueue,
     Checkout,
@@ -57,18 +58,41 @@ class Claims:
             case OpenChannel():
                 connection = self._core.catalog.connections.get((origin, command.connection))
                 return connection is not None and self._bar_channel(connection.user, nodes)
+            case _:
+                queue = self._queue(origin, vhost, command)
+        if queue is not None:
+            return self._bar_queue(queue, command, nodes)
+        return isinstance(command, DeclareQueue) and not command.passive and self._bar_new_queue(vhost, nodes)
+
+    def is_locked(self, origin: str, vhost_name: str, command: Command) -> bool:
+        """Whether a client of another node than `origin` has the queue of a command for itself.
+
+        That is the owner of an exclusive queue, or an exclusive consumer if the command is a basic.consume.
+        """
+        vhost = self._core.catalog.vhosts.get(vhost_name)
+        queue = None if vhost is None else self._queue(origin, vhost, command)
+        if queue is None:
+            return False
+        if queue.owner is not None:
+            return queue.owner[0] != origin
+        # A queue that is consumed exclusively has one live consumer.
+        return (
+            isinstance(command, Checkout)
+            and queue.exclusively_consumed
+            and any(holder.live and holder.node != origin for holder in queue.holders)
+        )
+
+    def _queue(self, origin: str, vhost: VirtualHost, command: Command) -> Queue | None:
+        """Return the existing queue that a command names, or None."""
+        match command:
             case DeclareQueue() | DeleteQueue() | PurgeQueue():
                 name = command.name
             case BindQueue() | UnbindQueue() | Checkout() | Get() | GetMessages():
                 name = command.queue
             case _:
-                return False
+                return None
         session = self._core.sessions.get((origin, command.session))
-        name = stripped(name) or (session.queue if session is not None else "")
-        queue = vhost.queues.get(name)
-        if queue is not None:
-            return self._bar_queue(queue, command, nodes)
-        return isinstance(command, DeclareQueue) and not command.passive and self._bar_new_queue(vhost, nodes)
+        return vhost.queues.get(stripped(name) or (session.queue if session is not None else ""))
 
     def _is_going(self, node: str, nodes: Container[str]) -> bool:
         return node in nodes or node in self._core.lost
@@ -103,7 +127,8 @@ class Claims:
                 # The queue might go right after its declaration, or has other arguments.
                 return self._goes_with(queue, nodes)
             case Checkout(exclusive=is_exclusive):
-                minds_others = is_exclusive or queue.exclusively_consumed
+                # Other types ignore the flag.
+                minds_others = queue.kind == CLASSIC and (is_exclusive or queue.exclusively_consumed)
             case DeleteQueue(if_unused=minds_others):
                 pass
             case _:
