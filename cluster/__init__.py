@@ -1,4 +1,4 @@
-"""Replicated state machines over pysyncobj: the log, its durability, the peers, exactly-once submission.
+"""Replicate a deterministic state machine over Raft (pysyncobj): log, durability, peers, exactly-once submission.
 
-Knows bytes, indexes and terms; has never heard of AMQP or of queues. Imports nothing from ``qq``.
+The package handles bytes, indexes and terms. It knows neither AMQP nor queues, and imports no module of ``qq``.
 """

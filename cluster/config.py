@@ -1,6 +1,6 @@
-"""How one member of a group is to be: its name, whom it begins with, its times and sizes.
+"""Settings of a member of a group: its name, the members at the start, timeouts and sizes.
 
-Invariant: nothing of it changes while the group runs.
+Invariant: the settings are constant while the group runs.
 """
 
 from __future__ import annotations
@@ -16,52 +16,55 @@ from cluster.raft.timing import Timing
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """The names of this member and its peers, and the group's times and sizes."""
+    """The names of this member and its peers, and the group's timeouts and sizes."""
 
     name: str
     nodes: Mapping[str, PeerAddress]
-    """The members that the cluster begins with, this one among them, and where the others reach them.
+    """Members when the cluster begins, this node included: name to the address at which peers reach it.
 
-    They matter only until the log tells who the members are."""
+    The mapping counts only until the log holds a configuration."""
     cluster: str
     joins: bool = False
-    """Whether the cluster is there already, and this node wants to become a member of it; else it is one of `nodes`."""
+    """Whether this node joins an existing cluster. If False, it is a founding member, listed in `nodes`."""
     replaces_emptied: bool = True
-    """Whether a node that comes back to its name and its address with a new data directory is taken in again."""
+    """Whether the cluster readmits a node that returns with its old name and address and a new data directory."""
     raises_version: bool = True
-    """Whether the cluster goes over to the next version of the state by itself, once all members can run it."""
+    """Whether the leader raises the version of the state by itself when all members can run the next version."""
     group_id: int = 0
     timing: Timing = field(default_factory=Timing)
     dead_origin_grace_s: float = 0.1
-    """A node whose process is known to be gone is expelled after this long, if a majority has no link with it: its
-    consumers' messages return. A process that lives behind a broken proxy has dialled the other members by then."""
+    """Seconds until the leader evicts a node after the death of its process, if a majority has lost its link to it. The
+    messages of its consumers return to their queues. A process that lives behind a broken proxy dials the other members
+    within this time."""
     doubted_origin_grace_s: float = 1.0
-    """A node whose process only the leader knows to be gone is expelled after this long."""
+    """Seconds until the leader evicts a node after the death of its process, if only the leader noticed the death."""
     silent_origin_grace_s: float = 60.0
-    """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
+    """Seconds until the leader evicts a silent node. The node may only be paused or cut off, so its clients keep their
+    messages until then."""
     clock_patience_s: float = PATIENCE_S
-    """A wall clock that has jumped is believed once it has kept its new time for this long."""
+    """Seconds that a wall clock must keep its new time after a jump before the node believes it."""
     segment_bytes: int = 64 * 1024 * 1024
     segment_entries: int = 65_536
     cache_bytes: int = 32 * 1024 * 1024
     checkpoint_entries: int = 16_384
-    """A checkpoint is taken after this many entries."""
+    """Entries after which the node takes a checkpoint."""
     checkpoint_bytes: int = 64 * 1024 * 1024
-    """A checkpoint is also taken after this many bytes of entries, or as many as the last one has if that is more."""
+    """Bytes of entries after which the node takes a checkpoint; the size of the last checkpoint, if that is larger."""
     checkpoint_interval_s: float = 60.0
-    """A checkpoint is also taken after this time, if anything was applied since the last one."""
+    """Seconds after which the node takes a checkpoint, if it has applied an entry since the last checkpoint."""
     retained_bytes: int = 128 * 1024 * 1024
-    """Entries up to this size stay in the log for followers that were away; one that needs more gets a snapshot."""
+    """Bytes of entries kept in the log for followers that were away. A follower that needs older entries gets a
+    snapshot."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
-    """Publishers have to wait while the disk has less free space than this, in bytes."""
+    """Free bytes on the disk below which publishers must wait."""
     entry_bytes_max: int = 1024 * 1024
-    """An entry gathers batches up to about this size; a larger batch travels alone."""
+    """Bytes of batches gathered into an entry, about. A larger batch travels alone."""
     entry_weight_max: int = 15
-    """An entry gathers batches up to this weight, in estimated milliseconds of applying; the rest wait for the next."""
+    """Estimated milliseconds of applying gathered into an entry. The remaining batches wait for the next entry."""
     forward_bytes_max: int = 1024 * 1024
-    """A message to the leader gathers batches up to about this size; a larger batch travels alone."""
+    """Bytes of batches gathered into a message to the leader, about. A larger batch travels alone."""
     append_bytes_max: int = 1024 * 1024
-    """An append to a follower gathers entries up to about this size; a larger entry travels alone."""
+    """Bytes of entries gathered into an append to a follower, about. A larger entry travels alone."""
 
     @property
     def housekeeping(self) -> HousekeepingSettings:
@@ -75,9 +78,10 @@ class GroupConfig:
         )
 
     def listed_configuration(self, version: int, *, lists_members: bool) -> Configuration:
-        """What a node begins with, before its log or another node tells who the members are.
+        """Return the configuration that counts until the log or a peer supplies the members.
 
-        Where the members are not those of a list, this node votes for nobody and stands for nothing until it is told.
+        With `lists_members` False, this node is a learner in it. So it neither votes nor campaigns until a
+        configuration arrives.
         """
         members = [
             Member(name, address, is_voter=lists_members or name != self.name)

@@ -1,10 +1,10 @@
 """The contract between a replicated state machine and the group that replicates it.
 
-Invariant: a machine is a pure function of what it was given before. The same calls in the same order leave every
-replica in the same state with the same effects: no clock (time arrives with the entry), no randomness, no I/O, no
-iteration over sets, no floats. A command that cannot be carried out yields an effect that says so. What raises, such as
-a batch that cannot be read, is a fault of ours and stops the node (hazard H10): whoever went on would confirm what it
-has not done.
+Invariant: a machine is a pure function of its inputs. The same calls in the same order leave every replica in the same
+state with the same effects. So a machine has no clock (the time arrives with the entry), no randomness, no I/O, no
+iteration over sets and no floats. A command that cannot be carried out yields an effect that says so. An exception, for
+example from an unreadable batch, is a bug and stops the node (hazard H10), because the node must not confirm a batch
+that it has not applied.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ from typing import Any, Protocol
 
 
 class FrozenCopy(Protocol):
-    """A machine's state at one moment, whatever happens to the machine afterwards. Usable on any thread.
+    """An immutable copy of a machine's state at a single moment. Usable on any thread.
 
-    Messages are named by their place in the log: index of the entry, ordinal of the batch in it, ordinal of the message
-    in the batch. A message is live while something in the state refers to it.
+    A message is named by its place in the log: index of the entry, ordinal of the batch in the entry, ordinal of the
+    message in the batch. A message is live while the state refers to it.
     """
 
     def pieces(self) -> Sequence[bytes]:
-        """What `Machine.dump` gave at that moment, in pieces: to copy all of a large state holds up other threads."""
+        """Return the bytes of `Machine.dump` at that moment, in pieces.
+
+        Copying a large state into one string would hold up the other threads.
+        """
         ...
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
-        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i.
+        """Return, for each i, the number of references to messages with bounds[i] <= index < bounds[i + 1].
 
-        `bounds` ascend. A message that several queues hold is counted for each of them.
+        `bounds` ascend. A message that several queues hold is counted once for each queue.
         """
         ...
 
     def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
-        """The live messages of the entries from `first` to before `end`, ascending by index, batch and message.
+        """Return the live messages of the entries from `first` to before `end`, ascending by index, batch and message.
 
-        Each entry that has any maps the ordinals of its batches to (first message, count); those ranges neither overlap
-        nor touch.
+        The keys are indexes of entries with live messages. Each value maps the ordinal of a batch to ranges (first
+        message, count). Ranges neither overlap nor touch.
         """
         ...
 
@@ -45,102 +48,107 @@ class Machine(Protocol):
 
     @property
     def versions(self) -> tuple[int, int]:
-        """The lowest and the highest version of the state that this program can run; a node refuses other directories.
+        """The lowest and the highest version of the state that this program can run.
 
-        A version says what entries do, and how the state is written. A new machine goes by the lowest one.
+        A version defines the effect of entries and the format of the state. A new machine begins at the lowest version.
+        A node refuses a data directory whose version is outside this range.
         """
         ...
 
     @property
     def outages_since(self) -> int:
-        """The version of the state since which entries tell of outages."""
+        """The lowest version of the state that lets entries declare outages."""
         ...
 
     def raise_to(self, version: int) -> None:
-        """Go by this version of the state, one of `versions`, from the next entry on: the log has agreed on it.
+        """Switch to `version`, one of `versions`, from the next entry on, because the log has agreed on it.
 
-        What entries do, and how the state is dumped, goes by it alone: programs that can run others do the same.
+        Only this version decides how entries act and how the state is dumped, so programs with other highest versions
+        agree.
         """
         ...
 
     def outage(self, length_ms: int) -> None:
-        """Take note that clients could not act for so long of the time since the last entry; called before its batches.
+        """Record that clients could not act for `length_ms` of the time since the last entry.
 
-        `length_ms` is never longer than that time was.
+        The group calls it before the batches of the entry. `length_ms` is at most the time since the last entry.
         """
         ...
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:
-        """Carry out one batch that node `origin` submitted.
+        """Apply a batch that node `origin` submitted, and return its effects.
 
-        `index` is the Raft index of the entry, `ordinal` the batch's position in it, `time_ms` the cluster's time,
-        which never goes backwards from entry to entry.
+        `index` is the Raft index of the entry and `ordinal` the batch's position in the entry. `time_ms` is the
+        cluster's time, which never goes backwards from entry to entry.
         """
         ...
 
     def end_entry(self, time_ms: int) -> Sequence[Any]:
-        """Do what is due by now; called once for each entry, after its batches. Returns the effects.
+        """Do the work that is due at `time_ms`, and return its effects. Called once for each entry, after its batches.
 
-        `time_ms` is that of `apply_batch`. One call may leave a part of what is due to the next.
+        `time_ms` is the time that `apply_batch` got. A call may leave a part of the due work to the next entry.
         """
         ...
 
     def due_ms(self) -> int | None:
-        """The cluster's time from which on an entry without any batch would do something; None for never.
+        """Return the cluster's time in ms when an entry without batches will do work, or None for never.
 
-        A leader asks for it in every turn, and appends such an entry then. A time that is past is as good as now, but
-        each such entry must get something done: there will be one after the other until nothing is due.
+        The leader asks in every turn, and appends such an entry at that time. A time in the past means now. Each such
+        entry must make progress, because the leader appends one entry after the next until no work is due.
         """
         ...
 
     def concerned(self, effects: Sequence[Any]) -> Iterable[str]:
-        """The nodes that somebody waits at for one of these effects, perhaps several times each."""
+        """Return the nodes with clients that wait for these effects. A node may appear several times."""
         ...
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
-        """Give up everything that `origin` held. Returns the effects.
+        """Release all that `origin` held, and return the effects.
 
-        The node restarted or, with `expelled`, the cluster stopped waiting for it. `time_ms` is the time of the entry
-        that tells it.
+        The node has restarted or, with `expelled`, the cluster has evicted it. `time_ms` is the time of the entry that
+        says so.
         """
         ...
 
     def outstanding(self, origin: str) -> Sequence[Any]:
-        """What the sessions of `origin` are owed according to the state, as effects.
+        """Return, as effects, all deliveries and answers that the state owes to the sessions of `origin`.
 
-        This is for a node that was given the state of another one, and so never computed the effects of the entries
-        before it. It may have had some of them earlier.
+        A node calls it after it has installed a peer's state, because it never computed the effects of the skipped
+        entries. The node may have carried out a part of these effects before.
         """
         ...
 
     def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-        """Reduce a batch to some of its messages, given as (first ordinal, count), ascending. Usable on any thread.
+        """Return the batch reduced to `messages`, ranges (first ordinal, count) that ascend. Usable on any thread.
 
-        `payload` may also be what an earlier call returned; the ordinals are those of the batch as it was submitted.
+        `payload` may also be the result of an earlier call. The ordinals are always those of the submitted batch.
         """
         ...
 
     def freeze(self) -> FrozenCopy:
-        """The state as it is now, without copying much of it: the rest can be done on another thread."""
+        """Return an immutable copy of the current state without copying most of it. Usable on any thread."""
         ...
 
     def dump(self) -> bytes:
-        """The whole state, as the version wants it that the machine goes by; equal states give equal bytes."""
+        """Return the whole state in the format of the current version. Equal states give equal bytes."""
         ...
 
     def read(self, data: bytes) -> Any:
-        """A state of any of `versions` that was dumped, to be given to `adopt`. Usable on any thread.
+        """Parse a dumped state of any version in `versions`, for `adopt`. Usable on any thread.
 
-        Nothing is changed. It lets other threads go on in between, however large the state is.
+        The machine's own state is unchanged. The call lets other threads run in between, however large the state is.
         """
         ...
 
     def adopt(self, state: Any) -> None:
-        """Replace the state by one that was read, soon; which version is agreed on is told behind it."""
+        """Replace the state by a parsed state, in short time.
+
+        The caller calls `raise_to` with the agreed version afterwards.
+        """
         ...
 
     def digest(self) -> str:
-        """A short name of the state: equal states, equal digests."""
+        """Return a short hash of the state. Equal states have equal digests."""
         ...

@@ -1,1 +1,1 @@
-"""Pure: the members of a cluster as values, their majorities, and changes of them (Raft paper, section 6)."""
+"""Members of a cluster as values, their majorities, and changes of the members (Raft paper, section 6). Pure."""

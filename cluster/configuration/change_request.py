@@ -1,9 +1,9 @@
-"""What operators ask for: members that come, go, are replaced or drained, and the end of an upgrade.
+"""Operators' requests to change the members: add, promote, remove, replace, drain, revive, finish an upgrade.
 
-Whoever is asked asks the leader, again and again until what was asked for is so: each change names the data directory
-that is meant, so one that has been made already changes nothing.
+A node forwards a request to the leader, and repeats it until the change is visible in the configuration. Each request
+names a data directory. So a request that arrives after the change was made has no effect.
 
-Invariant: pure, but for what `Questions` remembers.
+Invariant: pure, except for the requests that `Questions` remembers.
 """
 
 from __future__ import annotations
@@ -26,67 +26,73 @@ class Verb(IntEnum):
     """The kind of a change."""
 
     ADD = 1
-    """Let the directory that has answered at an address become a member."""
+    """Let the directory that answered at an address become a member."""
     PROMOTE = 2
-    """Let a learner vote; it does as soon as it has caught up, so there is only to wait until it is there and votes."""
+    """Wait until a learner votes. The leader promotes each learner that has caught up, so the request only waits."""
     REMOVE = 3
     REPLACE = 4
-    """Await another data directory in the place of a lost one."""
+    """Mark the member as pending: a new data directory takes the place of the lost directory."""
     DRAIN = 5
     REVIVE = 6
     """End the maintenance that `DRAIN` has begun."""
     FINISH_UPGRADE = 7
-    """Go over to the next version of the state, which ends an upgrade."""
+    """Raise the version of the state, which ends an upgrade."""
 
 
 def not_before_upgrade(old: Sequence[str]) -> str:
-    """Why the members cannot be changed yet; `old` are the nodes that run release 0.1."""
+    """Return why the members cannot be changed yet. `old` lists the nodes that run release 0.1."""
     first = f"start this release at {', '.join(old)}, too, and then " if old else ""
     return f"the members cannot be changed before the upgrade to this release is finished: {first}`qq upgrade finish`"
 
 
 class Questions:
-    """The changes that the leader has been asked for, and may refuse."""
+    """The requests to the leader that may still be refused."""
 
     def __init__(self) -> None:
         self._count = 0
         self._waiting: dict[int, Callable[[str], None]] = {}
-        """The functions to be called if a change is refused, by the number of the change."""
+        """Callback for a refusal, by the number of the request."""
 
     def add(self, refused: Callable[[str], None]) -> int:
-        """Returns the number of the next change. Only the last ones are remembered, since most are never answered."""
+        """Keep the callback `refused` for a new request, and return the request's number.
+
+        Only the last `QUESTIONS_MAX` requests are kept, because the leader answers only refused requests.
+        """
         self._count += 1
         self._waiting[self._count] = refused
         self._waiting.pop(self._count - QUESTIONS_MAX, None)
         return self._count
 
     def answered(self, number: int, text: str) -> None:
-        """The leader refuses the change of this number."""
+        """Report that the leader refuses the request with this number."""
         refused = self._waiting.pop(number, None)
         if refused is not None:
             refused(text)
 
 
 class MemberChange(NamedTuple):
-    """One change of the members."""
+    """A single change of the members."""
 
     verb: int
     """A `Verb`, as a number."""
     name: str = ""
     member_id: bytes = b""
-    """The id of the data directory that is meant; `NOBODY` where there is none yet, or it does not matter."""
+    """Id of the data directory to change; `NOBODY` if the member has no directory yet, or the id does not matter."""
     host: str = ""
     port: int = 0
     version: int = 0
-    """The version of the state that an upgrade ends with."""
+    """The version of the state that ends the upgrade."""
 
     def step(self, before: Configuration) -> Configuration:
-        """Make this change, unless it is made. Raises MembershipRefused. An upgrade is finished by enrolment.py."""
+        """Return the configuration after this change, or `before` if it was made already. Raises MembershipRefused.
+
+        The end of an upgrade is not made here, but in cluster/membership/joining.py.
+        """
         match self.verb:
             case Verb.ADD:
                 return before.added(self.name, PeerAddress(self.host, self.port), self.member_id)
             case Verb.PROMOTE:
-                before.promoted(self.name)  # may it vote at all?
+                before.promoted(self.name)  # raises if the member cannot vote yet
                 return before
             case Verb.REMOVE:
                 return before.without(self.name, self.member_id)
@@ -102,7 +108,7 @@ class MemberChange(NamedTuple):
                 )
 
     def is_made(self, configuration: Configuration) -> bool:
-        """Whether the change is made according to a configuration."""
+        """Return whether a configuration already contains the change."""
         member = configuration.member(self.name)
         match self.verb:
             case Verb.ADD:

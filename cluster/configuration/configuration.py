@@ -1,17 +1,17 @@
-"""The configuration of a cluster: its members, where they are, who of them votes, and the version that all agree on.
+"""The configuration of a cluster: members, addresses, voters, and the agreed version of the state.
 
-It is an entry of the log and a part of every checkpoint, so all nodes see the same ones in the same order. It changes
-by single steps (Raft thesis, 4.1): two that follow each other differ by one voter at most, so a majority of the one and
-a majority of the other always have a voter in common.
+A configuration is an entry of the log and a part of every checkpoint, so all nodes see the same sequence of
+configurations. It changes by single steps (Raft thesis, 4.1). Two configurations in sequence differ by a single voter
+at most, so a majority of the first and a majority of the second always share a voter.
 
-A member is known by its *id*, which is made with its data directory and never comes again: what a directory has
-promised, another one cannot know, whatever its name is. Names and addresses may change. A member whose id is not known
-yet is *awaited*: the first directory that comes under its name becomes it.
+A member is identified by its *id*, which is created with its data directory and never used again. Promises of a data
+directory do not bind a new directory, even under the same name. Names and addresses may change. A member without a
+known id is *pending* (error texts: awaited): the first directory that arrives under its name becomes the member.
 
     entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
 
-Invariant: a configuration never changes. A step that has been taken already changes nothing, so whoever does not know
-whether a command was carried out may repeat it.
+Invariant: a configuration is immutable. A step that was taken already has no effect, so a client that does not know the
+outcome of a command may repeat it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ CONFIGURATION = 0xC1
 FORMAT_VERSION = 1
 ID_BYTES = 16
 COUNT_MAX = 2**63 - 1
-"""The highest number that another node may tell: above it there is room for what is added, in fields of 64 bits."""
+"""The highest number that a peer may send. It leaves room for additions in fields of 64 bits."""
 PORT_MAX = 65_535
 HOST_MAX = 255
-"""Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
+"""Characters of a host name or address at most (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
-"""The most members of a cluster. Every entry goes to every member: more would cost speed and add no safety."""
+"""Members of a cluster at most. Every entry goes to every member, so more members would cost speed and add no
+safety."""
 NOBODY = b""
-"""In place of the id of a member that was removed while it was still awaited."""
+"""Stands for the id of a member that was removed before its directory arrived."""
 REMOVED_MAX = 100
-"""How many of the members that were removed last are remembered, to tell them so."""
+"""Removed members that a configuration remembers, so that the cluster can tell them of their removal."""
 
 _HEAD = Struct("<BBQ")
 _FIRST_BYTE = bytes([CONFIGURATION])
@@ -61,7 +62,10 @@ class OtherVersion(JournalError):
 
 
 class MembershipRefused(Exception):
-    """The change of the members is refused; nothing has changed. The text says why and what to do."""
+    """The change of the members is refused, and the configuration is unchanged.
+
+    The text has the reason and a remedy.
+    """
 
 
 class MalformedConfiguration(ValueError):
@@ -69,7 +73,7 @@ class MalformedConfiguration(ValueError):
 
 
 class Versions(NamedTuple):
-    """Which versions of the state a program can run, both included."""
+    """The versions of the state that a program can run, both included."""
 
     low: int
     high: int
@@ -82,20 +86,21 @@ class Versions(NamedTuple):
 
 
 class PeerAddress(NamedTuple):
-    """Where the others reach a member."""
+    """The address at which the other nodes reach a member."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host  # an address of IPv6
+        host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
         return f"{host}:{self.port}"
 
 
 def host_problem(host: str) -> str | None:
-    """Say what is wrong with the name or the address of a host that nobody could look up; None if nothing is.
+    """Return the problem with a host name or address, or None if it can be looked up.
 
-    Members dial whatever is in the log. A file, a request or another node has to be refused before that.
+    Members dial every address in the log. So a file, a request or a peer with an invalid host must be refused before
+    that.
     """
     if not (0 < len(host) <= HOST_MAX and host.isprintable()) or " " in host:
         return f"must have 1 to {HOST_MAX} characters, without blanks"
@@ -115,32 +120,32 @@ class Removed(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a cluster."""
+    """A member of a cluster."""
 
     name: str
     address: PeerAddress
     id: bytes | None = None
-    """`ID_BYTES` that stand for its data directory; None while it is awaited."""
+    """`ID_BYTES` that identify its data directory; None while the member is pending."""
     is_voter: bool = True
-    """Whether it votes and is counted; a learner is only sent what the voters are sent."""
+    """Whether the member votes and counts for majorities. A learner only receives the log."""
     versions: Versions | None = None
-    """The versions that the member's program can run, as it has said last; None if it never has."""
+    """The versions that the member's program can run, as last reported; None before the first report."""
     is_drained: bool = False
-    """Whether it is under maintenance: it gets no new clients, and leads only where nobody else can."""
+    """Whether the member is under maintenance. It gets no new clients, and leads only if no other member can."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What all members have agreed on: who they are, where, who votes, and the version of the state."""
+    """The members of a cluster with their addresses and votes, and the agreed version of the state."""
 
     cluster: bytes
-    """`ID_BYTES` that stand for the cluster; empty before its first configuration is in the log."""
+    """`ID_BYTES` that identify the cluster; empty before the first configuration is in the log."""
     version: int
-    """The version of the state: what entries behind this configuration do."""
+    """Version of the state, which defines the effect of the entries after this configuration."""
     members: tuple[Member, ...]
-    """The members, ordered by name. Names, ids and addresses are each unique."""
+    """Members, ordered by name. Names, ids and addresses are each unique."""
     removed: tuple[Removed, ...] = ()
-    """The members that were removed or replaced last, the newest at the end."""
+    """Members that were removed or replaced last, oldest first."""
 
     @classmethod
     def of(cls, version: int, members: Iterable[Member], cluster: bytes = b"") -> Configuration:
@@ -148,12 +153,12 @@ class Configuration:
 
     @cached_property
     def membership(self) -> Membership:
-        """Who votes and who learns, by name."""
+        """The names of the voters and the learners."""
         voters = frozenset(member.name for member in self.members if member.is_voter)
         return Membership(voters, frozenset(member.name for member in self.members) - voters)
 
     def member(self, name: str) -> Member | None:
-        """The member of this name, or None."""
+        """Return the member with this name, or `None`."""
         return self._by_name.get(name)
 
     @cached_property
@@ -161,42 +166,45 @@ class Configuration:
         return {member.name: member for member in self.members}
 
     def has(self, name: str, member_id: bytes) -> bool:
-        """Whether this data directory is the member of this name.
+        """Return whether this data directory is the member with this name.
 
-        As long as the log has no configuration, nobody's directory is known, and the names in the nodes' files count.
+        Before the first configuration in the log, directory ids are unknown, and the names in the nodes' files count.
         """
         member = self.member(name)
         return member is not None and (member.id == member_id or not self.cluster)
 
     def has_voter(self, name: str, member_id: bytes) -> bool:
-        """Whether this data directory is the member of this name, and votes."""
+        """Return whether this data directory is the member with this name, and votes."""
         return name in self.membership.voters and self.has(name, member_id)
 
     def clocks(self, name: str, member_id: bytes) -> int:
-        """How many voters' clocks tell this directory what time it is; 0 if it is no voter: then entries tell it."""
+        """Return the number of voters whose clocks set this directory's time; 0 if the directory is no voter.
+
+        A node that is no voter takes the time from the entries.
+        """
         return len(self.membership.voters) if self.has_voter(name, member_id) else 0
 
     def is_removed(self, member_id: bytes) -> bool:
-        """Whether this data directory was that of a member, and is not any more."""
+        """Return whether this data directory belonged to a member and was removed."""
         return any(removed.id == member_id for removed in self.removed)
 
     def was_removed(self, name: str) -> bool:
-        """Whether there was a member of this name, which was removed and is none any more."""
+        """Return whether a member with this name was removed, and the name is free now."""
         return self.member(name) is None and any(removed.name == name for removed in self.removed)
 
     def is_gone(self, name: str, member_id: bytes) -> bool:
-        """Whether this directory was removed; one that was never known is named by the name it was awaited under."""
+        """Return whether this directory was removed. With id `NOBODY`, the pending member of this name is meant."""
         if member_id != NOBODY:
             return self.is_removed(member_id)
         return self.member(name) is None and Removed(NOBODY, name) in self.removed
 
-    # Steps. Each returns the configuration after it, which is this one if it was taken before; or raises
-    # MembershipRefused.
+    # Steps. Each returns the configuration after the step, or this configuration if the step was taken before. A step
+    # that is not allowed raises MembershipRefused.
 
     def joined(self, name: str, member_id: bytes, address: PeerAddress, versions: Versions) -> Configuration:
-        """Let a directory become a member: a new one as a learner, or the one that is awaited under this name.
+        """Admit a directory: a new name becomes a learner, and the directory of a pending member becomes that member.
 
-        One that is a member already has told what its program can run.
+        For an existing member, record the versions that its program can run.
         """
         self._check_directory(name, member_id, versions)
         known = self.member(name)
@@ -212,13 +220,13 @@ class Configuration:
         )
 
     def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
-        """Note the new addresses of members, all at once: one may have moved to where another was before."""
+        """Set new addresses of members in a single step, because a member may move to a second member's old address."""
         return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
     def added(self, name: str, address: PeerAddress, member_id: bytes) -> Configuration:
-        """Let the directory that has answered at this address become a learner; what its program can run, it tells.
+        """Admit the directory that answered at this address as a learner. It reports its versions later.
 
-        If it was a member and was removed, the request is an old one, and nobody is to come back by it.
+        A removed directory is refused, because the request is older than the removal.
         """
         known = self.member(name)
         if known is None:
@@ -231,7 +239,7 @@ class Configuration:
         )
 
     def promoted(self, name: str) -> Configuration:
-        """Let a learner vote."""
+        """Make a learner a voter."""
         known = self._known(name)
         if known.id is None:
             raise MembershipRefused(
@@ -240,9 +248,9 @@ class Configuration:
         return self._with(replace(known, is_voter=True))
 
     def without(self, name: str, member_id: bytes) -> Configuration:
-        """Remove the member with this name and this directory, alive or dead; `NOBODY` stands for one that is awaited.
+        """Remove the member with this name and directory, alive or dead. `NOBODY` is the id of a pending member.
 
-        That a name comes again with another directory does not matter to whoever repeats this.
+        A repeated request has no effect, even after the name has returned with a new directory.
         """
         if self.is_gone(name, member_id):
             return self
@@ -256,7 +264,7 @@ class Configuration:
         return replace(self, members=tuple(members), removed=self._removed_with(known))
 
     def vacated(self, name: str, member_id: bytes) -> Configuration:
-        """Await another data directory in the place of this one, which is lost: it begins as a learner."""
+        """Replace the lost directory of a member: the member becomes pending, and a learner."""
         if self.is_gone(name, member_id):
             return self
         known = self._known(name, member_id)
@@ -272,7 +280,10 @@ class Configuration:
         return self._with(replace(self._known(name), is_drained=is_drained))
 
     def raised(self, version: int, cluster: bytes) -> Configuration:
-        """Go over to the next version of the state, which every member can run; the first raise names the cluster."""
+        """Raise the version of the state by 1, which every member can run.
+
+        The first raise sets the cluster's id.
+        """
         if version == self.version:
             return self
         if version != self.version + 1:
@@ -292,7 +303,7 @@ class Configuration:
         return replace(self, version=version, cluster=self.cluster or cluster)
 
     def _known(self, name: str, member_id: bytes | None = None) -> Member:
-        """The member of this name, which must have this directory if one is given. Raises MembershipRefused."""
+        """Return the member with this name. Raises MembershipRefused if it is missing, or has a different directory."""
         known = self.member(name)
         if known is None:
             names = ", ".join(member.name for member in self.members)
@@ -313,7 +324,7 @@ class Configuration:
         self._check_id(name, member_id)
 
     def _check_id(self, name: str, member_id: bytes) -> None:
-        """Refuse a directory that is another member's, or a removed one."""
+        """Refuse a directory that belongs to a second member, or was removed."""
         if self.is_removed(member_id):
             raise MembershipRefused(
                 f"the data directory of node {name!r} was a member and has been removed: start with an empty one"
@@ -325,7 +336,10 @@ class Configuration:
             )
 
     def _with(self, *new: Member) -> Configuration:
-        """Put these members in the places of those that have their names, as far as there are such."""
+        """Return the configuration with these members.
+
+        A member replaces the previous member of the same name, if any.
+        """
         names = {member.name for member in new}
         members = [member for member in self.members if member.name not in names]
         for member in new:
@@ -345,9 +359,10 @@ class Configuration:
         return self if after == self.members else replace(self, members=after)
 
     def _removed_with(self, member: Member) -> tuple[Removed, ...]:
-        """Those that were removed, and this one; the oldest is forgotten of the name that has most.
+        """Return the removed members including this member.
 
-        So a node that is emptied at each of its starts pushes nobody else out.
+        Beyond `REMOVED_MAX`, the oldest removal of the most frequent name is forgotten. So a node that loses its
+        directory at each start cannot displace removals of other names.
         """
         removed = [*self.removed, Removed(member.id or NOBODY, member.name)]
         if len(removed) > REMOVED_MAX:
@@ -357,7 +372,7 @@ class Configuration:
 
 
 def fields_of(configuration: Configuration) -> Any:
-    """The configuration as a list of fields that msgpack can pack."""
+    """Return the configuration as a list of fields that msgpack can pack."""
     members = [
         (
             member.name,
@@ -374,7 +389,7 @@ def fields_of(configuration: Configuration) -> Any:
 
 
 def configuration_from(fields: Any) -> Configuration:
-    """The configuration that `fields_of` was given, from what msgpack has unpacked. Raises MalformedConfiguration."""
+    """Return the configuration from the unpacked result of `fields_of`. Raises MalformedConfiguration."""
     try:
         cluster, version, members, removed = fields
         rows = tuple(map(_read_member, members)), tuple(map(_read_removed, removed))
@@ -385,7 +400,7 @@ def configuration_from(fields: Any) -> Configuration:
 
 
 def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
-    """The entry with a configuration."""
+    """Return the log entry for a configuration."""
     return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + cast(
         "bytes", msgpack.packb(fields_of(configuration))
     )
@@ -396,12 +411,12 @@ def is_configuration(entry: bytes) -> bool:
 
 
 def configuration_time_ms(entry: bytes) -> int:
-    """The cluster's time when the entry was made."""
+    """Return the cluster's time in ms when the entry was made."""
     return _HEAD.unpack_from(entry)[2]
 
 
 def read_configuration(entry: bytes) -> Configuration:
-    """The configuration of an entry. Raises MalformedConfiguration."""
+    """Return the configuration in an entry. Raises MalformedConfiguration."""
     if len(entry) < _HEAD.size or _HEAD.unpack_from(entry)[:2] != (CONFIGURATION, FORMAT_VERSION):
         raise MalformedConfiguration(
             f"no configuration of format {FORMAT_VERSION} begins with {entry[:2].hex()}"
@@ -441,7 +456,7 @@ def _read_removed(row: Any) -> Removed:
 
 
 def _check(*fields: bool) -> None:
-    """Raise MalformedConfiguration unless each of the fields is as it should be."""
+    """Raise MalformedConfiguration unless all fields are valid."""
     if not all(fields):
         raise MalformedConfiguration(
             f"a configuration with a field {fields.index(False)} that it cannot have"
@@ -453,7 +468,7 @@ def _is_id(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is a number from 0 to `COUNT_MAX`."""
+    """Return whether `value` is a number from 0 to `COUNT_MAX`."""
     return isinstance(value, int) and 0 <= value <= COUNT_MAX
 
 

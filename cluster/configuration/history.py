@@ -1,9 +1,10 @@
-"""The configurations that a node's log holds: the one that its state has, and those behind it.
+"""The configurations in a node's log: the configuration of its state, and the later entries in order.
 
-The newest one counts from the moment in which it is in the log, committed or not (Raft thesis, 4.1): for votes, for
-majorities, for whom to send to. If its entry is deleted, the one before it counts again.
+The newest configuration counts from the moment it is in the log, committed or not (Raft thesis, 4.1): for votes,
+majorities, and recipients of the log. If its entry is deleted, the previous configuration counts again.
 
-Invariant: what counts is a function of the log and of the checkpoint below it, whatever has happened in between.
+Invariant: the configuration that counts is a function of the log and of the checkpoint below it, independent of events
+before.
 """
 
 from __future__ import annotations
@@ -20,62 +21,63 @@ if TYPE_CHECKING:
 
 
 class Configurations:
-    """The configurations of one log, oldest first."""
+    """The configurations of a single log, oldest first."""
 
     newest: Configuration
-    """The configuration that counts."""
+    """The configuration that counts: the last in the log."""
     newest_index: int
-    """The index of the entry that holds it; 0 if no entry does."""
+    """Index of the entry that holds `newest`; 0 if no entry does."""
     membership: Membership
-    """Who votes and who learns by the configuration that counts."""
+    """The voters and learners of `newest`."""
     committed: Configuration
-    """The newest configuration that this node knows to be committed, because it has applied it."""
+    """The last configuration that this node has applied, and so knows to be committed."""
     committed_index: int
-    """The index of the entry that holds it, or of a later one. It is 0 before this node has applied any: then
-    `committed` is what it was started with, or told."""
+    """Index of the entry that holds `committed`, or of a later entry; 0 before this node has applied a configuration.
+    Then `committed` is the configuration that the node started with or received from a peer."""
     has_past: bool = False
-    """Whether this node relies on its log, with a configuration or without: then it is of one cluster for good."""
+    """Whether this node relies on its log, with or without a configuration. Then it belongs to a single cluster for
+    good."""
     known: dict[str, Member]
-    """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
-    may still be in the one that is committed, and has to be told of what comes: it may even lead."""
+    """All members by name, from the newest configuration with that name. A member that is missing in `newest` may still
+    be in `committed`. It must receive later entries, and may even lead."""
 
     def __init__(self, configuration: Configuration) -> None:
-        """Begin with the configuration that counts as long as the log has none."""
+        """Begin with the configuration that counts until the log has a configuration."""
         self._cluster = b""
         self._callbacks: list[Callable[[], None]] = []
         self._base = configuration
-        """The configuration that counts where neither the log nor the state has any."""
+        """The configuration that counts if both the log and the state lack a configuration."""
         self._told: tuple[int, Configuration] = (0, configuration)
-        """The latest configuration of this cluster that another node has told, with its index."""
+        """Index and value of the latest configuration of this cluster that a peer has sent."""
         self._held = [(0, configuration)]
-        """The configurations in the log with the indexes of their entries, ascending."""
+        """Index and value of each configuration in the log, ascending."""
         self._note()
 
     @property
     def is_settled(self) -> bool:
-        """Whether this node has applied any configuration."""
+        """Whether this node has applied a configuration."""
         return self.committed_index > 0
 
     @property
     def cluster(self) -> bytes:
-        """The id of the cluster; empty as long as it is not known that its first configuration is committed.
+        """Id of the cluster; empty until this node knows that the first configuration is committed.
 
-        The first configuration gives the cluster its id. Before it is committed, another one may take its place.
+        The first configuration sets the id. Before it is committed, a different first configuration may replace it.
         """
         return self.committed.cluster or self._cluster
 
     @property
     def latest(self) -> Configuration:
-        """The latest one that is known, be it only told by another node.
+        """The latest known configuration, in the log or received from a peer.
 
-        It counts for nothing before it is in the log. But members may be where it says, also the one that would send
-        the log: they may have moved while this node was away.
+        A received configuration does not count for majorities before it is in the log. It is used to find members that
+        moved while this node was away, and the node that sends the log may be among them.
         """
         index, told = self._told
         return told if index > self.newest_index else self.newest
 
     def told(self, index: int, configuration: Configuration) -> bool:
-        """Another node tells the configuration of the entry at `index`. Returns whether it is the latest one now."""
+        """Take in the configuration at `index` that a peer sent. Return True if it is the latest now."""
         is_later = configuration.cluster == self.cluster != b"" and index > max(
             self._told[0], self.newest_index
         )
@@ -84,23 +86,23 @@ class Configurations:
         return is_later
 
     def others(self, name: str) -> tuple[str, ...]:
-        """The names of all members but this one, also of such as are about to be removed."""
+        """Return the names of all members except `name`, including members that are about to be removed."""
         return tuple(known for known in self.known if known != name)
 
     def directories(self, but: str) -> dict[str, bytes | None]:
-        """The ids of the data directories of all members but this one, by name; None where there is none yet."""
+        """Return the directory ids of all members except `but`, by name. An unknown id is `None`."""
         return {name: self.known[name].id for name in self.others(but)}
 
     def when_committed(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever this node may know another configuration to be committed."""
+        """Call `callback` whenever this node may know of a newly committed configuration."""
         self._callbacks.append(callback)
 
     def note_cluster(self, cluster: bytes) -> None:
-        """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
+        """Set the cluster id from the data directory. The entry that proves it may have to be committed again."""
         self._cluster = cluster
 
     def begin(self, configuration: Configuration) -> None:
-        """Go by this one as long as the log has none: a member has told it, or the node's file lists it."""
+        """Use this configuration until the log has its first. It comes from a peer or from the node's file."""
         self._base = configuration
         self._told = (0, configuration)
         self._held = [(0, configuration)]
@@ -109,27 +111,33 @@ class Configurations:
     def find(
         self, configuration: Configuration | None, index: int, later: Iterable[tuple[int, bytes]]
     ) -> None:
-        """Find out which there are: that of the state at `index`, if it has one, and those in the entries behind it."""
+        """Load the configuration of the state at `index`, if any, and the configurations in the `later` entries."""
         self._held = [(0, self._base) if configuration is None else (index, configuration)]
         self._note()
         for each in later:
             self.appended(*each)
 
     def appended(self, index: int, entry: bytes) -> None:
-        """An entry is in the log now, perhaps one with a configuration. Raises MalformedConfiguration."""
+        """Record that an entry was appended. If it holds a configuration, that counts now.
+
+        Raises MalformedConfiguration.
+        """
         if not is_configuration(entry):
             return
         self._held.append((index, read_configuration(entry)))
         self._note()
 
     def cut_from(self, index: int) -> None:
-        """The entries from `index` on were deleted; none of them was committed."""
+        """Forget the configurations from `index` on, because their uncommitted entries were deleted."""
         if len(self._held) > 1 and self._held[-1][0] >= index:
             self._held = [self._held[0], *(held for held in self._held[1:] if held[0] < index)]
             self._note()
 
     def applied(self, index: int) -> Configuration:
-        """The entry at `index`, which holds a configuration, is committed and applied: no earlier one comes back."""
+        """Record that the configuration at `index` is committed and applied, and return it.
+
+        Earlier configurations go.
+        """
         position = [held_index for held_index, _ in self._held].index(index)
         del self._held[:position]
         self._note()

@@ -1,7 +1,7 @@
-"""How many are a majority, and which values a majority has reached.
+"""Compute majorities, and the values that a majority has reached.
 
-Invariant: two majorities of the same voters have a voter in common, so what one of them has promised or stored, the
-next one cannot contradict.
+Invariant: two majorities of the same voters share a voter. So a later majority cannot contradict the promises and
+stored entries of an earlier majority.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Number = TypeVar("Number", int, float)
 
 
 def majority(voters: int) -> int:
-    """The least number that is a majority of so many voters."""
+    """Return the smallest number that is a majority of so many voters."""
     return voters // 2 + 1
 
 
@@ -22,10 +22,13 @@ def is_majority(count: int, voters: int) -> bool:
 
 
 def reached(values: Iterable[Number], voters: int) -> Number:
-    """The highest number that a majority has reached; `values` holds those of at least a majority of the voters."""
+    """Return the highest number that a majority has reached. `values` must come from at least a majority of voters."""
     return sorted(values)[-majority(voters)]
 
 
 def not_passed(values: Iterable[Number], voters: int) -> Number:
-    """The lowest number that a majority has not passed; `values` holds those of at least a majority of the voters."""
+    """Return the lowest number that a majority has not passed.
+
+    `values` must come from at least a majority of voters.
+    """
     return sorted(values)[majority(voters) - 1]

@@ -1,6 +1,6 @@
-"""The members of a group, as a value: who votes, who only learns.
+"""The voters and the learners of a group, as a value.
 
-Invariant: a membership never changes; another one takes its place. Only voters count.
+Invariant: a membership is immutable; a change creates a new membership. Only voters count for majorities.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.configuration.quorum import Number
 
 @dataclass(frozen=True)
 class Membership:
-    """Names of the members; a learner is sent what the voters are sent, and neither votes nor is counted."""
+    """Names of the voters and learners. A learner receives the log, and neither votes nor counts."""
 
     voters: frozenset[str]
     learners: frozenset[str] = frozenset()
@@ -34,17 +34,20 @@ class Membership:
         return tuple(sorted(self.voters | self.learners))
 
     def others(self, name: str) -> tuple[str, ...]:
-        """The names of all members but this one, sorted."""
+        """Return the names of all members except `name`, sorted."""
         return tuple(member for member in self.members if member != name)
 
     def is_majority(self, names: Collection[str]) -> bool:
-        """Whether the voters among these nodes are a majority of all voters."""
+        """Return whether the voters among `names` are a majority of all voters."""
         return quorum.is_majority(len(self.voters.intersection(names)), len(self.voters))
 
     def reached(self, values: Mapping[str, Number]) -> Number:
-        """The highest value that a majority of the voters has reached; `values` has one for each voter."""
+        """Return the highest value that a majority of the voters has reached.
+
+        `values` must have a value for each voter.
+        """
         return quorum.reached([values[voter] for voter in self.voters], len(self.voters))
 
     def has_majority_without(self, names: Collection[str]) -> bool:
-        """Whether the voters that are not among these nodes are a majority of all voters."""
+        """Return whether the voters outside of `names` are a majority of all voters."""
         return quorum.is_majority(len(self.voters.difference(names)), len(self.voters))

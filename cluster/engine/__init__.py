@@ -1,1 +1,1 @@
-"""pysyncobj with its hazards closed: the only package that touches its private names."""
+"""pysyncobj with its hazards closed. Only this package touches pysyncobj's private names."""

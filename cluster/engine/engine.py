@@ -1,27 +1,25 @@
-"""pysyncobj, driven through its seams.
+"""The consensus engine: pysyncobj 0.3.17, driven through its private names, with its hazards closed.
 
-pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
-broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
+pysyncobj supplies the algorithm: elections, log matching, commit. The hazards have the numbers of ARCHITECTURE.md:
 
-H1  acknowledgements leave only when the journal has synced the entries that they acknowledge
+H1  acknowledgements leave only after the journal has synced the acknowledged entries
     (`OutgoingMessage.sync_point`); the leader's own tail counts only as far as it is synced (`reached_index`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
-H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
-H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
+H3  the commit index never goes beyond the entries that the append shows to match (`log_matching.vouched_for`).
+H4  an acknowledgement of a different term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
-H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/lazy_entries.py`), and what one
-append
-        carries is bounded, with one entry at least (`_append_from`).
+H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/lazy_entries.py`), and the size of
+    an append is bounded, with at least a single entry (`_append_from`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
-H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`seams.py`).
-H12 a committed entry is never deleted: a leader whose log has another one there stops this node
+H11 no data is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`pysyncobj_adapter.py`).
+H12 a committed entry is never deleted: a leader whose log contradicts a committed entry stops this node
     (`log_matching.contradiction`).
 
-What pysyncobj counts by itself it counts among equals: this leader and every other voter. So it is told, for each of
-them, what a majority of the membership has come to (`_tell_majority`), and votes are counted here.
+pysyncobj counts majorities by itself, over this leader and all other voters as equals. So the engine sets, for each of
+them, the value that a majority of the membership has reached (`_tell_majority`). The engine counts votes itself.
 
-Invariant: nobody but this and stock.py names an attribute of SyncObj that begins with an underscore.
+Invariant: only this module and pysyncobj_state.py name attributes of SyncObj that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -70,24 +68,24 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
 
 APPLY_BUDGET_S = 0.005
-"""A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
+"""Seconds for which a turn applies entries at most, so that a replay after a start does not silence the node."""
 
 NOTICE_S = 0.001
-"""A follower at which nobody waits is told so much later that an entry is committed, or with the next append."""
+"""Seconds after which a follower without waiting clients gets the new commit index, unless an append carries it
+before."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""A node holds about this many unsynced bytes of entries in memory.
+"""Bytes of unsynced entries that a node holds in memory, about.
 
-A follower drops what comes until they are synced. A leader commits meanwhile only what its own disk has, too: then what
-it proposes waits for that.
-"""
+Above this bound, a follower drops new entries until it has synced, and a leader commits only entries that its own disk
+holds. So further proposals wait for the leader's disk."""
 
 
 class Engine(Stock):
-    """One member's consensus state.
+    """The consensus state of a single member.
 
-    The group calls `receive`, `turn`, `propose`, `synced`, `peer_connected` and `peer_lost`, and takes `outbox` away
-    after each. `apply(index, term, payload)` is called for every committed entry in order, no-ops included.
+    The group calls `receive`, `turn`, `propose`, `synced`, `peer_connected` and `peer_lost`, and empties `outbox` after
+    each call. `apply(index, term, payload)` is called for every committed entry in order, no-ops included.
     """
 
     def __init__(
@@ -101,41 +99,46 @@ class Engine(Stock):
         apply: Callable[[int, int, bytes], None],
         applied_index: int = 1,
     ) -> None:
-        """Take up the log as it is; `member_id` is the id of this node's data directory."""
+        """Take up the log as it is. `member_id` is the id of this node's data directory."""
         self.may_vote = True
-        """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
+        """Whether this member may vote and campaign. False if it may have lost acknowledged entries or votes
+        (rejoin.py)."""
         self.may_lead = True
-        """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
+        """Whether this member may campaign. False while its disk is full or damaged, because it could commit no
+        entries."""
         self.stands_for_leader = True
-        """Whether this member campaigns without having been asked to by its leader (maintenance.py)."""
+        """Whether this member campaigns without a request of its leader. False under maintenance."""
         self.behind = False
-        """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
+        """Whether the last turn has left entries to apply or send. Then the group must call `turn` again soon."""
         self._rested_s = math.inf
-        """When a learner that lacks entries may be sent more, on the monotonic clock."""
+        """Time at which a resting learner may be sent more entries, on the monotonic clock."""
         self._notice_s = math.inf
-        """When all followers are to know what is committed, if no append tells them sooner, on the monotonic clock."""
+        """Time by which all followers must get the commit index, if no append carries it before, on the monotonic
+        clock."""
         self._impatient: set[str] = set()
-        """The nodes at which somebody waits for what is committed."""
+        """Nodes with clients that wait for the commit index."""
         self._timing = timing
         self._configurations = configurations
         self._apply_entry = apply
         self._nodes: dict[str, StableNode] = {}
         self._guests: tuple[str, ...] = ()
-        """The nodes that no configuration here knows, and that are heard all the same: one of them may lead."""
+        """Connected non-members whose messages are accepted, because they may lead by a later configuration."""
         self._voters: list[str] = []
-        """The peers that vote and are counted."""
+        """The peers that are voters."""
         self._tracker = ProgressTracker(name, configurations)
         self.progress = self._tracker.peers
-        """What this leader knows of each peer."""
+        """The progress of each peer, by name."""
         self._stored_is_told = True
         self._heard_told_s = 0.0
-        """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
+        """Time at which a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
-        """Read in each turn, which come once a heartbeat at least. By how much a beat is late is a stall, too."""
+        """Time awake. It is read in each turn, at least once a heartbeat interval, so a late heartbeat counts as a
+        stall, too."""
         self._luck = 0.0
-        """Thrown once for each leader, and for each request for a vote: it spreads what nodes do that wait alike."""
+        """Random number from 0 to 1, drawn anew for each leader and each vote request. It spreads the delays of equal
+        nodes."""
         self._store_s = 0.0
-        """How long it takes to store a term and a vote."""
+        """Seconds that storing a term and a vote takes."""
         self._answers = Answers(timing.heartbeat_s / 2)
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
@@ -143,33 +146,34 @@ class Engine(Stock):
         """Whether this member campaigns in this turn."""
         self._append_due = False
         self._grown_bytes = 0
-        """What was proposed since entries were last sent."""
+        """Bytes proposed since entries were last sent."""
         self._leader_heard_s = 0.0
-        """When a leader was last heard, on the monotonic clock."""
+        """Time at which a leader was last heard, on the monotonic clock."""
         self._end_told = (0, 0)
-        """The term of the newest leader that has sent appends, and where its log ended by these."""
+        """Term of the newest leader that sent appends, and the last index of its log by these appends."""
         self._name = name
         self._member_id = member_id
         super().__init__(name, journal, timing, runtime)
         self.follow_configuration([])
-        # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
+        # The first deadline is short. A pre-vote does no harm if there is a leader, and speeds up the election without
+        # one.
         self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s(0.0)
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
 
-    # What the group reads
+    # State for the group
 
     @property
     def _may_campaign(self) -> bool:
-        # A node that catches up may have a configuration in which an earlier directory votes under its name.
+        # A node that catches up may have a configuration in which an older directory votes under its name.
         is_voter = self._configurations.newest.has_voter(self._name, self._member_id)
         return self.may_vote and self.may_lead and is_voter
 
     @property
     def resume_s(self) -> float:
-        """When something that is not due yet will be, on the monotonic clock: call `turn` again then.
+        """Time at which the group must call `turn` again, on the monotonic clock; infinity if no time is set.
 
-        A leader has something to send then. Any other node looks whether it is to campaign.
+        At that time a leader has messages to send, and any other node checks whether it should campaign.
         """
         if self.is_leader:
             return self._sends_s
@@ -178,12 +182,12 @@ class Engine(Stock):
 
     @property
     def _sends_s(self) -> float:
-        """When a leader has something to send that may not leave yet, on the monotonic clock."""
+        """Time at which the leader may send entries or notices that must wait until then, on the monotonic clock."""
         return min(self._rested_s, self._notice_s)
 
     @property
     def wants_turn(self) -> bool:
-        """Whether the next turn has something to do at once, as far as that follows from entries and answers."""
+        """Whether the next turn has immediate work, as far as entries and answers tell."""
         commit_index = self.commit_index
         if self.applied_index < commit_index or self._append_due:
             return True
@@ -192,30 +196,33 @@ class Engine(Stock):
         return commit_index < self.journal.last_index and commit_index < self._may_commit()
 
     def acknowledged_index(self, peer: str) -> int:
-        """The last entry that `peer` has told this leader to hold, 0 if none."""
+        """Return the last index that `peer` has acknowledged to this leader, 0 without an acknowledgement."""
         progress = self.progress.get(peer)
         return progress.acknowledged if progress is not None else 0
 
     def reached_index(self) -> int:
-        """The last entry that a majority has stored, as this leader knows.
+        """Return the last index that a majority has stored, as far as this leader knows.
 
-        H1: it counts itself only as far as its own disk has synced.
+        H1: the leader counts itself only as far as its own disk has synced.
         """
         return self._tracker.reached_index(self._stored_index())
 
     def is_waited_for(self) -> bool:
-        """Whether more could be committed if this leader's own disk were not so far behind."""
+        """Return whether the leader could commit more if its own disk were not so far behind."""
         return self._may_commit() < self.reached_index()
 
     @property
     def matched_index(self) -> int:
-        """The last entry up to which this log is known to be that of the current term's leader; 0 if none is."""
+        """The last index up to which this log is known to equal that of the current term's leader; 0 if unknown."""
         return self._answers.matched_index(self.term)
 
     # Members
 
     def follow_configuration(self, guests: Iterable[str]) -> None:
-        """Go by the configuration that counts now: whom to send to, and whom to count. `guests` are heard, too."""
+        """Follow the configuration that counts now: recipients of the log, and voters.
+
+        `guests` are connected non-members.
+        """
         self._guests = tuple(guests)
         known, voters = self._configurations.known, self._configurations.membership.voters
         self._followed = known
@@ -230,8 +237,8 @@ class Engine(Stock):
                 self._know_peer(peer, member.id)
         self._voters = [peer for peer in self._nodes if peer in voters]
         self._SyncObj__otherNodes = {self._nodes[peer] for peer in self._voters}
-        # Learners, and members that are about to be removed, are sent appends and counted nowhere. Guests are among
-        # them, and never said to be connected.
+        # Learners, members that are about to be removed, and guests get appends and count nowhere. Guests are never
+        # marked as connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
         self._pace_learners()
         self._stored_is_told = False
@@ -243,7 +250,7 @@ class Engine(Stock):
         )
 
     def _follow_log(self) -> None:
-        """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
+        """Follow the newest configuration in the log, if it has changed (Raft thesis, 4.1)."""
         if self._configurations.known is not self._followed:
             self.follow_configuration(self._guests)
 
@@ -258,13 +265,14 @@ class Engine(Stock):
         self._tracker.forget(peer)
         self._forget_node(node)
 
-    # What happens to the engine
+    # Events
 
     def peer_connected(self, peer: str) -> None:
         """Begin a new epoch with `peer`, which is the member of this name.
 
-        What was in flight in the old one is lost, so sending starts again after the last known match. What a learner
-        has acknowledged decides only whether it may vote, so it has to be so by now: it says it again.
+        Messages in flight in the old epoch are lost, so sending starts again after the last known match. A learner's
+        acknowledgements are reset, because they decide whether it may vote and must be current. The learner repeats
+        them.
         """
         self._enter()
         self._answers.forget()
@@ -279,19 +287,20 @@ class Engine(Stock):
             self._append_due = True
 
     def peer_has_lost(self, peer: str, last_index: int) -> None:
-        """Count nothing behind `last_index` as stored by `peer`, whose log may lack what it has acknowledged.
+        """Count no entries after `last_index` as stored by `peer`, because its log may lack acknowledged entries.
 
-        What was committed by such acknowledgements stays so: who has given them does not vote (recovery.py).
+        Entries that were committed with such acknowledgements stay committed. The peer does not vote meanwhile
+        (rejoin.py).
         """
         if self.progress[peer].lose(last_index):
             self._stored_is_told = False
 
     def guest_connected(self) -> None:
-        """Begin a new epoch with a node that counts nowhere here, and may lead by a later configuration."""
+        """Begin a new epoch with a connected non-member, which may lead by a later configuration."""
         self._answers.forget()
 
     def part_received(self, peer: str) -> None:
-        """Count a part of a message as a sign of life of its sender: a large message takes a while."""
+        """Count a part of a message as a sign of life of its sender, because a large message takes a while."""
         self._enter()
         if self.is_leader:
             self._hear_follower(peer)
@@ -308,7 +317,7 @@ class Engine(Stock):
             self._campaign_soon()
 
     def _hear_leader(self) -> None:
-        """Put an election off until the leader would be suspected."""
+        """Postpone the next election until the leader would be suspected."""
         if self._elections.hear_leader(self.term, self._awake_s()):
             self._throw()
         now_s = self._leader_heard_s = self._runtime.monotonic()
@@ -330,7 +339,7 @@ class Engine(Stock):
             self._SyncObj__raftLeader = None
 
     def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802
-        """Note how long it takes to store a term and a vote: what it took before counts for half."""
+        """Measure the time to store a term and a vote. The previous time counts for half."""
         began_s = self._runtime.monotonic()
         SyncObj._SyncObj__setCurrentTerm(self, term, voted_for)  # pyright: ignore[reportAttributeAccessIssue]
         self._store_s = max(self._runtime.monotonic() - began_s, self._store_s / 2)
@@ -341,7 +350,7 @@ class Engine(Stock):
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, deadline_s)
 
     def hold_back(self, peer: str) -> None:
-        """The link to `peer` is congested: send it nothing more until `peer_resumed`. What is queued stays valid."""
+        """Stop sending to `peer`, whose link is congested, until `peer_resumed`. Queued messages stay valid."""
         self._SyncObj__connectedNodes.discard(self._nodes[peer])
 
     def peer_resumed(self, peer: str) -> None:
@@ -349,11 +358,11 @@ class Engine(Stock):
         self._append_due = True
 
     def synced(self) -> None:
-        """Note that the journal has synced more: a leader counts itself up to there (hazard H1)."""
+        """Record that the journal has synced more. A leader counts itself up to there (hazard H1)."""
         self._stored_is_told = False
 
     def installed(self, index: int) -> None:
-        """Go on with a snapshot: the log was replaced by a peer's, the state by that at `index`, which is committed."""
+        """Continue from a snapshot: the log is a peer's, and the state is that of the committed entry `index`."""
         self._SyncObj__raftLastApplied = index
         self._SyncObj__raftCommitIndex = index
         self._answers.match(0, 0)
@@ -363,7 +372,7 @@ class Engine(Stock):
             self._emit(self.leader, refusal, sync_point=self._acknowledgement_sync_point())
 
     def propose(self, payload: bytes) -> int:
-        """Append an entry to the leader's log and return its index. Only a leader may be asked."""
+        """Append an entry to the leader's log and return its index. Raises RuntimeError if this member is no leader."""
         self._enter()
         if not self.is_leader:
             raise RuntimeError("only a leader proposes")
@@ -375,9 +384,10 @@ class Engine(Stock):
         return index
 
     def transfer_leadership(self, to: Iterable[str]) -> bool:
-        """Ask one of these voters that has the whole log to lead (Raft thesis 3.10). True if one was asked.
+        """Ask a voter among `to` that holds the whole log to lead (Raft thesis 3.10). Return True if a voter was asked.
 
-        One that may be frozen, or cut off, by now is not asked: only one is.
+        A voter that was not heard lately is skipped, because it may be frozen or cut off, and only a single voter is
+        asked.
         """
         self._enter()
         last = self.journal.last_index
@@ -395,7 +405,7 @@ class Engine(Stock):
         return False
 
     def turn(self, compose: Callable[[], None]) -> None:
-        """Elections, commit, apply; then `compose` may propose; then the appends leave, once."""
+        """Run elections, commit and apply entries; let `compose` propose; then send the appends, once."""
         self._enter()
         self._follow_log()
         self.behind = False
@@ -424,7 +434,7 @@ class Engine(Stock):
             self._expect_result_soon()
 
     def receive(self, peer: str, message: Message) -> None:
-        """Take in one message of the peer's current epoch."""
+        """Handle a message of the peer's current epoch."""
         self._enter()
         node = self._nodes[peer]
         match message:
@@ -456,19 +466,18 @@ class Engine(Stock):
     # Sending
 
     def _send_appends(self) -> None:
-        """Send each peer what it lacks, at most about a slice of it in one turn (`SegmentedJournal.slice_end`).
+        """Send each peer the entries that it lacks, at most about a slice in a turn (`SegmentedJournal.slice_end`).
 
-        That bounds the time for which reading old entries stalls the loop to a millisecond or two, whether they are
-        large or small: the number of entries counts as well as their size. Nor is more sent on a congested link, or to
-        a learner that was sent much (pace.py). This replaces pysyncobj's way, which reads the log several times for
-        each append.
+        This bounds the stall of the event loop for reading old entries to a millisecond or two. The number of entries
+        counts as well as their size. No more is sent on a congested link, or to a learner that rests (learner_pace.py).
+        pysyncobj's own way is replaced, because it reads the log several times for each append.
         """
         self._append_due = False
         self._notice_s = self._rested_s = math.inf
         self._impatient.clear()
         now_s = self._runtime.monotonic()
-        # The next beat sends again, unless something was sent within half a heartbeat before it: no silence is longer
-        # than one and a half.
+        # The next heartbeat sends again, unless entries were sent within half a heartbeat interval before it. So no
+        # silence is longer than one and a half intervals.
         self._SyncObj__newAppendEntriesTime = now_s + self._timing.heartbeat_s / 2
         grown_bytes, self._grown_bytes = self._grown_bytes, 0
         made: dict[int, tuple[Append, int]] = {}
@@ -479,23 +488,24 @@ class Engine(Stock):
                 self._feed(peer, progress, made, now_s)
 
     def _rests(self, progress: Progress, now_s: float) -> bool:
-        """Whether a peer is sent nothing now, because it is a learner that was sent much."""
+        """Return whether a learner must get no entries now, because it was sent many."""
         rest_s = progress.rest_s(now_s)
         if rest_s:
             self._rested_s = min(self._rested_s, now_s + rest_s)
         return rest_s > 0
 
     def _feed(self, peer: str, progress: Progress, made: dict[int, tuple[Append, int]], now_s: float) -> None:
-        """Send a peer one append, and more of them up to about a slice, unless it is being probed.
+        """Send a peer appends of about a slice in all, or a single append while it is probed.
 
-        `made` has what was made for others in this turn, by the first entry: most of them lack the same.
+        `made` caches the appends of this turn by their first index, because most peers lack the same entries.
         """
         journal, sent_bytes = self.journal, 0
         end = journal.last_index + 1
         while True:
             start = progress.next_index
             if start <= journal.first_index or progress.lacks_from is not None:
-                # It will refuse that, and its refusal tells where its own log ends; or it is only to be kept quiet.
+                # The peer refuses this append, and its refusal reports the end of its log. Or, for a lacking peer, the
+                # append only keeps it from campaigning.
                 start = end
             if start not in made:
                 made[start] = self._append_from(start, end)
@@ -512,7 +522,7 @@ class Engine(Stock):
                 return
 
     def _append_from(self, start: int, end: int) -> tuple[Append, int]:
-        """An append of the entries from `start` to `end`, as far as a slice goes, and what it costs, in bytes."""
+        """Return an append of the entries from `start` to `end`, a slice at most, and its cost in bytes."""
         journal = self.journal
         stop = journal.slice_end(start, end) if start < end else end
         entries = list(map(LogEntry._make, journal.entries(start, stop)))
@@ -521,11 +531,11 @@ class Engine(Stock):
         return append, sent_bytes + journal.slice_bytes * len(entries) // SLICE_ENTRIES
 
     def tell_soon(self, names: Iterable[str]) -> None:
-        """Let these nodes know at once what is committed: somebody waits there for what was just applied."""
+        """Send these nodes the commit index soon, because their clients wait for entries that were just applied."""
         self._impatient.update(names)
 
     def _send_notices(self) -> None:
-        """Tell those at whom somebody waits what is committed, with appends of no entries."""
+        """Send the commit index to peers with waiting clients, in appends without entries."""
         last_index = self.journal.last_index
         for peer in filter(self._impatient.__contains__, self.progress):
             has_been_sent_all = self.progress[peer].next_index == last_index + 1
@@ -549,15 +559,15 @@ class Engine(Stock):
                 self._tell_hearing(node.id)
 
     def _tell_hearing(self, leader: str) -> None:
-        """Let the leader know that it is followed, now and then while nothing can be acknowledged.
+        """Report at intervals to the leader that this node follows it, while no acknowledgement is possible.
 
-        Else it would step down while a majority takes a large entry in, or writes it.
+        Otherwise the leader would step down while a majority receives or writes a large entry.
         """
         if self._answers.hearing_is_due(self._runtime.monotonic()):
             self._emit(leader, Hearing(self.term))
 
     def _acknowledgement_sync_point(self) -> int:
-        """The count of changes that must be synced before an acknowledgement leaves: all there are so far (H1)."""
+        """Return the count of journal changes that must be synced before an acknowledgement leaves: all so far (H1)."""
         return self.journal.written
 
     # Appends at a follower
@@ -567,16 +577,16 @@ class Engine(Stock):
             self._emit(node.id, HigherTerm(self.term))
             return
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
-            # Appends after these entries will not match this log; they are refused until the leader sends these again.
+            # Later appends will not match this log. They are refused until the leader sends these entries again.
             message = message._replace(entries=[])
         self._end_told = max(self._end_told, (message.term, message.prev_index + len(message.entries)))
         self._match(node, message)
         self._hear_leader()
 
     def _match(self, node: Node, message: Append) -> None:
-        """Let pysyncobj take in what is new of an append (H2, H3).
+        """Pass the new entries of an append to pysyncobj (H2, H3).
 
-        Raises ForeignLog, before anything is changed, if the append contradicts what is committed here (H12).
+        Raises ForeignLog, before any change, if the append contradicts committed entries of this node (H12).
         """
         what = contradiction(self.journal, self.commit_index, message)
         if what is not None:
@@ -590,10 +600,10 @@ class Engine(Stock):
             self._follow_log()
 
     def check_end_of(self, leader: str, term: int, last_index: int) -> None:
-        """Raise ForeignLog if the log of this leader ends before what is committed here (H12).
+        """Raise ForeignLog if the log of this leader ends before the committed entries of this node (H12).
 
-        While it leads, its log only grows: what ends before entries of its own is old news, from a connection that was
-        dialled before the one by which these came.
+        A leader's log only grows. So an end before entries that it has sent is old news, from a connection that was
+        dialled before the current connection.
         """
         told_term, end = self._end_told
         is_old = term == told_term and last_index < end
@@ -601,7 +611,7 @@ class Engine(Stock):
             raise self._foreign_log(leader, term, f"ends with entry {last_index}")
 
     def check_snapshot(self, giver: str, index: int, term: int) -> None:
-        """Raise ForeignLog if the entry that a snapshot stands for is not the one that is committed here (H12)."""
+        """Raise ForeignLog if the snapshot's entry contradicts the committed entry at `index` of this node (H12)."""
         what = other_entry(self.journal, self.commit_index, index, term)
         if what is not None:
             raise self._foreign_log(giver, self.term, what)
@@ -612,7 +622,7 @@ class Engine(Stock):
     # Acknowledgements at the leader
 
     def _receive_appended(self, node: Node, message: Appended) -> None:
-        """Take in a follower's answer to an append.
+        """Handle a follower's answer to an append.
 
         This replaces pysyncobj's handling, which rewinds the next index on each success and so sends entries twice.
         """
@@ -631,16 +641,17 @@ class Engine(Stock):
         self._hear_follower(node.id)
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
-        """Whether an acknowledgement is of this leader's reign (H4). A higher term in it is adopted."""
+        """Return whether an acknowledgement belongs to this leader's term (H4). A higher term in it is adopted."""
         if message.term > self.term:
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
     def _tell_majority(self) -> bool:
-        """Tell pysyncobj what a majority has stored, which it commits then, and when a majority was last heard.
+        """Tell pysyncobj which index a majority has stored, and when a majority was last heard.
 
-        True if that may be something new.
-        H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
+        pysyncobj commits by it.
+
+        Return True if that may be news. H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
         """
         is_new = not self._stored_is_told and self.commit_index < self.journal.last_index
         if is_new:
@@ -654,10 +665,10 @@ class Engine(Stock):
         return is_new
 
     def _may_commit(self) -> int:
-        """The last entry that may be committed: one that a majority has stored.
+        """Return the last index that may be committed: the last that a majority has stored.
 
-        Nobody waits for this leader's disk if the others are a majority and quicker (Raft thesis, 10.2.1), as long as
-        what it lacks fits into memory.
+        If the other voters are a majority and quicker, clients do not wait for this leader's disk (Raft thesis,
+        10.2.1), while its unsynced entries fit into memory.
         """
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
             return min(self.reached_index(), self._stored_index())
@@ -680,15 +691,15 @@ class Engine(Stock):
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
-        """Note that appends are due: pysyncobj asks for them several times a tick, and `turn` sends them once."""
+        """Record that appends are due. pysyncobj asks for them several times a tick, and `turn` sends them once."""
         self._append_due = True
 
     # Applying
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
-        """Apply what is committed, within the budget. False: pysyncobj need not tell the followers of it."""
+        """Apply committed entries within the budget. Return False, so that pysyncobj sends the followers no notice."""
         if self.is_leader and not self._voters:
-            # H1: pysyncobj takes what the only voter has for committed, also the entry with which its term begins.
+            # H1: for a single voter, pysyncobj commits all entries at once, also the first entry of its term.
             stored_index = max(self.applied_index, self._stored_index())
             self._SyncObj__raftCommitIndex = min(self.commit_index, stored_index)
         commit_index, index = self.commit_index, self.applied_index
@@ -709,16 +720,16 @@ class Engine(Stock):
     # Elections
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
-        """Let pysyncobj, which asks this before it campaigns, do so only after a pre-vote (H9).
+        """Let pysyncobj campaign only after a pre-vote (H9). pysyncobj asks this before it campaigns.
 
-        The deadline may pass after this turn has looked at it, and before pysyncobj does.
+        The deadline may pass between this turn's check and pysyncobj's check.
         """
         return self._campaigns
 
     def _hold_pre_vote(self) -> bool:
-        """Begin a pre-vote when the election deadline has passed; True if one was won, and pysyncobj is to campaign.
+        """Begin a pre-vote when the election deadline has passed. Return True if pysyncobj should campaign now.
 
-        The deadline is the monotonic clock's. Whether the leader is suspected goes by the time awake.
+        The deadline is a time of the monotonic clock. The suspicion of the leader uses the time awake.
         """
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
@@ -735,25 +746,25 @@ class Engine(Stock):
         if move is Move.LISTEN:
             self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
             return False
-        # A leader that is merely suspected is followed until another one leads or it is silent for longer.
+        # A leader that is only suspected is followed until a new leader appears or its silence reaches the ceiling.
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
-        # A candidate waits for those that are storing its vote.
+        # A candidate waits for voters that are storing their votes.
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s(
             self._store_s if self._is_candidate else 0.0
         )
         return move is Move.ASK and self._ask_for_pre_votes()
 
     def _could_be_elected(self) -> bool:
-        """Whether there are links with a majority of the voters.
+        """Return whether this member has links with a majority of the voters.
 
-        If one member reaches all others, and they only that one, it is the only one that can be elected.
+        If a single member reaches all voters, and they reach only that member, only that member can be elected.
         """
         linked = [peer for peer in self._voters if self._nodes[peer] in self._SyncObj__connectedNodes]
         return self._configurations.membership.is_majority([self._name, *linked])
 
     def _ask_for_pre_votes(self) -> bool:
-        """Begin a round of pre-votes; True if this member is a majority by itself, and need not ask."""
+        """Begin a round of pre-votes. Return True if this member alone is a majority and need not ask."""
         number = self._elections.ask()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
@@ -770,7 +781,7 @@ class Engine(Stock):
     def _expect_result_soon(self) -> None:
         """Shorten pysyncobj's wait for votes, which is a whole election timeout.
 
-        After a pre-vote was won, votes come as soon as they are stored or not at all.
+        After a won pre-vote, votes arrive as soon as they are stored, or never.
         """
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s(self._store_s)
 
@@ -791,15 +802,15 @@ class Engine(Stock):
             self._campaign_soon()
 
     def hears_leader(self) -> bool:
-        """Whether this member leads, or has heard the leader so lately that it counts as alive."""
+        """Return whether this member leads, or has heard the leader so lately that the leader counts as alive."""
         if self.is_leader:
             return True
         return self.leader is not None and self._elections.has_heard_leader(self._awake_s())
 
     def served_s(self) -> float | None:
-        """When this member last heard a leader, or as the leader a majority, on the monotonic clock.
+        """Return the time at which this member last heard a leader, or as leader a majority, on the monotonic clock.
 
-        It is None while this member knows no leader. For a leader, its own stalls count as if they had not been.
+        Returns None while no leader is known. A leader's own stalls do not count as silence.
         """
         if self.is_leader:
             return self._runtime.monotonic() - self._tracker.silent_s(self._awake_s())
@@ -812,6 +823,6 @@ class Engine(Stock):
             self._SyncObj__raftElectionDeadline = -1.0
 
     def _receive_vote(self, peer: str, message: Vote) -> None:
-        """Count a vote. pysyncobj's handling, which this replaces, counts whoever votes, as often as they do."""
+        """Count a vote. This replaces pysyncobj's handling, which counts non-members and repeated votes."""
         if self._is_candidate and message.term == self.term and self._elections.elects(peer):
             self._SyncObj__onBecomeLeader()

@@ -1,7 +1,7 @@
-"""What pysyncobj is given in place of its own surroundings: clock, randomness, journal, network, dumps, pickle.
+"""Stand-ins for pysyncobj's environment: clock, randomness, journal, network, dumps, pickle.
 
-Invariant: importing this puts the stand-ins in, and nothing of pysyncobj's own touches the world after that. The
-hazards are numbered as in ARCHITECTURE.md.
+Invariant: an import of this module installs the stand-ins. After that, pysyncobj touches the outside world only through
+them. The hazards are numbered as in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PINNED_VERSION = "0.3.17"
 class Ambient(threading.local):
     """Stands in for pysyncobj's module globals `monotonicTime` and `random`, which know no instance.
 
-    The engine that is about to call into pysyncobj puts its runtime here first. Each thread has its own: nodes on
-    several threads of a process would otherwise go by each other's clocks, and vote and campaign when they must not.
+    The engine that is about to call pysyncobj sets its runtime here first. Each thread has its own value. Otherwise
+    nodes on several threads of a process would use each other's clocks, and vote and campaign at wrong times.
     """
 
     runtime: Runtime
@@ -41,14 +41,14 @@ class Ambient(threading.local):
 
 
 class _NoPickle:
-    """Stands in for the module pickle, which pysyncobj must not use: any use raises RuntimeError (hazard H11)."""
+    """Stands in for the module pickle, which pysyncobj must not use. Any use raises RuntimeError (hazard H11)."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"pysyncobj tried to use pickle.{name}")
 
 
 class NoDumps:
-    """Stands in for pysyncobj's Serializer: it is always busy, so pysyncobj never dumps or truncates on its own."""
+    """Stands in for pysyncobj's Serializer. It is always busy, so pysyncobj never dumps or truncates on its own."""
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
         return SERIALIZER_STATE.SERIALIZING, None
@@ -64,17 +64,17 @@ class NoDumps:
 
 
 class NoPoller:
-    """Stands in for what pysyncobj polls its own sockets with at the end of each tick; it has none."""
+    """Stands in for the poller of pysyncobj's own sockets at the end of each tick. Here pysyncobj has no sockets."""
 
     def poll(self, _timeout: float) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Return at once, because there are no sockets to wait for."""
 
 
 class StableNode(Node):
-    """A node with the same hash in every process: pysyncobj iterates over sets of nodes, and a seed must replay."""
+    """A node with the same hash in every process. pysyncobj iterates over sets of nodes, and a seed must replay."""
 
     id: str = ""  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """The name, in place of a property: it is asked for several times for each message."""
+    """The name. An attribute replaces pysyncobj's property, because it is read several times for each message."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -86,13 +86,13 @@ class StableNode(Node):
 
 
 class Sender(Protocol):
-    """Takes each message that pysyncobj wants to send; implemented by the engine."""
+    """Takes each message that pysyncobj wants to send. The engine implements it."""
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None: ...
 
 
 class Outbox(Transport):
-    """pysyncobj's transport: hands each message to the engine."""
+    """pysyncobj's transport, which hands each message to the engine."""
 
     def __init__(self, engine: Sender, self_node: Node, other_nodes: Any) -> None:
         super().__init__(engine, self_node, other_nodes)
@@ -111,12 +111,12 @@ ambient = Ambient()
 
 
 def _given_journal(journal: SegmentedJournal) -> SegmentedJournal:
-    """Stands in for pysyncobj's factory of journals: it gets the journal itself as the "path"."""
+    """Stand in for pysyncobj's factory of journals, which gets the journal itself as the "path"."""
     return journal
 
 
 def instrument() -> None:
-    """Put the stand-ins in. Raises RuntimeError if another version is installed than they fit."""
+    """Install the stand-ins. Raises RuntimeError if a version of pysyncobj is installed that they do not fit."""
     if stock.VERSION != PINNED_VERSION:
         raise RuntimeError(
             f"pysyncobj {stock.VERSION} is installed; this engine is written for {PINNED_VERSION}"
@@ -130,7 +130,7 @@ def instrument() -> None:
 
 
 def _is_no_false_alarm(record: LogRecord) -> bool:
-    """Whether a log line is not pysyncobj's warning of a deletion, which does not happen here (H2, H12)."""
+    """Return False for pysyncobj's warning of a deletion of applied entries, which does not happen here (H2, H12)."""
     return not record.msg.startswith("truncating already-applied")
 
 

@@ -1,6 +1,6 @@
-"""pysyncobj as it is driven here: made without its surroundings, and its state under the names of the field.
+"""A SyncObj without pysyncobj's environment, with its state under the names of the Raft paper.
 
-Invariant: nobody but this and engine.py names an attribute of SyncObj that begins with an underscore.
+Invariant: only this module and engine.py name attributes of SyncObj that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Stock(SyncObj):
-    """One member's consensus state, as pysyncobj has it; it is told nothing but what its owner makes of messages."""
+    """The consensus state of a member, as pysyncobj keeps it. It gets only messages that the engine has translated."""
 
-    # Its private state, as far as it is touched here and by the engine.
+    # pysyncobj's private state that this module and the engine use.
     _SyncObj__raftState: int
     _SyncObj__raftCurrentTerm: int
     _SyncObj__votedForNodeId: str | None
@@ -47,10 +47,13 @@ class Stock(SyncObj):
     _SyncObj__onMessageReceived: Callable[[Node, dict[str, Any]], None]
 
     def __init__(self, name: str, journal: SegmentedJournal, timing: Timing, runtime: Runtime) -> None:
-        """Take up the log as it is. pysyncobj reads all properties while it is made, so they have to work by then."""
+        """Take up the log as it is.
+
+        pysyncobj reads all properties during its own `__init__`, so they must work by then.
+        """
         self.journal = journal
         self.outbox: list[OutgoingMessage] = []
-        """What is to be sent, in this order."""
+        """Messages to send, in order."""
         self._runtime = runtime
         self._enter()
         conf = SyncObjConf(
@@ -71,10 +74,10 @@ class Stock(SyncObj):
         self._poller = NoPoller()
 
     def _enter(self) -> None:
-        """Let pysyncobj go by this node's clock and randomness; called before each call into it."""
+        """Set this node's clock and randomness for pysyncobj. Must be called before each call into pysyncobj."""
         ambient.runtime = self._runtime
 
-    # Its state
+    # State
 
     @property
     def role(self) -> Role:
@@ -99,7 +102,7 @@ class Stock(SyncObj):
 
     @property
     def voted_for(self) -> str | None:
-        """The member that this one voted for in `term`; None if it has not voted."""
+        """The member that this member voted for in `term`, or None."""
         return self._SyncObj__votedForNodeId
 
     @property
@@ -111,17 +114,17 @@ class Stock(SyncObj):
         return self._SyncObj__raftLastApplied
 
     def last_applied(self) -> tuple[int, int]:
-        """Index and term of the last entry that is applied."""
+        """Return index and term of the last applied entry."""
         index = self._SyncObj__raftLastApplied
         return index, self.journal.term_at(index)
 
     def remember(self, term: int, vote: str | None) -> None:
-        """Take over term and vote, which are stored already: they were unknown when this was made."""
+        """Set term and vote, which are stored already but were unknown when this object was made."""
         self._SyncObj__raftCurrentTerm = term
         self._SyncObj__votedForNodeId = vote
 
     def _forget_node(self, node: Node) -> None:
-        """Send nothing more to a node, and count it nowhere."""
+        """Send no more messages to a node, and count it nowhere."""
         self._SyncObj__raftMatchIndex.pop(node, None)
         self._SyncObj__lastResponseTime.pop(node, None)
         self._SyncObj__connectedNodes.discard(node)
@@ -132,7 +135,7 @@ class Stock(SyncObj):
         last_index = self.journal.last_index
         return LogEnd(self.journal.term_at(last_index), last_index)
 
-    # What it is told
+    # Messages to pysyncobj
 
     def _receive_stock(self, node: Node, **message: Any) -> None:
         self._SyncObj__onMessageReceived(node, message)
@@ -157,10 +160,10 @@ class Stock(SyncObj):
             last_log_term=message.last_term,
         )
 
-    # What it wants to send
+    # Messages from pysyncobj
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
-        """Translate what pysyncobj wants to send."""
+        """Translate a message that pysyncobj wants to send."""
         kind = message["type"]
         if kind == "next_node_idx":
             self._acknowledge(node, message)
@@ -174,16 +177,16 @@ class Stock(SyncObj):
             raise RuntimeError(f"pysyncobj wants to send {kind!r}")
 
     def _acknowledge(self, node: Node, message: dict[str, Any]) -> None:
-        """Answer the append that pysyncobj has taken in; the engine's to do."""
+        """Answer an append that pysyncobj has taken in. The engine implements it."""
         raise NotImplementedError
 
     def _emit(self, peer: str, message: Message, sync_point: int = 0) -> None:
         self.outbox.append(OutgoingMessage(sync_point, peer, message))
 
-    # What it does by itself
+    # Ticks
 
     def _tick_is_due(self) -> bool:
-        """Whether a tick could do anything: most turns come of what is no business of pysyncobj's."""
+        """Return whether a tick could change state. Most turns have other causes, so they need no tick."""
         if self.applied_index < self.commit_index:
             return True
         if self.is_leader:
@@ -191,7 +194,7 @@ class Stock(SyncObj):
         return self._is_candidate or self._SyncObj__raftElectionDeadline < self._runtime.monotonic()
 
     def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
-        """Return what pysyncobj finds by reading the last entry."""
+        """Return the last index. pysyncobj's own method reads the last entry for it."""
         return self.journal.last_index
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802

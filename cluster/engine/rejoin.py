@@ -1,25 +1,27 @@
-"""What a node that has lost its memory may do, and how it gets it back.
+"""Voter status (`Standing`) of a node that has lost memory, and its way back to a vote.
 
-A vote and an acknowledgement are promises: a node that has forgotten one must not make another that breaks it. Hence
-the standing of a node (log/hardstate.py):
+A vote and an acknowledgement are promises. A node that has forgotten a promise must not break it by a new promise. So a
+node has a status (cluster/log/hardstate.py):
 
-BLANK    knows nothing of its past: no file of term and vote. Whatever its directory has promised, it is another one
-         from now on, with a new id (identity.py). What it may do depends on whether the cluster has a configuration in
-         its log. If it has, the node is nobody until the leader has taken it in, under that id, as a learner of the
-         configuration: then it has promised nothing, and is an ordinary member at once.
-         If there is no configuration yet, members are known by their names only. Then it takes no part until every
-         other member has told its term since this start. A vote that it may have given to one of them cannot be of a
-         later term than the latest it hears of; it takes that term and counts its vote in it as given. One that it gave
-         itself can be of a later one, if nobody heard of that campaign. Nobody will: who tells its term does so on a
-         new link, and what was under way on the old one is never heard. So that vote is void, and it may give another
-         in that term. If nobody holds an entry, the cluster is new and the node is a voter at once; else it is a
-         learner.
-LEARNER  knows its term, but its log may lack entries that it has acknowledged. It stores and acknowledges what a leader
-         sends, and neither votes nor campaigns. The leader of a term has everything that was ever committed, and what
-         it told of its log's end it told after this start; a node that holds all of that is a voter again.
-VOTER    an ordinary member. Whether it votes, or learns, is up to the configuration.
+BLANK    The node knows nothing of its past: it has no file of term and vote. Old promises bind only its old directory,
+         because it has a new directory id now (cluster/storage/identity.py). If the cluster has a configuration in its
+         log, the node takes no part until the leader has admitted it under its new id, as a learner. A new id has
+         no promises, so the node is an ordinary member at once.
+         If there is no configuration yet, members are known by their names only. Then the node takes no part until
+         every other member has reported its term since this start. A vote that it gave to such a member cannot be of
+         a later term than the highest reported term. The node takes that term, and counts its vote in it as given.
+         A vote for itself can be of a later term, if no member heard of that campaign. No member ever will, because
+         terms are reported on new links, and messages on the old links are dropped. So that vote is void, and the
+         node may vote again in that term. If no member holds an entry, the cluster is new, and the node is a voter at
+         once; otherwise it is a learner.
+LEARNER  The node knows its term, but its log may lack acknowledged entries. It stores and acknowledges a leader's
+         entries, and neither votes nor campaigns. The leader of a term has all entries that were ever committed, and
+         has reported the end of its log after this start. When the node holds all entries up to that end, it is a
+         voter again.
+VOTER    An ordinary member. The configuration decides whether it votes or learns.
 
-Invariant: with a majority of logs intact nothing is un-committed; without one nobody pretends.
+Invariant: while a majority of logs is intact, committed entries stay committed. If that majority is lost, no node
+pretends to have it.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOPELESS_S = 2.0
-"""A lost majority is reported only if those that lack their logs say so for this long: what each has told may be out of
-date, as where a cluster begins."""
+"""Seconds that nodes must lack their logs before a lost majority is reported. Their last reports may be outdated,
+for example when a cluster begins."""
 
 
 class Recovery:
-    """The standing of this node, and how it becomes a voter again."""
+    """The voter status of this node, and the rules by which it becomes a voter again."""
 
     def __init__(
         self, name: str, member_id: bytes, configurations: Configurations, hard_state: HardStateFile
@@ -61,15 +63,16 @@ class Recovery:
         self._heard: dict[str, Status] = {}
         """The last status of each other member that was heard since this start, by name."""
         self._heard_s: dict[str, float] = {}
-        """When that was, by the time for which this node was awake."""
+        """Time awake at which that status arrived, by name."""
         self._away: set[str] = set()
-        """Those of them that there is no link with any more: what they lacked they may have been given since."""
+        """Members without a link, among those heard. They may have got their logs back since their last status."""
         self._goal = (0, 0)
-        """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
+        """Last term and last index that a leader reported. A learner that holds the leader's log up to there is a voter
+        again."""
         self._hopeless_s = math.inf
-        """Since when no majority was seen that still has its log, by the same time."""
+        """Time awake since which no majority with intact logs was seen; infinity if there is a majority."""
         self._is_hopeless = False
-        """Whether that is said."""
+        """Whether the lost majority is reported."""
 
     @property
     def _peers(self) -> tuple[str, ...]:
@@ -81,19 +84,22 @@ class Recovery:
         return Standing.BLANK if state is None else state.standing
 
     def has_past(self, last_index: int) -> bool:
-        """Whether this node relies on its log, which ends with `last_index`.
+        """Return whether this node relies on its log, which ends with `last_index`.
 
-        One that was told that it is a learner, and has lost its power before anything of that was in its log, is as new
-        as it was: the cluster may have lost its addition as well, and then nobody else knows its directory.
+        A node that was told that it is a learner, and lost power before its log held an entry, is still new. The
+        cluster may have lost its addition as well, and then no other node knows its directory.
         """
         return self.standing is Standing.VOTER and (self._is_by_names or last_index > 1)
 
     def heard_leader(self, status: Status) -> None:
-        """Take in what a leader said of itself."""
+        """Record the end of a leader's log from its status."""
         self._goal = (status.term, status.last_index)
 
     def told(self, configuration: Configuration, term: int, engine: Engine) -> None:
-        """A node that is at `term` has told who the members are: this node may be a new learner among them."""
+        """Take in the members from a node at `term`.
+
+        If they include this blank node as a learner, it becomes a member.
+        """
         member = configuration.member(self._name)
         if self.standing is not Standing.BLANK or member is None or member.is_voter:
             return
@@ -103,7 +109,7 @@ class Recovery:
             engine.remember(state.term, state.voted_for)
 
     def heard(self, peer: str, status: Status, awake_s: float) -> None:
-        """Take in what a member said of itself, at `awake_s` of the time for which this node was awake."""
+        """Take in a member's status. `awake_s` is the time awake of this node."""
         self._heard[peer], self._heard_s[peer] = status, awake_s
         self._away.discard(peer)
         lost = self._lost()
@@ -113,20 +119,20 @@ class Recovery:
             log.error("%s", self._hopeless(lost))
 
     def _are_believed(self, lost: Sequence[str], awake_s: float) -> bool:
-        """Whether these have lacked their logs for long enough, by what they themselves have told."""
+        """Return whether these nodes have lacked their logs for `HOPELESS_S`, by their own reports."""
         told_s = [self._heard_s[name] for name in lost if name != self._name]
         return min(told_s, default=awake_s) - self._hopeless_s >= HOPELESS_S
 
     def left(self, peer: str) -> None:
-        """There is no link with a node any more."""
+        """Record that the link to a node is lost."""
         self._away.add(peer)
 
     def heard_other(self, voter: str, status: Status, awake_s: float) -> None:
-        """Take in what a node said that has the name of a voter, and another directory: that one's may be lost."""
+        """Take in the status of a node with a voter's name and a new directory. The voter's directory may be lost."""
         self.heard(voter, status._replace(standing=Standing.BLANK), awake_s)
 
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
-        """Raise the standing of this node if the rules allow it now. True if it has changed."""
+        """Raise the status of this node if the rules allow it now. Return True if it has changed."""
         standing = self.standing
         if standing is Standing.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
@@ -137,12 +143,12 @@ class Recovery:
         return now is not standing
 
     def why_hopeless(self) -> str | None:
-        """Say that no majority has its log any more; None if that is not known to be so."""
+        """Return the text for a cluster without a majority of logs, or None if a majority may still have its logs."""
         lost = self._lost()
         return self._hopeless(lost) if lost and (self._is_hopeless or not self._peers) else None
 
     def describe(self) -> str | None:
-        """Say why this node cannot vote, lead or serve clients; None if it can."""
+        """Return why this node cannot vote, lead or serve clients, or None if it can."""
         hopeless = self.why_hopeless()
         if hopeless is not None:
             return hopeless
@@ -157,13 +163,13 @@ class Recovery:
             case Standing.LEARNER:
                 return "this node's log was damaged or lost; it is being repaired from the others"
             case Standing.VOTER if self._is_told_to_be_none and not self._configurations.newest_index:
-                # It was told that it is a learner, and the cluster has lost that before it was in its log.
+                # The node was told that it is a learner, and the cluster lost that before it was in this node's log.
                 return self._why_no_member()
             case Standing.VOTER:
                 return None
 
     def _why_no_member(self) -> str:
-        """Why this directory, which is new, is no member of a cluster whose log tells who the members are."""
+        """Return why this new directory is no member of a cluster whose log holds the members."""
         name, told = self._name, self._configurations.latest
         member, what = told.member(name), f"this node's data directory is new, and {self._name} "
         if not told.cluster:
@@ -178,7 +184,7 @@ class Recovery:
 
     @property
     def _is_by_names(self) -> bool:
-        """Whether the members are those in the nodes' files, this one among them."""
+        """Whether the members are those in the nodes' files, this node included."""
         newest = self._configurations.newest
         return not newest.cluster and self._name in newest.membership.voters
 
@@ -200,7 +206,7 @@ class Recovery:
         engine.remember(state.term, state.voted_for)
 
     def _is_new_cluster(self, engine: Engine) -> bool:
-        """Whether no member is a learner or holds more than a log's first entry, so that nothing was ever committed."""
+        """Return whether the cluster is new: no member is a learner or holds more than a log's first entry."""
         return engine.journal.last_index <= 1 and all(
             status.standing != Standing.LEARNER and status.last_index <= 1 for status in self._heard.values()
         )
@@ -215,7 +221,7 @@ class Recovery:
             log.info("node %s is a %s of term %d now", self._name, state.standing.name.lower(), state.term)
 
     def _lost(self) -> list[str]:
-        """The names of those that lack their logs, if no majority is left without them; else nobody."""
+        """Return the voters that lack their logs, if the voters with logs are no majority; else an empty list."""
         membership = self._configurations.membership
         if self._name not in membership.voters:
             return []

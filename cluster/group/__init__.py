@@ -1,1 +1,1 @@
-"""One replicated group on one node: the turn, the wiring of its parts, and the inbox."""
+"""A replicated group on a single node: the turn, the wiring of its parts, and the inbox."""

@@ -1,10 +1,10 @@
-"""How a group is put together: every part, with what it needs.
+"""Build all parts of a group and connect them.
 
-What this node is by itself comes first (bootstrap.py), then who the others are, and last what needs both. Where two
-parts need each other, the earlier one is given a function that looks for the later one when it is called, which is
-never before the assembly is complete.
+First come the parts that need only this node (bootstrap.py), then the parts that know the peers, then the parts that
+need both. Where two parts need each other, the earlier part gets a function that fetches the later part. That function
+is called only after the assembly is complete.
 
-Invariant: no part knows the group; what a part causes that is the group's own it does by one of the `Hooks`.
+Invariant: no part knows the group. A part acts on the group only through the `Hooks`.
 """
 
 from __future__ import annotations
@@ -50,30 +50,31 @@ if TYPE_CHECKING:
     from cluster.transport.ports import Links
 
 SNAPSHOT_ID_BITS = 19
-"""Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated.
+"""Width in bits of the shift of an incarnation that numbers the first snapshot of a process.
 
-An incarnation is about as high as a clock may be (`WALL_MAX_MS`), so the numbers stay below 2^63, as all of them do."""
+A process gives fewer than 2^19 snapshots, so no number is repeated. An incarnation is about as high as a clock may be
+(`WALL_MAX_MS`), so the numbers stay below 2^63, as all numbers in messages do."""
 
 
 class Hooks(NamedTuple):
-    """What the parts cause that is the group's own."""
+    """Functions of the group that its parts call."""
 
     turn: Callable[[], None]
-    """Take a turn, when one was asked for."""
+    """Take a turn that was requested."""
     apply: Callable[[int, int, bytes], None]
-    """Apply the committed entry of this index, term and payload."""
+    """Apply the committed entry with this index, term and payload."""
     installed: Callable[[int], None]
-    """Tell the shell of an installed snapshot of this index."""
+    """Tell the broker that a snapshot of this index was installed."""
     needed_from: Callable[[], int | None]
-    """The index of the first entry that must stay in the log, None if none must."""
+    """Return the index of the first entry that must stay in the log, or `None` if no entry must."""
     submit_nothing: Callable[[], None]
     """Submit a batch without commands."""
     alarm_changed: Callable[[str | None], None]
-    """Tell the shell why publishers must wait from now on, None if they need not."""
+    """Tell the broker why publishers must wait from now on, or None if they may continue."""
 
 
 class Assembly:
-    """All parts of one member of a group; what is built on them only takes from here what it uses."""
+    """All parts of a member of a group. The group takes from it the parts that it uses."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Assembly:
         engine: type[Engine],
         hooks: Hooks,
     ) -> None:
-        """Raises as `Bootstrap` does."""
+        """Build all parts. Raises as `Bootstrap` does."""
         self._config = config
         self._versions = Versions(*machine.versions)
         self._outages_since = machine.outages_since
@@ -119,7 +120,7 @@ class Assembly:
         return self.leadership.give_way()
 
     def _meet_the_others(self) -> None:
-        """Who the others are, and what is known of them."""
+        """Build the parts that know the peers: messages to them, their status, the members, introductions."""
         own, config, runtime = self.own, self._config, self._runtime
         configurations, now_s = own.configurations, runtime.monotonic()
         presence = Presence(configurations)
@@ -186,7 +187,7 @@ class Assembly:
         self.turns.ask()
 
     def _prepare_to_lead(self) -> None:
-        """What a leader does."""
+        """Build the parts that act while this member leads: leadership, changes of members, eviction, outages."""
         own, runtime, members = self.own, self._runtime, self.members
         engine = own.engine
         self.leadership = Leadership(
@@ -230,7 +231,7 @@ class Assembly:
         )
 
     def _prepare_copies(self) -> None:
-        """How snapshots and backups are made."""
+        """Build the parts for snapshots and backups."""
         own, disk, runtime = self.own, self._disk, self._runtime
         self.giver = SnapshotGiver(
             disk,
@@ -265,7 +266,7 @@ class Assembly:
         )
 
     def _prepare_for_shortage(self) -> None:
-        """What is done where there is too little space."""
+        """Build the part that acts when disk space or memory is short."""
         own = self.own
         self.shortage = Shortage(
             self.alarms,
@@ -282,7 +283,7 @@ class Assembly:
         )
 
     def _listen(self) -> None:
-        """What is heard from the links, and who takes which message."""
+        """Build the receivers of link events, and map each type of message to the part that takes it."""
         own, taker = self.own, self.installing.taker
         epochs = Epochs(
             self._links,

@@ -1,9 +1,9 @@
-"""What a node begins with: what is on its disk, and its engine, which takes the log up where it ends.
+"""The start of a node from its disk: directory, incarnation, log, state, members, engine.
 
-One thing decides about the next: the directory says which node of which cluster this is, the life that begins gets its
-number, the log and the newest checkpoint give the state, and both together say who the members are.
+The parts are read in the order of their dependence. The directory says which node of which cluster this is. The new
+incarnation gets its number. The log and the newest checkpoint give the state. Log and state together give the members.
 
-Invariant: nothing of this sends or hears anything; what cannot be read ends the start.
+Invariant: these steps neither send nor receive messages. Unreadable data ends the start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Bootstrap:
-    """What this node's disk has told, and what goes on from there."""
+    """The parts of a node that come from its disk."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Bootstrap:
         needed_from: Callable[[], int | None],
         give_way: Callable[[], bool],
     ) -> None:
-        """Read everything, which may take seconds.
+        """Read the data directory, which may take seconds.
 
-        `apply` is the engine's, `needed_from` is housekeeping's, and `give_way` is needed to stop. Raises the errors of
-        the journal and of the identity, RemovedFromCluster, and OSError.
+        `apply` is called by the engine for each committed entry, `needed_from` by housekeeping, and `give_way` by
+        `Stopping`. Raises the errors of the journal and of the identity, RemovedFromCluster, and OSError.
         """
         self.config = config
         self._machine = machine
@@ -79,12 +79,12 @@ class Bootstrap:
         if self.directory.lists_members:
             configurations.begin(config.listed_configuration(versions.low, lists_members=True))
         self.listed_members = configurations.known
-        """The members before anything was read from the log."""
+        """Members known before the log was read, by name."""
         self.find_configurations(checkpoint.index if checkpoint else 0)
         if configurations.committed.is_removed(self.member_id):
             raise RemovedFromCluster(config.name)
         self.version = configurations.committed.version if configurations.is_settled else versions.low
-        """The version of the state that the log is known to be at."""
+        """Version of the state that the log is known to be at."""
         self.clock = self._start_clock()
         self.engine = engine(
             config.name,
@@ -147,14 +147,14 @@ class Bootstrap:
         self.housekeeping.checkpoint_now(*self.engine.last_applied())
 
     def find_configurations(self, index: int) -> None:
-        """Find the configurations of the log behind `index`, the entry that the state is of."""
+        """Load the configurations in the log after `index`, the index of the state."""
         self.configurations.find(self.state.configuration, index, self._readable_from(index + 1))
 
     def _readable_from(self, first: int) -> Iterator[tuple[int, bytes]]:
-        """The entries from `first` on with their indexes, but for those that are damaged.
+        """Yield index and payload of each readable entry from `first` on.
 
-        Those behind the damage count: by an earlier configuration, the others might never be able to go on without
-        this node.
+        Entries after a damaged entry count, too. With an earlier configuration, the other members might need this node
+        to continue.
         """
         for index in range(first, self.journal.last_index + 1):
             try:

@@ -1,6 +1,6 @@
-"""What a group tells the shell around it.
+"""The events that a group reports to the broker.
 
-Invariant: effects are told once, in the order of the log.
+Invariant: each effect is reported once, in the order of the log.
 """
 
 from __future__ import annotations
@@ -10,32 +10,36 @@ from typing import Any, Protocol
 
 
 class GroupEvents(Protocol):
-    """What the shell hears from the group, on the loop."""
+    """Receives the events of a group, on the event loop."""
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
-        """The entry at `index` is committed and applied, and `effects` follow from it, in order."""
+        """Report that the entry at `index` is committed and applied. `effects` are its effects, in order."""
         ...
 
     def leader_changed(self, leader: str | None, term: int) -> None: ...
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
-        """A snapshot was installed; nothing else is told of the entries that it stands for.
+        """Report that a snapshot was installed. The entries that it replaces cause no further events.
 
-        This node's batches up to `sequence` have been applied, and `outstanding` is what the machine owes its sessions.
+        This node's batches up to `sequence` have been applied. `outstanding` has the effects that the machine still
+        owes to the sessions of this node.
         """
         ...
 
     def needed_from(self) -> int | None:
-        """The first entry that the shell will still read although the state may not refer to it; None if none is."""
+        """Return the lowest log index that the broker may still read, or None.
+
+        The state may no longer refer to that entry, for example while the broker delivers its messages.
+        """
         ...
 
     def alarm_changed(self, reason: str | None) -> None:
-        """From now on publishers must wait for this reason or, if it is None, need not wait any more."""
+        """Report why publishers must wait from now on. They may continue if `reason` is `None`."""
         ...
 
 
 class Nobody:
-    """The events of a group that has not been started: all are ignored."""
+    """Ignores all events. A group uses it until it is started."""
 
     def applied(self, index: int, effects: Sequence[Any]) -> None: ...
 

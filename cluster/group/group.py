@@ -1,12 +1,11 @@
-"""One replicated group on one node: submissions in, applied entries out.
+"""A replicated group on a single node: it takes submissions and applies committed entries.
 
-One turn = what was received, tick, compose an entry, start a sync, send. Everything that happens (a frame, a synced
-write, a submission, a timer) asks for a turn; turns run one at a time on the loop. Disk and network overlap: appends
-leave before the leader's own sync, acknowledgements wait for it, and a leader counts itself only as far as its own
-disk has synced (the engine sees to that).
+A turn takes in messages, ticks the engine, composes an entry, starts a sync, and sends. Each event (a frame, a synced
+write, a submission, a timer) asks for a turn. Turns run on the event loop and never overlap. Disk and network overlap:
+appends leave before the leader's own sync, acknowledgements wait for a sync, and the leader counts itself only as far
+as its own disk has synced (the engine enforces that).
 
-Invariant: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it
-applied.
+Invariant: each entry is applied once and in order. A submission is repeated until this node has seen it applied.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from cluster.transport.ports import Links
 log = logging.getLogger(__name__)
 
 CHORES_S = 0.01
-"""How often it is looked, in turns, whether anything is due that no client waits for."""
+"""Seconds between two rounds of chores, work that no client waits for."""
 
 IN_FLIGHT_MAX = 2
-"""At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
+"""Entries that may be proposed and uncommitted at the same time. A higher limit would only make entries smaller."""
 
 
 class Group:
-    """One member of the group."""
+    """A member of a group."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Group:
         links: Links,
         engine: type[Engine] = Engine,
     ) -> None:
-        """Read what is on the disk, which may take seconds: on any thread, before anybody else has the group.
+        """Read the data directory, which may take seconds. Any thread may call it, before the group is shared.
 
         Raises the errors of the journal and of the identity, and OSError.
         """
@@ -63,9 +62,10 @@ class Group:
         self._links = links
         self._events: GroupEvents = Nobody()
         self.apply_times = Histogram()
-        """How long it took to apply each entry, without what this node does with the effects."""
+        """Time to apply each entry, without the time that this node takes to carry out the effects."""
         self.beat_delays = Histogram()
-        """How late the event loop gave each beat. Whatever keeps it for longer than a beat is seen, at its end."""
+        """Delay of each heartbeat timer on the event loop. It shows every stall longer than a heartbeat interval, at
+        its end."""
         self._beat_due_s = math.inf
         hooks = Hooks(
             self._turn,
@@ -78,7 +78,7 @@ class Group:
         parts = Assembly(config, machine, runtime, disk, links, engine, hooks)
         own = parts.own
 
-        # What a turn works with
+        # Parts that a turn uses
         self.engine = own.engine
         self.journal = own.journal
         self.housekeeping = own.housekeeping
@@ -98,9 +98,9 @@ class Group:
         self._outages = parts.outages
         self._shortage = parts.shortage
 
-        # What the shell asks
+        # Parts that the broker queries
         self.configurations = own.configurations
-        """The configurations in the log. The newest one counts."""
+        """The configurations in the log. The newest counts."""
         self.recovery = own.recovery
         self.stopping = own.stopping
         self.members = parts.members
@@ -112,25 +112,25 @@ class Group:
         self.backups = parts.backups
         self.inquiries = parts.inquiries
         self.inbox = parts.inbox
-        """What hears the links."""
+        """Receiver of the events of the links."""
         self._chores_s = 0.0
-        """When it was last looked for chores, on the monotonic clock."""
+        """Time of the last chores, in seconds of the monotonic clock."""
         self._version = own.version
-        """The version of the state that the log was last known to be at."""
+        """Version of the state that the log was last known to be at."""
 
     def start(self, events: GroupEvents) -> None:
-        """Take part; `events` is told what is committed, and what else the shell has to know."""
+        """Take part in the group. `events` receives committed effects and all other events for the broker."""
         self._events = events
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
         self._introductions.introduce()
         self._links.register(self.config.group_id, self.inbox)
-        self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
+        self.submit([])  # reports the new incarnation, so the cluster releases all held by the last
         self._beat()
         self._tell_status()
 
     def stop(self) -> None:
-        """Take no further part. What was submitted and not applied has an unknown outcome."""
+        """Stop taking part. Submitted batches that are not yet applied have an unknown outcome."""
         if self._turns.is_on:
             self._turns.is_on = False
             self.housekeeping.checkpoint_now(*self.engine.last_applied())
@@ -138,17 +138,18 @@ class Group:
     # Submitting
 
     def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Have a batch applied exactly once on every node, after all earlier ones of this node. Returns its sequence.
+        """Submit a batch to be applied exactly once on every node, after all earlier batches of this node.
 
-        `weight` is what the batch is expected to cost every node, in milliseconds (`GroupConfig.entry_weight_max`).
-        The batch is sent to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up. Raises
-        ValueError if it has more than `BATCH_BYTES_MAX`, which no entry could hold.
+        Return its sequence. `weight` is the estimated cost of applying the batch, in milliseconds
+        (`GroupConfig.entry_weight_max`). The batch is sent to every new leader until a `Confirmed` effect reports it,
+        or `Expelled` reports that it is dropped. Raises ValueError if it has more than `BATCH_BYTES_MAX`, which fits no
+        entry.
         """
         sequence = self._submissions.add(payload, weight)
         self._turns.ask()
         return sequence
 
-    # What entries hold, for whoever delivers it
+    # Reading entries
 
     @property
     def last_index(self) -> int:
@@ -161,27 +162,27 @@ class Group:
         return self.engine.applied_index
 
     def payload(self, index: int) -> bytes | None:
-        """The payload of an entry if it is in memory, else None."""
+        """Return the payload of an entry if it is in memory, else None."""
         return self.journal.payload(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """Make a job that reads these entries from the disk: see `SegmentedJournal.read_job`. Raises EntryGone."""
+        """Return a job that reads these entries from the disk (`SegmentedJournal.read_job`). Raises EntryGone."""
         return self.journal.read_job(indexes, bytes_max)
 
     def disk_failed(self, error: Exception) -> None:
-        """Report that a read of the log has failed: see `Stopping.disk_failed`."""
+        """Report that a read of the log has failed (`Stopping.disk_failed`)."""
         self.stopping.disk_failed(error)
 
     @property
     def pending_batches(self) -> int:
-        """How many batches this node has submitted and not yet seen applied."""
+        """Number of batches that this node has submitted and not yet seen applied."""
         return len(self._submissions)
 
     @property
     def pending_bytes(self) -> int:
         return self._submissions.pending_bytes
 
-    # Reading
+    # State of the group
 
     @property
     def leader(self) -> str | None:
@@ -189,41 +190,47 @@ class Group:
 
     @property
     def catch_up_times(self) -> Histogram:
-        """How long it has taken this node to catch up by snapshots of others."""
+        """Time that each catch-up of this node by a peer's snapshot took."""
         return self._installing.taker.times
 
     @property
     def snapshots_installed(self) -> int:
-        """How many snapshots of others have taken the place of this node's log, in this life."""
+        """Number of peers' snapshots that have replaced this node's log since its start."""
         return self._installing.count
 
     def why_undecided(self) -> str | None:
-        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        """Return why entries cannot be committed now, and which members do not answer; None if a leader is known."""
         return self.statuses.why_undecided()
 
     def undecided(self) -> Collection[str]:
-        """The other members that may have died a moment ago: the cluster gives them up soon, or they live."""
+        """Return the members that may have died just now.
+
+        The cluster evicts them soon, or they turn out to be alive.
+        """
         return self._expulsions.undecided()
 
     def _is_majority_alone(self) -> bool:
         return self.configurations.membership.is_majority([self.config.name])
 
     def time_ms(self) -> int:
-        """The cluster's time, as this node knows it. It never goes back and never stands still."""
+        """Return the cluster's time in ms, as this node knows it. It never goes back and never stands still."""
         return self._clock.time_ms(self._runtime.monotonic())
 
     def dump(self) -> bytes:
-        """The replicated state, the group's own part included; equal on every replica at equal index."""
+        """Return the replicated state, the group's own part included. It is equal on every replica at equal index."""
         return self._state.freeze().dump()
 
     def versions_of(self, name: str) -> Versions | None:
-        """Which versions of the state the program of a node can run, as it tells itself; None if it is not up."""
+        """Return the versions of the state that a node's program can run, as reported; None if the node is not up."""
         return self._introductions.versions_of(name)
 
     # The turn
 
     def _beat(self) -> None:
-        """Ask for a turn at regular intervals: heartbeats and elections fall due without any event, too."""
+        """Ask for a turn, and poll all parts with deadlines, once in each heartbeat interval.
+
+        Heartbeats and elections become due without an event.
+        """
         if self._turns.is_on:
             now_s = self._runtime.monotonic()
             self.beat_delays.add(max(0.0, now_s - self._beat_due_s))
@@ -248,8 +255,7 @@ class Group:
             self.disk_failed(damage)
 
     def _take_turn(self) -> None:
-        # What the last turn has left is sent before this one makes more: only a link that has been written to tells
-        # that it is congested.
+        # Send leftover messages before this turn makes new ones, because a link reports congestion only after a write.
         if self.engine.outbox:
             self._syncing.send()
         self.members.follow()
@@ -272,7 +278,7 @@ class Group:
             self._syncing.ask_for_turn()
         self._syncing.begin()
         if self.engine.outbox:
-            # These are mere notices of the commit index: clients hear first what was just applied.
+            # These are only notices of the commit index. Clients get their effects first.
             self._runtime.call_soon(self._syncing.send)
         if alone_and_unsynced:
             return
@@ -295,13 +301,13 @@ class Group:
         if self.leadership.begins(reign):
             self._proposals.clear()
             self._expulsions.look()
-        # Else they would know for up to a second that this node hears no leader.
+        # Otherwise peers would believe for up to a second that this node still hears its old leader.
         self._outbox.transmit_to_all(self.own_status.now())
         self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
     def _needed_from(self) -> int | None:
-        """Index of the first entry that must stay in the log for the shell or for followers; None if none must."""
+        """Return the index of the first entry that must stay in the log for the broker or for followers, or None."""
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
@@ -326,10 +332,10 @@ class Group:
             self._installing.clean_up()
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
 
-    # Submissions on their way
+    # Forwarding and composing
 
     def _forward(self) -> None:
-        """Send the leader the pending batches that it has not been sent; after a new leader or link, all of them."""
+        """Send the leader the pending batches that it lacks; after a new leader or link, all of them."""
         reign, submissions = self.leadership.reign, self._submissions
         if reign.leader is None or not submissions.has_unsent(reign):
             return
@@ -343,7 +349,7 @@ class Group:
                 self._turns.ask()
 
     def _compose(self) -> None:
-        """Propose the batches that have gathered, as one entry, unless enough is under way already."""
+        """Propose the waiting batches as an entry, unless `IN_FLIGHT_MAX` entries are uncommitted."""
         self._note_leader()
         if self.leadership.handover.is_on(self._runtime.monotonic()):
             self.leadership.ask_successor()
@@ -354,17 +360,17 @@ class Group:
         self._tick_if_due()
 
     def _propose(self, batches: list[SubmittedBatch]) -> None:
-        """Propose an entry of these batches, and of the outage that is to be declared before any of them."""
+        """Propose an entry of these batches, after the declaration of an outage if there was an outage."""
         outage = self._outages.declaration()
         if outage is not None:
             batches.insert(0, outage)
         self.engine.propose(make_entry(self.time_ms(), batches))
 
     def _tick_if_due(self) -> None:
-        """Propose a tick entry if the machine has something to do by now, or ask for a turn at the time when it will.
+        """Propose a tick entry if the machine has work that is due, or ask for a turn at the time of its next work.
 
-        A tick entry also declares an outage that is over: the next leader may have seen less of it.
-        Nothing is done while an entry is under way: it brings the time as well, and is followed by another turn.
+        A tick entry also declares an outage that is over, because the next leader may have seen a shorter outage. While
+        an entry is in flight, the function returns: that entry brings the time as well, and a turn follows it.
         """
         if self.engine.applied_index < self.journal.last_index:
             return
@@ -403,7 +409,8 @@ class Group:
             if self._outages.gap is not None:
                 self._outages.applied(index, self._state.time_ms)
         except BaseException as error:
-            # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
+            # H10: after any error, the state differs from the other nodes' state, and further entries would build on
+            # it.
             self.stopping.stop_for(error)
             raise
         self.apply_times.add(self._runtime.monotonic() - begun_s)
@@ -415,14 +422,14 @@ class Group:
                 self.machine.concerned([each for each in effects if type(each) not in ours])
             )
         if expelled_at is not None:
-            # What the shell submits while it hears of these belongs to the life that is over.
+            # The broker may submit batches while it handles these effects. Those still belong to the old incarnation.
             self._events.applied(index, effects[:expelled_at])
             effects = effects[expelled_at:]
             self._begin_incarnation()
         self._events.applied(index, effects)
 
     def _installed(self, index: int) -> None:
-        """Go on with a snapshot of `index`, and tell the shell what has happened meanwhile."""
+        """Continue from a snapshot of `index`, and report its effects to the broker."""
         self._tell_version()
         self._resume(index)
         self._turns.ask()
@@ -430,7 +437,7 @@ class Group:
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)
         if origin is None or origin.incarnation != self._submissions.incarnation:
-            return  # nothing of this life was applied yet
+            return  # no batch of this incarnation is applied yet
         if origin.expelled:
             self._begin_incarnation()
             self._events.applied(index, [Expelled()])
@@ -439,16 +446,20 @@ class Group:
         self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
 
     def _tell_version(self) -> None:
-        """Log the version of the state, if this node has come to another one: what it was told does not count."""
+        """Log the version of the state when a committed configuration changes it.
+
+        Versions told by peers do not count.
+        """
         version = self.configurations.committed.version
         if self.configurations.is_settled and version != self._version:
             self._version = version
             log.info("the cluster is at version %d of the state now", version)
 
     def _check_incarnation(self) -> None:
-        """Begin a new incarnation if the log knows a higher one of this node.
+        """Begin a new incarnation if the log knows a higher incarnation of this node.
 
-        That happens when its directory was lost and its clock set back, since incarnations then begin with the clock.
+        That happens when the directory was lost and the clock set back, because the first incarnation is taken from the
+        clock.
         """
         origin = self._state.origins.get(self.config.name)
         if origin is not None and origin.incarnation > self._submissions.incarnation:
@@ -456,7 +467,7 @@ class Group:
             self._events.applied(self.engine.applied_index, [Expelled()])
 
     def _begin_incarnation(self) -> None:
-        """Go on under a higher incarnation, because the last one was given up; batches that are pending are dropped."""
+        """Continue under a higher incarnation, because the last was evicted. Pending batches are dropped."""
         known = self._state.origins.get(self.config.name)
         claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)

@@ -1,7 +1,7 @@
-"""What comes from the peers: each message goes to the one part that it concerns.
+"""The inbox of a group: decode each message of a peer, and pass it to the part that handles it.
 
-Invariant: what a guest says is taken in only where it matters all the same (`Members.hears_guest`), and a node that
-knows nothing of its past takes in nothing that would make it promise something.
+Invariant: only some messages of a connected non-member are accepted (`Members.hears_guest`). A node without memory
+(`Standing.BLANK`) accepts no message that would make it promise something.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Taker = Callable[[str, Any], None]
-"""Takes in a message, and is told first from whom it is."""
+"""Handles a message. The first argument is the sender's name."""
 
 
 class Inbox:
-    """What a group hears from its links (`link_ports.LinkEvents`)."""
+    """Receives the events of a group's links (`cluster.transport.ports.LinkEvents`)."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Inbox:
         part_received: Callable[[str], None],
         takers: Mapping[type[Message], Taker],
     ) -> None:
-        """`takers` says who takes the messages that are not the engine's, by their types.
+        """`takers` maps types of messages to their handlers. All other types go to the engine.
 
-        `part_received` is told of a peer that is in the middle of a frame.
+        `part_received` is called with the name of a peer when a part of a large frame arrives.
         """
         self._members = members
         self._presence = members.presence
@@ -73,7 +73,7 @@ class Inbox:
         self._part_received = part_received
         self._takers: dict[type[Any], Taker] = {Forward: self._forwarded, Status: self._told_status, **takers}
         self._malformed: set[str] = set()
-        """The peers of whom it was logged, on their links as they are now, that they send malformed frames."""
+        """Peers whose malformed frames were already logged on their current link."""
 
     # Links
 
@@ -125,7 +125,7 @@ class Inbox:
         if not isinstance(message, Append | Appended) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:
-            self._syncing.send()  # the answer waits for no sync, and may be all that there is to do until the next beat
+            self._syncing.send()  # the answer waits for no sync, and may be the only work until the next heartbeat
 
     # Messages
 
@@ -133,13 +133,13 @@ class Inbox:
         take = self._takers.get(type(message))
         if take is not None:
             take(peer, message)
-        elif self._recovery.standing is not Standing.BLANK:  # else it may have promised something else before
+        elif self._recovery.standing is not Standing.BLANK:  # a blank node's lost promises may contradict it
             self._engine.receive(peer, message)
             self._members.follow()
             self._syncing.begin()
 
     def _forwarded(self, peer: str, message: Forward) -> None:
-        """Take in batches that a peer forwarded, unless they are for another term: then the peer sends them again."""
+        """Accept batches that a peer forwarded for the current term. The peer sends batches of other terms again."""
         if not self._engine.is_leader or message.term != self._engine.term:
             return
         try:
@@ -152,7 +152,7 @@ class Inbox:
             self._engine.check_end_of(peer, status.term, status.last_index)
             self._recovery.heard_leader(status)
         voters = self._members.configurations.membership.voters
-        awake_s = self._syncing.look()  # what comes after a stall may have been said long before
+        awake_s = self._syncing.look()  # after a stall, the status may be old
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
             if status.standing != Standing.VOTER:

@@ -1,7 +1,7 @@
-"""A snapshot takes the place of this node's log and state.
+"""Replace this node's log and state by a peer's snapshot (Raft: InstallSnapshot).
 
-Invariant: log, state, members, clock and engine change together, or the node stops and nothing has changed (hazard
-H12).
+Invariant: log, state, members, clock and engine change together. If the snapshot contradicts this node's committed
+entries, the node stops before any change (hazard H12).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Installing:
-    """Takes over what another node has on disk."""
+    """Installs the snapshots that a leader offers."""
 
     def __init__(
         self,
@@ -40,9 +40,12 @@ class Installing:
         transmit: Callable[[str, Message], None],
         installed: Callable[[int], None],
     ) -> None:
-        """`own` is what this node began with; `installed` is told the index of each snapshot, once it counts."""
+        """`own` has the parts from this node's disk.
+
+        `installed` is called with the index of each installed snapshot.
+        """
         self.count = 0
-        """How many snapshots were installed in this life."""
+        """Snapshots installed since the start of this process."""
         self._journal = own.journal
         self._directory = own.directory
         self._state = own.state
@@ -57,24 +60,24 @@ class Installing:
         self._runtime = runtime
         self._installed = installed
         self._installed_at = 0
-        """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
+        """Sync point of the journal that makes the last installed snapshot durable; 0 if none is waiting."""
         self._cleaned = False
         self.taker = SnapshotTaker(
             disk, self._directory, self._journal, own.state, runtime, transmit, self._install
         )
 
     def offered(self, peer: str, offer: Offer) -> None:
-        """Have a snapshot fetched. Raises ForeignLog if it is of another log."""
+        """Begin to fetch an offered snapshot. Raises ForeignLog if it contradicts committed entries."""
         self._engine.check_snapshot(peer, offer.index, offer.term)
         self.taker.offered(peer, offer)
 
     def _install(self, installable: Installable, state: ReadState) -> None:
-        """Take over another node's log and state, which was read of the snapshot."""
+        """Install a fetched snapshot. `state` is its parsed checkpoint."""
         checkpoint = installable.checkpoint
         try:
             self._check_log_of(installable)
         except ForeignLog as error:
-            self._directory.remove_checkpoint(checkpoint.index)  # or the next start would load it
+            self._directory.remove_checkpoint(checkpoint.index)  # otherwise the next start would load it
             self._stopping.foreign_log(error)
             return
         self._state.adopt(state)
@@ -90,7 +93,7 @@ class Installing:
         self._installed(checkpoint.index)
 
     def _check_log_of(self, installable: Installable) -> None:
-        """Raise ForeignLog if the snapshot contradicts what is committed here (hazard H12)."""
+        """Raise ForeignLog if the snapshot contradicts committed entries of this node (hazard H12)."""
         checkpoint, segments, runs = installable
         giver, commit_index = self._leadership.reign.leader or "unknown", self._engine.commit_index
         self._engine.check_snapshot(giver, checkpoint.index, checkpoint.term)
@@ -98,7 +101,7 @@ class Installing:
             self._engine.check_snapshot(giver, commit_index, runs.at(commit_index))
 
     def clean_up(self) -> None:
-        """Remove a snapshot's directory once it is installed durably, and damaged logs once this node is a voter."""
+        """Remove the directory of a durably installed snapshot, and damaged logs after this node is a voter."""
         if self._installed_at and self._journal.synced >= self._installed_at:
             self._installed_at = 0
             self.taker.remove_installed()

@@ -1,6 +1,6 @@
-"""Epochs begin and end: a link to a peer is there, is lost, or has room again.
+"""React to link events: a link to a peer begins, ends, or drains. Each connection is an *epoch*.
 
-Invariant: whatever was said in an earlier epoch counts as not said where it may not have arrived.
+Invariant: messages of an earlier epoch count as unsent if they may not have arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Epochs:
-    """What a group does about the epochs of its links."""
+    """Passes the events of links to the parts of a group."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Epochs:
         runtime: Runtime,
         campaign_jitter_s: float,
     ) -> None:
-        """When the leader is lost, a turn is taken again after `campaign_jitter_s`: by then a campaign is due."""
+        """`campaign_jitter_s` after the loss of the leader, a turn is asked for, because a campaign is due by then."""
         self._links = links
         self._members = members
         self._presence = members.presence
@@ -73,7 +73,7 @@ class Epochs:
         self._campaign_jitter_s = campaign_jitter_s
 
     def begins(self, peer: str) -> None:
-        """There is a new link, on which nothing of an earlier one will arrive any more."""
+        """Handle a new link. No message of an earlier link will arrive any more."""
         self._presence.link_began(peer, self._links.peer_id(peer))
         self._outbox.drop(peer)
         self._inquiries.peer_lost(peer)
@@ -82,14 +82,14 @@ class Epochs:
         if not self._presence.is_member(peer):
             self._engine.guest_connected()
         self._introductions.greet(peer)
-        # To all: else the others would believe for up to a second that there is no such link.
+        # All peers get it. Otherwise they would believe for up to a second that this link is missing.
         self._outbox.transmit_to_all(self._own_status.now())
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
     def ends(self, peer: str) -> None:
-        """The link is lost."""
+        """Handle the loss of a link."""
         self._members.follow()
         self._outbox.drop(peer)
         self._clock.forget(peer)
@@ -103,16 +103,16 @@ class Epochs:
         if peer in self._members.known:
             self._peers.lost(peer, self._runtime.monotonic())
             self._expulsions.lost()
-        # The leader asks whether a majority has lost the link before it takes the process for dead.
+        # The leader counts the members that have lost the link, before it considers the process dead.
         self._outbox.transmit_to_all(self._own_status.now())
         if self._leadership.reign.leader == peer:
             self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
     def died(self, peer: str) -> None:
-        """The process of a peer without a link has ended, or did not run when this node started.
+        """Record that the process of a peer without a link has ended, or did not run when this node started.
 
-        `ends` has told of the lost link before. A second campaign now would disturb a member that already campaigns.
+        `ends` has already handled the lost link. A second campaign now would disturb a member that is campaigning.
         """
         self._members.follow()
         if peer in self._members.known:
@@ -120,7 +120,7 @@ class Epochs:
             self._expulsions.died()
 
     def has_room(self, peer: str) -> None:
-        """The link was congested, and is not any more."""
+        """Handle the end of a link's congestion."""
         self._members.follow()
         if self._presence.is_member(peer):
             self._engine.peer_resumed(peer)

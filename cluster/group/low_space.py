@@ -1,7 +1,7 @@
-"""What is done about a lack of space: publishers wait, housekeeping hurries, and a full disk is tried again.
+"""Act on a shortage of disk space or memory: stop publishers, hurry housekeeping, retry a full disk.
 
-Invariant: a node whose disk was full goes on by itself once there is space, and leads nobody meanwhile if another one
-can.
+Invariant: a node with a full disk continues by itself when there is space again. Until then it leaves the leadership to
+any member that can lead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""A log is not given up before there has been no space for so long: what goes of it, goes within that time."""
+"""Seconds without free space after which an obsolete log is discarded.
+
+Housekeeping frees within that time all that it can."""
 
 
 class Shortage:
-    """What this node does while it, or a majority, is short of something."""
+    """Reacts while this node, or a majority, is short of disk space or memory."""
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class Shortage:
         alarm_changed: Callable[[str | None], None],
         submit_nothing: Callable[[], None],
     ) -> None:
-        """`submit_nothing` has the log go on by an entry that changes nothing.
+        """`submit_nothing` submits an empty batch, so that the log gets a further entry.
 
-        `alarm_changed` is told why publishers must wait from now on, or None if they need not any more.
+        `alarm_changed` is called with the reason why publishers must wait, or None if they may continue.
         """
         self._alarms = alarms
         self._housekeeping = housekeeping
@@ -65,13 +67,13 @@ class Shortage:
         self._alarm_changed = alarm_changed
         self._submit_nothing = submit_nothing
         self._submitted_at = 0
-        """Where the log ended when it was asked to go on."""
+        """Last index of the log when an empty batch was last submitted for housekeeping."""
         self._tried_full_disk_s = 0.0
         self._stuck_since_s: float | None = None
-        """Since when this node cannot go on for want of space; None if it can."""
+        """Time since which this node is stuck for lack of space, on the monotonic clock; None if it is not stuck."""
 
     def look(self) -> None:
-        """Find out what is short, and do what follows."""
+        """Check for shortages, and act on them. Called once in each heartbeat interval."""
         now_s = self._runtime.monotonic()
         self._alarms.lacks_space = self._taker.lacks_space
         self._housekeeping.is_space_scarce = bool(self._alarms.own(now_s) & Alarm.DISK)
@@ -90,10 +92,10 @@ class Shortage:
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
         elif now_s - self._stuck_since_s >= PATIENCE_S and not self._taker.is_busy:
-            self._give_up_log()  # not while a transfer is under way: there may be space by now
+            self._give_up_log()  # a transfer under way shows that there may be space now
 
     def _try_full_disk(self, now_s: float) -> None:
-        """Try again now and then to write, and ask a member whose disk is not full to lead."""
+        """Retry writing to a full disk at intervals, and ask a member with free disk space to lead."""
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
             return
         self._tried_full_disk_s = now_s
@@ -102,10 +104,10 @@ class Shortage:
             self._leadership.ask_somebody()
 
     def _give_up_log(self) -> None:
-        """Let the log go that takes the space which is needed to go on, if it is obsolete.
+        """Discard an obsolete log that fills the disk.
 
-        What this node has applied of it and cannot store, the acknowledgements of consumers above all, would make it
-        small. But a checkpoint waits until the log holds all that is in it.
+        This breaks a deadlock. Applied acknowledgements would let the log shrink, but that needs a checkpoint. A
+        checkpoint waits until all entries in it are on disk, and the disk is full.
         """
         journal = self._engine.journal
         durable_bytes = journal.disk_bytes - journal.unsynced_bytes

@@ -1,6 +1,6 @@
-"""Accepting connections in a task that may be cancelled.
+"""Accept TCP connections in a task that may be cancelled.
 
-Invariant: no error ends the accepting; if the process has no files left, it goes on when there are some again.
+Invariant: no error ends the accepting. If the process has no file descriptors left, it continues when some are free.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from cluster.net.log_throttle import Complaints
 
 PAUSE_S = 0.2
-"""How long to wait after a failed accept: the process or the system may have no files left."""
+"""Seconds to wait after a failed accept, because the process or the system may have no file descriptors left."""
 
 
 async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """The listening sockets of all addresses that the host's name stands for; raises OSError."""
+    """Listen on all addresses of the host name, and return the sockets. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -31,7 +31,7 @@ async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
             listener = socket.create_server(address, family=family, backlog=backlog)
             listeners.append(listener)
             listener.setblocking(False)
-            # Accepted sockets inherit it; not every event loop sets it, and answers in two parts would take 40 ms.
+            # Accepted sockets inherit it. Not every event loop sets it, and an answer in two parts would take 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError:
         for listener in listeners:
@@ -43,11 +43,14 @@ async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
 async def accept_all(
     listener: socket.socket, take: Callable[[socket.socket, Any], None], complaints: Complaints, what: str
 ) -> NoReturn:
-    """Call `take` with the socket and address of each connection until cancelled; `what` names them in the log."""
+    """Call `take` with socket and address of each connection until cancelled.
+
+    `what` names the connections in the log.
+    """
     while True:
         try:
             sock, address = await accept(listener)
-        except OSError as error:  # out of files, or the stranger has left the queue already
+        except OSError as error:  # no file descriptors left, or the client has left the queue
             complaints.about("accept", f"cannot accept a {what} connection: {error}")
             await asyncio.sleep(PAUSE_S)
         else:
@@ -55,11 +58,14 @@ async def accept_all(
 
 
 def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
-    """Have `task`, which works on a stranger's socket, cancelled if the stranger is pushed out of `place`."""
+    """Cancel `task` when its connection is evicted from its slot `place`.
+
+    `task` works on the socket of an unauthenticated connection.
+    """
     place.push_out = task.cancel
 
     def ended(task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
+        if task.cancelled():  # a task cancelled before its begin does not close the socket itself
             place.leave()
             sock.close()
 
@@ -67,27 +73,27 @@ def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Wait for a connection; returns its non-blocking socket and its address, raises OSError.
+    """Wait for a connection, and return its non-blocking socket and its address. Raises OSError.
 
-    A loop's own `sock_accept` loses the socket if it is cancelled when it has it already. Here a wait that is
-    cancelled has accepted nothing. And it always is a wait: a flood of strangers does not hold up the loop.
+    An event loop's own `sock_accept` loses a socket that it has when it is cancelled. Here a cancelled wait has
+    accepted no connection. Each call waits, so a flood of connections does not hold up the event loop.
     """
     while True:
         await readable(listener)
-        with suppress(BlockingIOError):  # the stranger has left again
+        with suppress(BlockingIOError):  # the client has left again
             sock, address = listener.accept()
             sock.setblocking(False)
             return sock, address
 
 
 async def readable(sock: socket.socket) -> None:
-    """Wait until something can be read, or accepted."""
+    """Wait until the socket can be read, or has a connection to accept."""
     loop = asyncio.get_running_loop()
     come: asyncio.Future[None] = loop.create_future()
 
     def notice() -> None:
         loop.remove_reader(sock)
-        if not come.done():  # whoever waits may have been cancelled in this very pass of the loop
+        if not come.done():  # the waiting task may be cancelled in this very pass of the loop
             come.set_result(None)
 
     loop.add_reader(sock, notice)

@@ -1,9 +1,10 @@
-"""Which connections without a login keep their places when more come than there is room for.
+"""Slots that limit unauthenticated connections, and the rule for evicting them when the slots are full.
 
-Invariant: a stranger keeps its place for a fair time after its arrival and after each step of a correct handshake; only
-then may another connection take the place, and strangers that have come least far make room first. A connection for
-which there is no place is refused, and one address holds at most three quarters of the places: an attack, however
-large, takes no place from a client that goes on with its handshake. A connection with a login is never pushed out.
+Invariant: a connection without a login keeps its slot for a fair time after its arrival and after each step of a
+correct handshake. Only after that time may a new connection take the slot, and the connection with the least progress
+is evicted first. A connection without a free slot is refused, and an address holds at most three quarters of the slots.
+So an attack, however large, takes no slot from a client that continues its handshake. A connection with a login is
+never evicted.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from cluster.net.log_throttle import Complaints
 
 FAIR_S = 4.0
-"""How long a client has for each step while others wait for its place. TCP sends a lost segment again after 1 s, and a
-second time after 2 s more; another second is left for the round trip of a slow link. A shorter time would push out
-clients that go on; a longer time would let silent connections hold more places in a flood."""
+"""Seconds that a client has for each step while new connections want its slot. TCP sends a lost segment again after 1
+s, and a second time after 2 s more. A further second is left for the round trip of a slow link. A shorter time would
+evict clients that make progress. With a longer time, silent connections would hold more slots in a flood."""
 SHARE = 3
-"""An address may hold so many times as many places as are free: three quarters of all places, if it is alone. A herd of
-clients behind a NAT or a load balancer has one address, and the free places are for clients of other addresses."""
+"""An address may hold this many times as many slots as are free: three quarters of all slots, if it is alone. Many
+clients behind a NAT or a load balancer share an address, and the free slots are for clients of different addresses."""
 _IPV6_NETWORK_BITS = 64
-"""IPv6 addresses that share this many bits count as one source: one customer has at least all of those."""
+"""IPv6 addresses that share this many bits count as a single source, because a customer has at least all of those."""
 
 
 class Stage(IntEnum):
-    """How far a stranger has come in its handshake."""
+    """Progress of an unauthenticated connection in its handshake."""
 
     ARRIVAL = 0
     TLS_BEGUN = 1
@@ -53,7 +54,7 @@ _SINCE = {
 
 
 class Places:
-    """Counts and bounds the connections of one kind, such as those of clients."""
+    """Counts and limits the connections of a kind, such as the connections of clients."""
 
     def __init__(
         self,
@@ -65,23 +66,23 @@ class Places:
         complaints: Complaints | None = None,
         what: str = "connection",
     ) -> None:
-        """Allow `strangers_max` strangers, and `total_max` connections in all, those with a login included.
+        """Allow `strangers_max` connections without a login, and `total_max` connections in all.
 
-        Without a `total_max`, any number may have a login. Complaints about strangers that are refused or pushed out
-        call them `what`.
+        Without a `total_max`, any number may have a login. `what` names the connections in log lines about refusals and
+        evictions, which `complaints` limits in rate.
         """
         self.strangers_max = strangers_max
         self.total_max = total_max
         self.known = 0
-        """Connections with a login."""
+        """Number of connections with a login."""
         self.clock = clock
         self.fair_s = fair_s
-        """How long a stranger keeps its place after each step, however many come."""
+        """Seconds that a connection keeps its slot after each step, however many connections arrive."""
         self._complaints = complaints
         self._what = what
         self._all = _Strangers()
         self._by_source: dict[str, _Strangers] = {}
-        """The strangers of each source (`source_of`)."""
+        """Unauthenticated connections by their source (`source_of`)."""
 
     @property
     def strangers(self) -> int:
@@ -89,12 +90,12 @@ class Places:
 
     @property
     def free(self) -> int:
-        """How many more strangers may come."""
+        """Number of free slots for unauthenticated connections."""
         free = self.strangers_max - self.strangers
         return free if self.total_max is None else min(free, self.total_max - self.known - self.strangers)
 
     def take(self, host: str) -> Place | None:
-        """Give a stranger from `host` a place; None if there is none, and the connection has to be refused."""
+        """Give an unauthenticated connection from `host` a slot, or None if it must be refused."""
         source = source_of(host)
         if not self._has_room(source):
             self._complain_of_refusal(source)
@@ -104,7 +105,7 @@ class Places:
         return place
 
     def take_known(self, host: str) -> Place | None:
-        """Give a place to a connection that needs no login, because the node itself makes it; None if there is none."""
+        """Give a slot to a connection of the node itself, which needs no login, or None if `total_max` is reached."""
         if self.total_max is not None and self.strangers + self.known >= self.total_max:
             return None
         place = Place(self, source_of(host))
@@ -113,12 +114,12 @@ class Places:
         return place
 
     def _has_room(self, source: str) -> bool:
-        """Whether a stranger of the source may come, perhaps because another one was pushed out."""
+        """Return whether a connection of the source may get a slot, after an eviction if necessary."""
         free = self.free
         of_source = self._by_source.get(source)
         if (of_source.count if of_source is not None else 0) < SHARE * free:
             return True
-        # While free places are left, a source that has its share replaces its own strangers only.
+        # While slots are free, a source that has its share evicts its own connections only.
         candidates = self._all if free <= 0 else of_source
         stale = candidates.stale(self.clock() - self.fair_s) if candidates is not None else None
         if stale is None:
@@ -150,16 +151,16 @@ class Places:
             text = f"{self.strangers} without a login are there, and there may be no more"
         self._complaints.about("refused", f"{self._what} from {source} refused: {text}")
 
-    # What places tell
+    # Calls from slots
 
     def enter(self, place: Place) -> None:
-        """Count the place as a stranger's that has just come."""
+        """Count the slot as unauthenticated, at the stage of arrival."""
         place.stage, place.since_s = Stage.ARRIVAL, self.clock()
         self._all.add(place)
         self._by_source.setdefault(place.source, _Strangers()).add(place)
 
     def step(self, place: Place, stage: Stage) -> None:
-        """Note that the stranger has come further."""
+        """Record that the connection has reached a later stage."""
         lines = self._all, self._by_source[place.source]
         for strangers in lines:
             strangers.remove(place)
@@ -168,7 +169,7 @@ class Places:
             strangers.add(place)
 
     def exit(self, place: Place) -> None:
-        """Count the place as a stranger's no more."""
+        """Remove the slot from the unauthenticated connections."""
         self._all.remove(place)
         of_source = self._by_source[place.source]
         of_source.remove(place)
@@ -176,7 +177,10 @@ class Places:
             del self._by_source[place.source]
 
     def move(self, place: Place, source: str) -> bool:
-        """Count the stranger for another source, as if it came from there now; False if that finds no room."""
+        """Count the connection for a new source, as if it arrived there now.
+
+        Return False if that source has no slot left.
+        """
         self.exit(place)
         has_room = self._has_room(source)
         if not has_room:
@@ -187,7 +191,7 @@ class Places:
 
 
 class _Strangers:
-    """Strangers by their stages, and within a stage in the order of their last steps."""
+    """Unauthenticated connections by stage, and within a stage in the order of their last steps."""
 
     __slots__ = ("_stages", "count")
 
@@ -204,7 +208,7 @@ class _Strangers:
         self.count -= 1
 
     def stale(self, before_s: float) -> Place | None:
-        """The stranger that has come least far, among those whose last step was made by then."""
+        """Return the connection with the least progress whose last step was made by `before_s`, or None."""
         for places in self._stages:
             place = next(iter(places), None)
             if place is not None and place.since_s <= before_s:
@@ -213,60 +217,60 @@ class _Strangers:
 
 
 class Place:
-    """The place of one connection among `Places`."""
+    """The slot of a single connection, counted by `Places`."""
 
     __slots__ = ("_is_known", "_is_taken", "_places", "push_out", "since_s", "source", "stage")
 
     def __init__(self, places: Places, source: str) -> None:
         self.push_out: Callable[[], object] = _do_nothing
-        """Called when the stranger has to make room for another one."""
+        """Called when the connection is evicted."""
         self.source = source
         self.stage = Stage.ARRIVAL
         self.since_s = 0.0
-        """When the stranger made its last step."""
+        """Time of the connection's last step, by `Places.clock`."""
         self._places = places
         self._is_taken = True
         self._is_known = False
 
     @property
     def is_taken(self) -> bool:
-        """Whether the connection still has this place: it has not left, and was not pushed out."""
+        """Whether the connection still has this slot: it has neither left nor been evicted."""
         return self._is_taken
 
     def comes_from(self, host: str) -> bool:
-        """Count the stranger as one from `host`, because a proxy says that it is from there.
+        """Count the connection for `host`, because a proxy has sent this address.
 
-        Returns False if there is no place for a connection from there, so that this one has to be refused.
+        Returns False if `host` has no slot left, so that the connection must be refused.
         """
         if not self._is_taken or self._is_known:
             return self._is_taken
         return self._places.move(self, source_of(host))
 
     def step(self, stage: Stage) -> None:
-        """Note that the handshake has come to this stage; harmless if it had come so far before."""
+        """Record that the handshake has reached this stage. Has no effect for a stage that it has reached before."""
         if stage > self.stage and self._is_taken and not self._is_known:
             self._places.step(self, stage)
 
     def make_known(self) -> None:
-        """Count the connection as one with a login."""
+        """Count the connection as authenticated."""
         if self._is_taken and not self._is_known:
             self._is_known = True
             self._places.exit(self)
             self._places.known += 1
 
     def make_stranger(self) -> None:
-        """Count the connection as a stranger that has just come, because its next request needs another login."""
+        """Count the connection as unauthenticated and just arrived, because its next request needs a new login."""
         if self._is_taken and self._is_known:
             self._is_known = False
             self._places.known -= 1
             self._places.enter(self)
 
     def leave(self) -> None:
-        """Give the place back, because the connection is gone; harmless if that was done before."""
+        """Release the slot of a closed connection. Has no effect the second time."""
         if not self._is_taken:
             return
         self._is_taken = False
-        self.push_out = _do_nothing  # no reference cycle stays: the owner of the place refers to it as well
+        self.push_out = _do_nothing  # avoids a reference cycle: the owner refers to its slot
         if self._is_known:
             self._places.known -= 1
         else:
@@ -278,10 +282,10 @@ def _do_nothing() -> None:
 
 
 def source_of(host: str) -> str:
-    """What counts as one source of strangers: an IPv4 address, or a network of IPv6 addresses."""
+    """Return the source of a connection: its IPv4 address, or its IPv6 network."""
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:  # a socket that has no address
+    except ValueError:  # a socket without an address
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return host

@@ -1,8 +1,7 @@
-"""Log lines about what a stranger can make happen as often as it likes.
+"""Rate-limited logging for events that unauthenticated peers can trigger at will.
 
-Invariant: a kind of event costs a few lines a second, and the next line tells how many were left out. Where nobody
-counts lines, what goes on and on, such as a node with a wrong secret that tries each second, comes to cost one line a
-minute.
+Invariant: each kind of event writes a few lines a second at most, and the next line reports how many were left out.
+With `spares_repeats`, a repeating line, such as about a node with a wrong secret, backs off to a line a minute.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ if TYPE_CHECKING:
 _INTERVAL_S = 1.0
 _REPEAT_INTERVAL_S = 60.0
 _QUIET_S = 10.0
-"""What has not happened for so long does not go on, but happens again."""
+"""Seconds without an event after which its line counts as new instead of repeating."""
 _REMEMBERED_MAX = 16
-"""For how many lines of each kind it is remembered that they were written."""
+"""Number of recent lines of each kind whose repeats are recognized."""
 
 
 class Complaints:
-    """Writes lines about strangers to one logger, and leaves out those that are too many."""
+    """Writes rate-limited lines to a logger."""
 
     def __init__(self, log: logging.Logger, lines: int = 1, *, spares_repeats: bool = False) -> None:
-        """At most `lines` lines of each kind are logged in a second. Kinds are never forgotten, so they must be few.
+        """Log at most `lines` lines of each kind in a second. Kinds are never forgotten, so they must be few.
 
-        With `spares_repeats`, a line that is the same as one before it is written less and less often. Not so where
-        somebody, such as fail2ban, counts the lines of those who guess passwords.
+        With `spares_repeats`, a repeated line is written less and less often. It must be False where a program such as
+        fail2ban counts the lines about wrong passwords.
         """
         self._log = log
         self._lines = lines
@@ -63,7 +62,7 @@ class _Kind:
         self._repeats: dict[str, _WrittenLine] = {}
 
     def is_due(self, text: str, now_s: float) -> bool:
-        """Whether this line may be written, as far as it was written before. It is noted that there is cause to."""
+        """Return whether the line may be written now, and record that it was wanted."""
         repeat = self._repeats.get(text)
         if repeat is None:
             return True
@@ -82,10 +81,10 @@ class _Kind:
 
 
 class _WrittenLine:
-    """A line that was written."""
+    """Times of a line that was written."""
 
     def __init__(self, now_s: float) -> None:
         self.written_s = now_s
         self.wanted_s = now_s
         self.interval_s = _INTERVAL_S / 2
-        """How long it is not written again; twice as long each time, as long as there is cause to."""
+        """Seconds until the line may be written again. It doubles with each repeat while the line is wanted."""

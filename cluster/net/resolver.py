@@ -1,12 +1,12 @@
-"""The addresses that the names of hosts stand for.
+"""Resolve host names, with a thread for each name and a memory of earlier results.
 
-A lookup cannot be ended, and takes half a minute where a name server does not answer. The event loop would have four
-of them at a time, for all names and all who ask, and would wait for them when the process is to end. So each has a
-thread of its own, which keeps nothing from ending, and all who ask for a name meanwhile wait for the same one.
+A lookup cannot be cancelled, and takes half a minute when a name server does not answer. The event loop would run four
+lookups at a time, for all callers together, and would wait for them when the process ends. So each name has a daemon
+thread of its own, and all callers that ask for a name at the same time share its lookup.
 
-Invariant: no name waits for another one's lookup, and there is one thread for each name at most. A name server is asked
-once a second for a name that it does not know, however often somebody tries to reach that host. Peers, shovels and
-logins have `HostNames` of their own: the names that some bring use up nothing that the others need.
+Invariant: no name waits for the lookup of a different name, and each name has at most one thread. An unknown name is
+looked up at most once a second, however often callers ask. Peers, shovels and logins each have their own `HostNames`,
+so names given by clients cannot use up the lookups that peers need.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from typing import Any, NamedTuple
 Found = list[tuple[socket.AddressFamily, Any]]
 
 _PATIENCE_S = 0.3
-"""A lookup that takes longer is slow: what an earlier one has found is good enough."""
+"""Seconds. After a slower lookup, the caller gets the earlier result."""
 _ANSWER_S = 4.0
-"""How long to wait where nothing has been found yet. Who dials has a little longer in all, and is told why."""
+"""Seconds to wait for a first result. Callers that dial have a slightly longer timeout, so they get the reason."""
 UNKNOWN_S = 1.0
-"""For so long a name that cannot be looked up is not looked up again. With the suffixes that are tried, as those of
-Kubernetes, each lookup is ten questions."""
+"""Pause in seconds before a failed lookup is repeated. With search suffixes, as in Kubernetes, each lookup is ten
+queries."""
 LOOKUPS_MAX = 64
-"""How many lookups are under way at most; for one more name there is an error."""
+"""Lookups in progress at most. A further name gets an error."""
 REMEMBERED_MAX = 1000
-"""Of how many names it is remembered where they were."""
+"""Names whose last result is remembered, at most."""
 
 
 class Addresses(NamedTuple):
-    """Where a host is."""
+    """The addresses of a host."""
 
     found: Found
     is_current: bool
-    """Whether the name stands for them now; else it did when it could be looked up last."""
+    """Whether this is a new result. If False, it is the last known result, because the name cannot be looked up now."""
 
 
 class HostNames:
-    """Looks names up, and remembers what it has found. All calls are on one event loop."""
+    """Looks names up, and remembers the results. All calls are on the same event loop."""
 
     def __init__(self) -> None:
         self._remembered: dict[tuple[str, int], Found] = {}
         self._lookups: dict[tuple[str, int], asyncio.Future[Found]] = {}
         self._unknown: dict[tuple[str, int], OSError] = {}
-        """Why names cannot be looked up that were looked up lately."""
+        """Errors of names that failed lately."""
 
     async def look_up(self, host: str, port: int) -> Addresses:
-        """Return where a host is, or was if it cannot be looked up. Raises OSError if that is not known."""
+        """Return the addresses of a host, or the last known addresses. Raises OSError if both are missing."""
         try:
             # A literal address needs no lookup.
             return Addresses(_look_up(host, port, socket.AI_NUMERICHOST), is_current=True)
         except socket.gaierror:
             pass
-        except ValueError as error:  # such as UnicodeError, for a name that no resolver would be asked for
+        except ValueError as error:  # such as UnicodeError, for a name that no resolver accepts
             raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
         remembered = self._remembered.get((host, port))
         try:
             lookup = self._lookup(host, port)
             async with asyncio.timeout(_ANSWER_S if remembered is None else _PATIENCE_S):
                 return Addresses(await asyncio.shield(lookup), is_current=True)
-        except OSError as error:  # also TimeoutError
+        except OSError as error:  # includes TimeoutError
             if remembered is not None:
                 return Addresses(remembered, is_current=False)
             if isinstance(error, TimeoutError):
@@ -72,7 +72,7 @@ class HostNames:
             raise
 
     def _lookup(self, host: str, port: int) -> asyncio.Future[Found]:
-        """The lookup of a name that is under way, or one that begins. Raises OSError."""
+        """Return the lookup of a name in progress, or begin it. Raises OSError."""
         name = host, port
         if name in self._unknown:
             raise self._unknown[name]
@@ -96,7 +96,7 @@ class HostNames:
                 self._unknown[name] = error
                 loop.call_later(UNKNOWN_S, self._unknown.pop, name)
                 lookup.set_exception(error)
-                lookup.exception()  # perhaps nobody waits for it any more
+                lookup.exception()  # avoids asyncio's warning if no caller waits any more
 
         def work() -> None:
             found: Found = []
@@ -105,7 +105,7 @@ class HostNames:
                 found = _look_up(host, port)
             except OSError as error:
                 problem = error
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(ended, found, problem)
 
         try:

@@ -1,6 +1,6 @@
-"""Sockets: how they are opened, and how the kernel shall treat those between peers.
+"""Open sockets, and set the kernel's options for connections between peers.
 
-Invariant: a connection counts as refused only if nobody listens at any address of the host.
+Invariant: a connection counts as refused only if no process listens at any address of the host.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Address = tuple[str, int]
 
 _SOCKET_BUFFER_BYTES = 4 << 20
-# The kernel gives a connection up if data stays unanswered for this long. Otherwise, when a partition heals, TCP might
-# wait for minutes before it tries again. TCP keepalive would find nothing that this does not: once a second each node
-# tells all that it is linked with how it is (`Group._tell_status`), so there is always something to be answered.
+# The kernel closes a connection if data stays unacknowledged for this long. Otherwise, after a partition, TCP might
+# wait for minutes before it tries again. TCP keepalive is not needed, because each node sends its status to all peers
+# once a second (`Group._tell_status`), so there is always data to acknowledge.
 _UNANSWERED_MS_MAX = 5_000
 _BACKLOG = 1024
 
@@ -36,9 +36,9 @@ async def listen(bind: Address) -> socket.socket:
 
 
 async def connect(names: HostNames, host: str, port: int, *, is_peer: bool = True) -> socket.socket:
-    """Open a connection to the first address of the host that takes it: a peer, or somebody else.
+    """Open a connection to the first address of the host that accepts it. `is_peer` sets the options for peers.
 
-    Raises ConnectionRefusedError only if every address refuses that the host has now, OSError otherwise.
+    Raises ConnectionRefusedError only if every current address of the host refuses, OSError otherwise.
     """
     addresses = await names.look_up(host, port)
     problem = (
@@ -71,7 +71,8 @@ async def _connect_to(family: socket.AddressFamily, address: Any, *, is_peer: bo
 
 
 def _check_not_self(sock: socket.socket) -> None:
-    # TCP lets a socket connect to itself when its own random port is the very one that nobody listens on.
+    # TCP lets a socket connect to itself if its random local port is the port that it dials, and no process listens
+    # there.
     if sock.getsockname() == sock.getpeername():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
 
@@ -86,9 +87,9 @@ def _tune(sock: socket.socket) -> None:
 
 @cache
 def _granted_buffers() -> list[int]:
-    """Return the options of those buffers for which the kernel grants the size that is wanted here.
+    """Return the options of the buffers that the kernel grants the wanted size.
 
-    Setting a size switches off the kernel's own growth to several MiB, which is better where less is granted.
+    A fixed size switches off the kernel's own growth to several MiB, which is better if the kernel grants less.
     """
     with socket.socket() as sock:
         granted: list[int] = []

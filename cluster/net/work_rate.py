@@ -1,7 +1,7 @@
-"""Costly work for strangers, such as TLS handshakes: how much of it is begun in a second, and for whom.
+"""Limit the rate of costly work for unauthenticated connections, such as TLS handshakes, fairly between sources.
 
-Invariant: the rate is bounded, however much is asked for; sources take turns, so a flood from one address delays a
-client from another address by one piece of work.
+Invariant: the rate is bounded, however much work is requested. Sources are served in turn, so a flood from an address
+delays a client from a different address by a single piece of work.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import asyncio
 
 
 class WorkRate:
-    """Allows a number of beginnings in a second."""
+    """Allows a number of pieces of work per second."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
-        """After some quiet, `at_once` pieces of work may begin together."""
+        """Allow `per_s` pieces of work per second. After a pause, `at_once` pieces may begin together."""
         self._interval_s = 1 / per_s
         self._ahead_s = (at_once - 1) / per_s
         self._next_s = 0.0
-        """When the next piece of work would begin if there had been no quiet, by the clock of the event loop."""
+        """Time at which the next piece of work would begin without any pause before, by the clock of the event loop."""
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
-        """The turns that are waited for, by source; the source whose turn is next comes first."""
+        """Waiting requests by source. The source that is served next comes first."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, source: str) -> None:
@@ -41,7 +41,7 @@ class WorkRate:
         self._next_s = max(self._next_s, now_s) + self._interval_s
 
     def _begin(self) -> None:
-        """Give the turns that are due."""
+        """Start the waiting work that is due."""
         self._timer = None
         loop = asyncio.get_running_loop()
         while self._waiting and self._next_s - self._ahead_s <= loop.time():

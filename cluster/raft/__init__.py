@@ -1,1 +1,1 @@
-"""Pure: the rules of consensus and the messages between nodes, without clock, I/O or pysyncobj."""
+"""Rules of consensus and messages between peers. Pure: no clock, I/O or pysyncobj."""

@@ -1,16 +1,16 @@
-"""What time it is for the cluster: the time that a leader puts into entries.
+"""The cluster's time: the time that a leader writes into entries.
 
-Wall clocks jump: by a wrong time server, an operator's hand, a virtual machine that was asleep. So time *goes on* by
-the monotonic clock of whoever leads, whatever wall clocks do, and wall clocks only say how late it is:
+Wall clocks jump, because of a wrong time server, an operator, or a virtual machine that slept. So the cluster's time
+*runs* with the leader's monotonic clock, and wall clocks only correct it:
 
-- A node's wall clock counts as far as it keeps in step with the node's monotonic clock. Where it jumps to counts when
-  it has stayed there for `PATIENCE_S`; until then, what it said before goes on. The first reading of a life counts.
-- Time is put forward to what the clocks of a majority of the members have reached, never further. With three members
-  known that is the median, with two of three the earlier one, so no single clock moves it.
-- Time never goes back. While it is later than the clocks of a majority say, it goes on a little slower.
+- A node's wall clock counts while it keeps pace with the node's monotonic clock. After a jump the old time runs on, and
+  the new time counts when the clock has kept it for `PATIENCE_S`. The first reading after the start counts at once.
+- Time is put forward only to the time that the clocks of a majority of the members have reached. With three known
+  members that is the median, with two of three the earlier, so no single clock moves it.
+- Time never goes back. While it is ahead of a majority's clocks, it runs a little slower.
 
-Every node keeps this clock and follows the time of the entries, so a new leader goes on where the last one was. Each
-member tells its clock first of all on a new link, so who was elected knows those of a majority.
+Every node keeps this clock and follows the time of the entries, so a new leader continues without a gap. Each member
+sends its clock first on a new link, so a newly elected leader knows the clocks of a majority.
 
 Invariant: time always runs, at no less than `SLOWER` of its pace, and the clocks of a minority never put it forward.
 """
@@ -25,35 +25,35 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 STEP_MS = 2_000.0
-"""A jump of a wall clock by no more than this is believed at once: a time server's correction, or a leap second."""
+"""Milliseconds of a jump that is believed at once, such as a time server's correction or a leap second."""
 OFF_MS = 5_000
-"""A wall clock that differs by more than this from the cluster's time is off, and the log says so once."""
+"""Milliseconds from the cluster's time beyond which a wall clock is off. The node logs that once."""
 OFF_NO_MORE_MS = OFF_MS / 2
-"""A wall clock that was off is right again when it differs by less than this."""
+"""Milliseconds from the cluster's time below which a wall clock that was off is right again."""
 LEAP_MS = 500.0
-"""Time that is put forward by more than this has leapt: the monotonic clocks, and the processes, stood still."""
+"""Milliseconds beyond which a correction is a leap: the monotonic clocks, and the processes, stood still."""
 SLOWER = 0.99
-"""The pace at which time goes on while it is ahead of the clocks: an hour is made up for in four days."""
+"""Pace of time while it is ahead of the clocks. An hour is made up for in four days."""
 WALL_MAX_MS = 2**43
-"""A time in the year 2248. Later readings count as this, so that what is derived from times has room in 64 bits."""
+"""A time in the year 2248. Later readings count as this, so times derived from it fit into 64 bits."""
 
 
 def bounded(wall_ms: int) -> int:
-    """Limit the reading of a wall clock to what the formats have room for: from 1970 to `WALL_MAX_MS`."""
+    """Limit a reading of a wall clock to the range of the formats: from 1970 to `WALL_MAX_MS`."""
     return min(max(wall_ms, 0), WALL_MAX_MS)
 
 
 class SteadyClock:
-    """A wall clock without its jumps, until it has kept its new time for `patience_s` seconds."""
+    """A wall clock without its jumps. A jump counts after the clock has kept its new time for `patience_s` seconds."""
 
     def __init__(self, wall_ms: int, now_s: float, patience_s: float) -> None:
         self.offset_ms = wall_ms - now_s * 1000
-        """By how much the wall clock is ahead of the monotonic one, as far as it is believed, in milliseconds."""
+        """Milliseconds by which the believed wall clock is ahead of the monotonic clock."""
         self._patience_s = patience_s
         self._doubtful_ms: float | None = None
-        """The offset since a jump that is not believed yet; None if there is none."""
+        """The offset after a jump that is not yet believed, in milliseconds; None without such a jump."""
         self._since_s = 0.0
-        """When the offset `_doubtful_ms` was first seen, on the monotonic clock, in seconds."""
+        """Time at which `_doubtful_ms` was first seen, in seconds of the monotonic clock."""
 
     def look(self, wall_ms: int, now_s: float) -> None:
         offset_ms = wall_ms - now_s * 1000
@@ -66,7 +66,7 @@ class SteadyClock:
 
 
 class ClusterClock:
-    """The cluster's time as one of its members knows it."""
+    """The cluster's time as a single member knows it."""
 
     def __init__(
         self,
@@ -77,48 +77,50 @@ class ClusterClock:
         now_s: float,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`members` is how many voters there are, or 0 if this node is none: then the time is that of the entries.
+        """`members` is the number of voters, or 0 if this node is no voter. Then its time is that of the entries.
 
-        `time_ms` is the time of the last entry, or 0 if there is none.
+        `time_ms` is the time of the last entry, or 0 without an entry.
         """
         self._name = name
         self.members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
         self._peers: dict[str, float] = {}
-        """By how much each connected peer's steady clock is ahead of this node's monotonic clock, in milliseconds."""
+        """For each connected peer, the milliseconds by which its steady clock is ahead of this node's monotonic
+        clock."""
         self._base_ms, self._base_s, self._pace = float(time_ms), now_s, 1.0
         self._knows_entry = time_ms > 0
         self._is_agreed = False
-        """Whether since this start the clocks of a majority have ever agreed with the cluster's time, or been ahead."""
+        """Whether, since the start, a majority's clocks have ever agreed with the cluster's time or been ahead of
+        it."""
         self._is_off = False
         self.leapt_ms = 0.0
-        """How far wall clocks have put time forward in leaps, in milliseconds, since this node has started."""
+        """Milliseconds by which wall clocks have put time forward in leaps since this node started."""
         self.look(wall_ms, now_s)
 
-    # What time it is
+    # Reading the time
 
     def time_ms(self, now_s: float) -> int:
         return int(self._time_ms(now_s))
 
     def agreed_ms(self, now_s: float) -> int | None:
-        """The cluster's time, if clocks can be judged by it; None while this node hears no majority of the voters.
+        """Return the cluster's time in ms for judging clocks, or None while this node hears no majority of voters.
 
-        Without them it goes on from the last entry that the node knows, which may be of any age.
+        Without a majority, the time runs on from the last entry that this node knows, which may be old.
         """
         return self.time_ms(now_s) if self._knows_majority() else None
 
     def wait_s(self, due_ms: int, now_s: float) -> float:
-        """How many seconds it takes until the cluster's time is `due_ms`, if nothing puts it forward."""
+        """Return the seconds until the cluster's time is `due_ms`, unless clocks put it forward."""
         return (due_ms - self.time_ms(now_s)) / (1000 * self._pace)
 
     def steady_ms(self, now_s: float) -> int:
-        """The wall clock of this node without jumps that are not believed yet, in milliseconds since 1970."""
+        """Return this node's wall clock without unbelieved jumps, in milliseconds since 1970."""
         return bounded(int(now_s * 1000 + self._own.offset_ms))
 
     def _time_ms(self, now_s: float) -> float:
         return self._base_ms + (now_s - self._base_s) * 1000 * self._pace
 
-    # How it is known
+    # Correcting the time
 
     def follow(self, time_ms: int, now_s: float) -> None:
         """Put time forward to that of an entry, if it is later."""
@@ -127,29 +129,32 @@ class ClusterClock:
             self._knows_entry = True
 
     def look(self, wall_ms: int, now_s: float) -> None:
-        """Take in a reading of this node's wall clock; to be called once a second."""
+        """Take in a reading of this node's wall clock. Called once a second."""
         self._own.look(wall_ms, now_s)
         self._agree(now_s)
         if self._knows_majority():
             self._watch(wall_ms - self._time_ms(now_s))
 
     def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
-        """Take in a peer's steady clock. A message that was long on its way makes it seem early, which does no harm."""
+        """Take in a peer's steady clock. A delayed message makes the clock seem early, which does no harm."""
         self._peers[peer] = steady_ms - now_s * 1000
         self._agree(now_s)
 
     def forget(self, peer: str) -> None:
-        """Forget the clock of a peer whose link is gone, since nobody knows whether it is still right."""
+        """Forget the clock of a peer whose link is lost, because it may have changed."""
         self._peers.pop(peer, None)
 
     def _agree(self, now_s: float) -> None:
-        """Put time forward to the clocks of a majority, or slow it down if it is ahead, if enough clocks are known."""
+        """Put time forward to the clocks of a majority, or slow it down if it is ahead.
+
+        Without the clocks of a majority, time runs at its normal pace.
+        """
         offsets = [self._own.offset_ms, *self._peers.values()]
         self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
         if not self._knows_majority():
             return
-        # A majority's clocks have reached the one, and a majority's have not passed the other; of an odd number of
-        # members that are all known both are the median.
+        # A majority's clocks have reached `reached_ms`, and a majority's clocks have not passed `passed_ms`. Both are
+        # the median if the number of members is odd and all clocks are known.
         reached_ms = now_s * 1000 + quorum.reached(offsets, self.members)
         passed_ms = now_s * 1000 + quorum.not_passed(offsets, self.members)
         lead_ms = reached_ms - self._base_ms
@@ -164,7 +169,7 @@ class ClusterClock:
         self._is_agreed = self._is_agreed or lead_ms > -OFF_MS
 
     def _knows_majority(self) -> bool:
-        """Whether this node votes, and knows the clocks of so many voters that they decide what time it is."""
+        """Return whether this node is a voter and knows the clocks of a majority of the voters."""
         return self.members > 0 and quorum.is_majority(1 + len(self._peers), self.members)
 
     def _tell_lead(self, lead_ms: float) -> None:
@@ -180,7 +185,7 @@ class ClusterClock:
             )
 
     def _watch(self, off_ms: float) -> None:
-        """Say once that this node's wall clock is off, and once that it is not any more."""
+        """Log once when this node's wall clock is off, and once when it is right again."""
         if not self._is_off and abs(off_ms) > OFF_MS:
             self._is_off = True
             log.warning(

@@ -1,11 +1,11 @@
-"""Who stands for leader, and whom a member would vote for: the pre-votes of Raft (thesis 9.6).
+"""Pre-votes of Raft (thesis 9.6): when a member campaigns, and which member it would vote for.
 
-Before a member campaigns, which raises the term of all others, it asks whether a majority would vote for it. Whoever
-hears a leader would not, so a member that was cut off disturbs nobody when it comes back; and of two whose logs end
-alike and who ask at the same time the one with the smaller name goes first, so votes do not split.
+A campaign raises the term of all members. So a member first asks whether a majority would vote for it. A member that
+hears a leader refuses. So a member that was cut off disturbs no leader when it returns. If two members ask at the same
+time and their logs end alike, the smaller name goes first, so votes do not split.
 
-Invariant: pure; time is handed in (`now_s`, for which this node was awake). A round that has ended is won by nobody,
-and nobody's vote counts twice.
+Invariant: pure; the time is an argument (`now_s` or `awake_s`, the time awake of this node). A round that has ended
+cannot be won, and each peer counts once.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ class Role(IntEnum):
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends; of two logs the one with the greater end is the more complete (Raft paper, 5.4.1)."""
+    """The last term and index of a log. The greater of two log ends is the more complete log (Raft paper, 5.4.1)."""
 
     term: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
 
 
 class Move(Enum):
-    """What a member does whose election deadline has passed."""
+    """The action of a member whose election deadline has passed."""
 
     CAMPAIGN = auto()
-    """It raises the term and asks for votes."""
+    """Raise the term and ask for votes."""
     ASK = auto()
-    """It asks for pre-votes."""
+    """Ask for pre-votes."""
     LISTEN = auto()
-    """It was stalled, and a leader was heard lately: it reads first what has come meanwhile."""
+    """Read the waiting messages first, because this member was stalled and has heard a leader lately."""
     REST = auto()
-    """It leaves standing for leader to others."""
+    """Leave the election to other members."""
 
 
 class VoteAnswer(NamedTuple):
-    """The answer to a request for a pre-vote, and what follows from it here."""
+    """The answer to a pre-vote request, and its consequence for this member."""
 
     granted: bool
     stands_instead: bool
-    """Whether this member asks for pre-votes soon itself: the other does not win here, but this one might there."""
+    """Whether this member asks for pre-votes soon. It refuses the peer because of its log, but may win itself."""
 
 
 class Elections:
-    """What one member knows of leaders and of its own pre-votes."""
+    """A member's knowledge of leaders, and its own pre-votes and votes."""
 
     def __init__(self, name: str, configurations: Configurations, detector: FailureDetector) -> None:
         """A leader counts as alive until `detector` suspects it."""
         self.is_won = False
-        """Whether this member may campaign: it has won a pre-vote round, and has heard no leader since."""
+        """Whether this member has won a pre-vote round, and has heard no leader since. Then it may campaign."""
         self._name = name
         self._configurations = configurations
         self._detector = detector
         self._heard_term = 0
-        """The term of the leader that was heard last."""
+        """Term of the last leader that was heard."""
         self._round = 0
-        """The number of the current round; answers to earlier ones do not count."""
+        """Number of the current round. Answers to earlier rounds do not count."""
         self._is_asking = False
         self._granted_by: set[str] = set()
         self._votes: set[str] = set()
@@ -76,13 +76,13 @@ class Elections:
 
     @property
     def patience_s(self) -> float:
-        """The silence after which a leader is suspected."""
+        """Seconds of silence after which a leader is suspected."""
         return self._detector.patience_s
 
     def hear_leader(self, term: int, now_s: float) -> bool:
-        """Note that the leader of `term` was heard; True if it is another one than before.
+        """Record a sign of life of the leader of `term`. Return True if it is a new leader.
 
-        A round that was won while it was silent is void.
+        A pre-vote round that was won during its silence becomes void.
         """
         is_another = term != self._heard_term
         if is_another:
@@ -93,15 +93,15 @@ class Elections:
         return is_another
 
     def leader_is_lost(self) -> None:
-        """Note that the link to the leader is broken: it counts as dead at once."""
+        """Record that the link to the leader is broken. The leader counts as dead at once."""
         self._detector.forget()
 
     def has_heard_leader(self, now_s: float) -> bool:
-        """Whether a leader was heard so lately that it counts as alive."""
+        """Return whether the last sign of life of a leader is recent enough to count it as alive."""
         return not self._detector.suspects(now_s)
 
     def has_given_leader_up(self, now_s: float) -> bool:
-        """Whether no leader was heard for so long that there is none to wait for."""
+        """Return whether no leader was heard for so long that waiting is useless."""
         return self._detector.gives_up(now_s)
 
     # Rounds
@@ -109,12 +109,13 @@ class Elections:
     def move(
         self, awake_s: float, *, follows: bool, may_campaign: bool, stands: bool, is_asked: bool
     ) -> Move:
-        """What to do now that the election deadline has passed; to campaign takes up the round that was won.
+        """Return the action of this member after its election deadline. CAMPAIGN uses up the round that was won.
 
-        Who rests ends its round: it could not win it, and would refuse those that could, because it asks, too.
+        REST ends the current round: this member could not win it, and while it asks, it would refuse members that could
+        win.
 
-        `follows`: this member knows a leader. `may_campaign`: it is allowed to stand for leader at all; `stands`: also
-        without having been asked to by its leader, who does so with `is_asked`.
+        `follows`: this member knows a leader. `may_campaign`: this member is allowed to campaign at all. `stands`: it
+        may also campaign without a request of its leader. `is_asked`: its leader has asked it to campaign.
         """
         if may_campaign and (is_asked or self.is_won):
             self.is_won = False
@@ -127,7 +128,7 @@ class Elections:
         return Move.REST
 
     def ask(self) -> int | None:
-        """Begin a round. Returns its number, or None if this member is a majority by itself and need not ask."""
+        """Begin a round. Return its number, or None if this member alone is a majority and need not ask."""
         self._round += 1
         self._granted_by = {self._name}
         if self._configurations.membership.is_majority(self._granted_by):
@@ -136,12 +137,12 @@ class Elections:
         return self._round
 
     def give_up(self) -> None:
-        """End the round that is under way, if any."""
+        """End the current round, if any."""
         self._round += 1
         self._is_asking = False
 
     def count(self, peer: str, number: int) -> bool:
-        """Count a peer that would vote for this member, in answer to round `number`. True if that wins the round."""
+        """Count a pre-vote that `peer` granted in round `number`. Return True if that wins the round."""
         if number != self._round:
             return False
         self._granted_by.add(peer)
@@ -161,12 +162,13 @@ class Elections:
         is_later_term: bool,
         hears_leader: bool,
     ) -> VoteAnswer:
-        """Whether to grant a peer its pre-vote, for a term that is later than this member's or not.
+        """Decide whether to grant a peer its pre-vote.
 
-        If so, it may campaign and this member does not meanwhile: two elections at once split the votes.
+        A grant ends this member's own round, because two elections at the same time split the votes.
 
-        A new member has nothing in its log yet, but has been told of its cluster, so that there is a configuration in
-        the log of whoever may lead it. An emptied node, whose file lists the new one, would make a cluster of the two.
+        The peer's log must hold more than its first entry if the cluster has a configuration. A rightful candidate has
+        that configuration in its log, but a new member only knows it from a peer. Otherwise an emptied node whose file
+        lists a new member could found a second cluster with it.
         """
         is_better = self.is_better(peer, theirs, ours)
         is_empty = theirs.index <= 1 and bool(self._configurations.newest.cluster)
@@ -178,15 +180,18 @@ class Elections:
     # Campaigns
 
     def campaign(self) -> None:
-        """Begin a campaign, in which this member has its own vote."""
+        """Begin a campaign. This member votes for itself."""
         self._votes = {self._name}
 
     def elects(self, peer: str) -> bool:
-        """Count a peer's vote in the current campaign. True if a majority has voted for this member."""
+        """Count a peer's vote in the current campaign. Return True if a majority has voted for this member."""
         self._votes.add(peer)
         return self._configurations.membership.is_majority(self._votes)
 
     def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
-        """Whether a peer that asks for a vote should lead rather than this member, as far as their logs tell."""
+        """Return whether a peer that asks for a vote should lead rather than this member, judged by their logs.
+
+        Between equal logs the peer wins, unless this member is asking too and has the smaller name.
+        """
         goes_first = self._is_asking and self._name < peer
         return theirs > ours or (theirs == ours and not goes_first)

@@ -1,7 +1,7 @@
-"""What of an append is new to a log, and what contradicts it (Raft paper, 5.3).
+"""Compare an append with a log: find new entries and contradictions (Raft paper, 5.3).
 
-Invariant: pure; nothing is changed. What matches is never given to be written again (hazard H2), nothing is vouched for
-that the message does not show (H2, H3), and what is committed here is never given up (H12).
+Invariant: pure; the functions change no log. Entries that match are never written again (hazard H2). The commit index
+covers only entries that the append shows to match (H2, H3). Committed entries are never deleted (H12).
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ if TYPE_CHECKING:
 
 
 class TermsOfLog(Protocol):
-    """The part of a log that the functions here need."""
+    """The part of a log that these functions need."""
 
     first_index: int
     last_index: int
 
     def term_at(self, index: int) -> int:
-        """The term of an entry from `first_index` to `last_index`."""
+        """Return the term of an entry from `first_index` to `last_index`."""
         ...
 
 
 class ForeignLog(Exception):
-    """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
+    """A leader's log contradicts committed entries of this node.
+
+    Either there have been two majorities, or a majority has lost its logs.
+    """
 
     def __init__(self, leader: str, term: int, what: str, commit_index: int, applied_index: int) -> None:
-        """`what` says in words how the log of this leader differs."""
+        """`what` describes how the leader's log differs."""
         super().__init__(
             f"the log of node {leader!r}, leader of term {term}, {what}; but all up to entry {commit_index} is "
             f"committed here and up to {applied_index} applied, so members have lost their logs or were given old "
@@ -37,12 +40,12 @@ class ForeignLog(Exception):
 
 
 def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
-    """How the append differs from what is committed here, in words; None if it does not (H12).
+    """Return how the append contradicts committed entries, in words, or `None` if it does not (H12).
 
-    pysyncobj would delete what differs, also if it has been applied.
+    pysyncobj would delete the differing entries, even applied ones.
     """
     if append.prev_index >= commit_index:
-        return None  # as nearly always
+        return None  # the usual case
     previous = (b"", append.prev_index, append.prev_term)
     for _, index, term in (previous, *append.entries):
         if index > commit_index:
@@ -53,7 +56,7 @@ def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | N
 
 
 def other_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
-    """How the entry `index` of `term` differs from the one that is committed here; None if it does not (H12)."""
+    """Return how entry `index` of `term` differs from the committed entry, or None if it does not (H12)."""
     if not log.first_index <= index <= commit_index or log.term_at(index) == term:
         return None
     return f"has an entry {index} of term {term}, which is of term {log.term_at(index)} here"
@@ -66,10 +69,10 @@ def vouched_for(append: Append) -> Append:
 
 
 def without_known_prefix(log: TermsOfLog, append: Append) -> Append:
-    """Take out of the append what the log already holds (same index and term), as in figure 2 of the Raft paper (H2).
+    """Remove the entries from the append that the log already holds with the same term (Raft paper, figure 2; H2).
 
-    pysyncobj deletes everything behind the previous entry, so that must be the last one that matches. If nothing is
-    left over, nothing conflicts, and the journal keeps its tail.
+    pysyncobj deletes all entries behind the append's previous entry. So the previous entry must be the last one that
+    matches. If no entry is left, there is no conflict, and the journal keeps its tail.
     """
     prev_index, prev_term, entries = append.prev_index, append.prev_term, append.entries
     last_index = log.last_index

@@ -1,15 +1,15 @@
-"""The messages between peers of one group, and their wire format. Sans-IO.
+"""Messages between the peers of a group, and their wire format. Sans-IO.
 
-A frame is a kind byte and a body. Those that carry data are laid out by hand so that payloads are copied once on
-receipt and never on sending; the others are msgpack arrays of the fields.
+A frame is a kind byte and a body. Messages with large data have a hand-made layout, so payloads are copied once on
+receipt and never on sending. All other messages are msgpack arrays of their fields.
 
     append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
     table  = (term u64, length u32)...
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
     transfer = 17 | term u64 | name
 
-Invariant: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it. What `decode` returns has
-fields of the types and in the ranges that they are declared with, whatever was received.
+Invariant: a frame has at most `FRAME_BYTES_MAX`, so every link carries it. `decode` returns only messages whose fields
+have the declared types and ranges, whatever bytes it gets.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from cluster.runtime.ports import Buffer, pack
 
 QUESTION_BYTES_MAX = 16 * 1024
 ANSWER_BYTES_MAX = 256 * 1024
-"""How long questions and answers may be. They share the links with the log, and must not be long in its way."""
+"""Bytes of the largest question and answer. They share the links with the log, and must not delay it for long."""
 FRAME_BYTES_MAX = ENTRY_BYTES_MAX + 64 * 1024
-"""How large a frame may be: as an append of the largest entry, or a forward of the largest batch, with its head."""
+"""Bytes of the largest frame: an append of the largest entry, or a forward of the largest batch, with its head."""
 
 
 class LogEntry(NamedTuple):
-    """pysyncobj's form of an entry: the order of its fields is fixed by it."""
+    """pysyncobj's form of an entry, which fixes the order of the fields."""
 
     payload: bytes
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
@@ -64,8 +64,8 @@ class Append(NamedTuple):
 class Appended(NamedTuple):
     """Answer to an `Append` of `term`.
 
-    `success`: the log matches up to `next_index` - 1; `reset`: send again from `next_index` on. Index and term of the
-    last entry tell, by log matching, which log it is that answers (Raft paper, 5.3).
+    `success`: the log matches up to `next_index` - 1. `reset`: the leader should send again from `next_index` on. Index
+    and term of the last entry identify the answering log, by log matching (Raft paper, 5.3).
     """
 
     term: int
@@ -79,7 +79,7 @@ class Appended(NamedTuple):
 class Hearing(NamedTuple):
     """A follower's sign of life to the leader of `term`.
 
-    It is sent while an `Appended` has to wait for the rest of a large message, or for the disk.
+    The follower sends it while its `Appended` must wait for the rest of a large message, or for the disk.
     """
 
     term: int
@@ -92,13 +92,13 @@ class VoteRequest(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """A vote for the candidate that has asked for it in `term`; whoever refuses sends nothing."""
+    """A vote for the candidate that asked for it in `term`. A member that refuses sends no answer."""
 
     term: int
 
 
 class PreVoteRequest(NamedTuple):
-    """Asks whether the receiver would vote for the sender in `term` (Raft thesis 9.6); it changes no term or vote."""
+    """Asks whether the receiver would vote for the sender in `term` (Raft thesis 9.6). It changes no term or vote."""
 
     term: int
     last_index: int
@@ -117,7 +117,7 @@ class PreVote(NamedTuple):
 class HigherTerm(NamedTuple):
     """Answer to a message of an old term.
 
-    Without it a pre-vote cluster could never take in a node whose term is ahead.
+    Without it, a cluster with pre-votes could never take in a node whose term is ahead.
     """
 
     term: int
@@ -130,28 +130,28 @@ class TimeoutNow(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Asks the leader of `term` to hand over to the member `to`, or to anybody if that is empty."""
+    """Asks the leader of `term` to hand over to the member `to`, or to any member if `to` is empty."""
 
     term: int
     to: str
 
 
 class Forward(NamedTuple):
-    """Batches for the leader of `term`, in their wire form one behind the other."""
+    """Batches for the leader of `term`, concatenated in their wire form."""
 
     term: int
     batches: Sequence[Buffer]
 
 
 class Alarm(IntFlag):
-    """What a node is low on, as bits of one number."""
+    """Resources that a node is short of, as bit flags."""
 
     DISK = 1
     MEMORY = 2
 
 
 class Status(NamedTuple):
-    """What a node says of itself on every new link and once a second."""
+    """A node's report about itself, sent on every new link and once a second."""
 
     state: int
     term: int
@@ -159,55 +159,55 @@ class Status(NamedTuple):
     commit_index: int
     applied_index: int
     standing: int
-    """The `Standing` of the node, as a number."""
+    """The node's voter status, a `Standing` as a number."""
     first_index: int
-    """The index of the first entry of the node's log."""
+    """Index of the first entry of the node's log."""
     checkpoint_index: int
     disk_bytes: int
-    """How large the files of the node's log are, in bytes."""
+    """Bytes of the files of the node's log."""
     disk_free_bytes: int
     alarm: int
-    """What the node is low on: an `Alarm`, as a number."""
+    """Resources that the node is short of, an `Alarm` as a number."""
     time_ms: int
-    """The cluster's time as the node knows it, in milliseconds; 0 while it hears no majority, or has no vote."""
+    """The cluster's time that the node knows, in ms; 0 while it hears no majority, or is no voter."""
     wall_ms: int
     """The node's wall clock, in milliseconds since 1970."""
     steady_ms: int
-    """The node's wall clock without jumps that are not believed yet (clock.py)."""
+    """The node's wall clock without unbelieved jumps, in milliseconds since 1970 (cluster_clock.py)."""
     hears_leader: int = 1
-    """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
-    taken to hear it, or no node could be stopped in good order during an upgrade."""
+    """1 if the node leads or has heard the leader lately; else 0. Nodes of release 0.1 do not send it, and count as
+    hearing the leader. Otherwise no node could be stopped in good order during an upgrade."""
     may_lead: int = 1
     """1 if the node's disk and log allow it to lead; 0 while its disk is full or its log damaged."""
     misses: tuple[str, ...] = ()
-    """The other members that it has no link with, or does not hear. Release 0.1 does not tell: its nodes are taken to
-    miss nobody."""
+    """Names of the members that the node has no link to, or does not hear. Nodes of release 0.1 do not send it, and
+    count as hearing all members."""
     disk_hangs: int = 0
-    """1 while the node's disk does not come to the end of a sync, so that it acknowledges nothing; else 0."""
+    """1 while a sync of the node's disk hangs, so that the node acknowledges no entries; else 0."""
 
 
 class Introduction(NamedTuple):
-    """What a node tells on each new link: which data directory it has, where it is, what its program can run."""
+    """A node's identity, sent on each new link: data directory, address, and versions that its program can run."""
 
     member_id: bytes
     host: str
-    """The host and the port at which the other nodes reach the node."""
+    """Host and port at which the other nodes reach the node."""
     port: int
     low: int
     """`low` and `high`: the versions of the state that the node's program can run, both included."""
     high: int
     may_join: int
-    """1 if the cluster may take the directory in unasked: it is new, or its log is of this cluster; else 0."""
+    """1 if the cluster may admit the directory unasked, because it is new or its log is of this cluster; else 0."""
     joins: int = 0
-    """1 if somebody has told the node to join: then it may come again under a name that was removed; else 0."""
+    """1 if an operator has set the node to join. Then it may return under a name that was removed. Else 0."""
 
 
 class MembersTold(NamedTuple):
-    """What a node tells those who cannot know it from their own log: new nodes, and such as have been removed."""
+    """The members, for nodes that cannot learn them from their own log: new nodes, and removed nodes."""
 
     term: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """The index of the entry that holds the configuration: of two that are told, the later one is to be believed."""
+    """Index of the entry that holds the configuration. A node believes the configuration with the highest index."""
     configuration: Configuration
 
 
@@ -215,12 +215,12 @@ class ChangeRequest(NamedTuple):
     """Asks the leader for a change of the members. The leader answers only if it refuses."""
 
     number: int
-    """A number that the asking node has chosen, and that the answer repeats."""
+    """Number chosen by the asking node. The answer repeats it."""
     change: MemberChange
 
 
 class ChangeRefused(NamedTuple):
-    """Tells why the leader does not make the change that had this number."""
+    """The leader's reason to refuse the change with this number."""
 
     number: int
     text: str
@@ -236,26 +236,26 @@ class SnapshotFile(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A leader's answer to a log that ends before its own begins: everything it has on disk.
+    """A leader's offer of all its files to a peer whose log ends before the leader's log begins.
 
-    The peer asks for file 0, the checkpoint, and for files 1, 2..., the segments, as fast as it can store them.
+    The peer fetches file 0 (the checkpoint) and files 1, 2... (the segments) as fast as it can store them.
     """
 
     snapshot: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """Index of the checkpoint; `term` is the term of that entry."""
+    """Index of the checkpoint. `term` is the term of the entry at this index."""
     term: int
     checkpoint_size: int
     segments: Sequence[SnapshotFile]
 
     @property
     def size(self) -> int:
-        """How many bytes all files have together."""
+        """Return the bytes of all files together."""
         return self.checkpoint_size + sum(file.size for file in self.segments)
 
 
 class Fetch(NamedTuple):
-    """Asks for `length` bytes of a file of a snapshot, from `offset` on."""
+    """Asks for `length` bytes of a file of a snapshot, beginning at `offset`."""
 
     snapshot: int
     file: int
@@ -264,7 +264,7 @@ class Fetch(NamedTuple):
 
 
 class SnapshotChunk(NamedTuple):
-    """A part of a file of a snapshot; `crc` is that of the data."""
+    """A part of a file of a snapshot; `crc` is the CRC-32 of the data."""
 
     snapshot: int
     file: int
@@ -274,28 +274,28 @@ class SnapshotChunk(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Tells a peer that it cannot fetch this snapshot any more."""
+    """Tells a peer that this snapshot cannot be fetched any more."""
 
     snapshot: int
 
 
 class Spoilt(NamedTuple):
-    """Tells a peer that a file of its snapshot is damaged, although all of it has arrived as it was sent."""
+    """Tells the sender of a snapshot that a file of it is damaged, although it arrived as it was sent."""
 
     snapshot: int
     file: int
 
 
 class Inquiry(NamedTuple):
-    """Asks a node something that the shells of the nodes understand. It is answered once."""
+    """A question from a node's broker to the broker of a second node. It is answered once."""
 
     number: int
-    """A number that the asking node has chosen, and that the answer repeats."""
+    """Number chosen by the asking node. The answer repeats it."""
     question: bytes
 
 
 class InquiryAnswer(NamedTuple):
-    """The answer to the inquiry of this number; empty if there is nothing to say."""
+    """The answer to the inquiry with this number; empty if the node has no answer."""
 
     number: int
     answer: bytes
@@ -337,7 +337,7 @@ class OutgoingMessage(NamedTuple):
 
 
 class MalformedFrame(ValueError):
-    """An authenticated peer sent something that is not a frame of this protocol."""
+    """An authenticated peer sent bytes that are not a frame of this protocol."""
 
 
 NOT_IN_RELEASE_0_1 = (
@@ -378,7 +378,7 @@ _SMALL: dict[int, type[Any]] = {
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 FREE_BYTES_MAX = 2**64 - 1
-"""More free bytes than these are told as these. Some file systems without a limit tell of 2^63 and more."""
+"""Largest number of free bytes that a status reports. Some file systems without a limit report 2^63 and more."""
 _HIGHEST = {
     "disk_free_bytes": FREE_BYTES_MAX,
     "state": max(Role),
@@ -389,8 +389,8 @@ _HIGHEST = {
     "may_join": 1,
     "port": PORT_MAX,
 }
-"""The highest numbers of fields that end elsewhere than at `COUNT_MAX`. Flags and verbs that are not known are taken as
-they are: of flags only the known ones are looked at, and who asks for an unknown change is told that it is unknown."""
+"""Highest values of fields with a bound other than `COUNT_MAX`. Unknown flags and verbs are accepted: unknown flags are
+ignored, and an unknown change is refused with an answer."""
 _RULES = {
     message_type: [
         (
@@ -402,7 +402,7 @@ _RULES = {
     ]
     for message_type in (*_SMALL.values(), SnapshotFile, Introduction, MemberChange, ChangeRefused, Transfer)
 }
-"""For each field its name, its type, and the highest number that it may be. What has several parts has texts."""
+"""For each message type, its fields: name, type, highest number. Tuples must consist of texts."""
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
 _TRANSFER = struct.Struct("<BQ")
@@ -413,7 +413,7 @@ Checked = TypeVar("Checked", bound=tuple[Any, ...])
 
 
 def encode_for_release_0_1(message: Message) -> list[Buffer]:
-    """The frame as buffers for a node of that release; none for a message that it does not know."""
+    """Encode a message for a node of release 0.1, as buffers. The list is empty if that release lacks the message."""
     if isinstance(message, NOT_IN_RELEASE_0_1):
         return []
     if isinstance(message, Status):
@@ -422,7 +422,7 @@ def encode_for_release_0_1(message: Message) -> list[Buffer]:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message as a frame: buffers that are to be written one behind the other."""
+    """Encode a message as a frame, a list of buffers to be written in order."""
     if isinstance(message, Append):
         entries = message.entries
         head = _APPEND.pack(_KIND_APPEND, *message[:4], len(entries))
@@ -484,10 +484,10 @@ def decode(frame: bytes) -> Message:
 
 
 def _checked(message: Checked) -> Checked:
-    """The message, if its fields are of their types and in their ranges. Raises MalformedFrame."""
+    """Return the message if its fields have the declared types and ranges. Raises MalformedFrame."""
     for value, (name, kind, highest) in zip(message, _RULES[type(message)], strict=True):
         if type(value) is int is kind and 0 <= value <= highest:
-            continue  # most are, and there is one of these for each message of a client
+            continue  # the usual case, checked first because each client message causes such a check
         parts_are_right = kind is not tuple or all(isinstance(part, str) for part in value)
         is_number = isinstance(value, int)
         if not (isinstance(value, kind) and parts_are_right) or (is_number and not 0 <= value <= highest):

@@ -1,14 +1,14 @@
-"""How far each follower has come, and what a follower has told: the two ends of replication, as values.
+"""The state of replication at both ends: a leader's view of a follower, and a follower's answers to its leader.
 
-A leader keeps one `Progress` for each peer. It is in one of three ways of sending, as in etcd's raft:
+A leader keeps a `Progress` for each peer. As in etcd's raft, it has three states:
 
 replicating   appends follow each other without waiting
-probing       an append was refused: one at a time, until one matches
-lacking       the log of this leader begins behind what the peer needs: it is sent a snapshot (catch_up.py), and only
-              empty appends meanwhile, which keep it from campaigning
+probing       the peer refused an append: the leader sends a single append at a time until an append matches
+lacking       the leader's log begins after the entry that the peer needs: the peer gets a snapshot
+              (cluster/snapshots/catch_up.py); empty appends meanwhile keep it from campaigning
 
-Invariant: pure; indexes and times are handed in. What a voter has acknowledged in a reign counts throughout it, however
-often its link breaks, unless it says itself that its log may lack it.
+Invariant: pure; indexes and times are arguments. An acknowledgement of a voter counts for the whole leadership, even
+when its link breaks, unless the voter reports that its log may lack the entries.
 """
 
 from __future__ import annotations
@@ -23,49 +23,48 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Progress:
-    """What a leader knows of one peer, in this reign."""
+    """A leader's view of a peer, during a single leadership."""
 
     heard_s: float
-    """When the peer was last heard, by the time for which this node was awake; at first, when the reign began."""
+    """Time awake at which the leader last heard the peer, in seconds; at first, the begin of the leadership."""
     next_index: int
-    """The entry that the peer is sent next."""
+    """Index of the next entry to send to the peer."""
     acknowledged: int = 0
-    """The last entry that the peer has told this leader to hold; 0 if none."""
+    """Index of the last entry that the peer has acknowledged to this leader; 0 before the first acknowledgement."""
     probed: int | None = None
-    """The earliest entry at which an append was refused; None if the peer is not being probed."""
+    """Index of the earliest refused append, while the peer is being probed; else `None`."""
     lacks_from: int | None = None
-    """The entry that the peer needs next, if it is not in the log any more; else None."""
+    """Index of the entry that the peer needs next, if the log no longer holds it; else `None`."""
     useless_end: tuple[int, int] = (0, 0)
-    """Index and term of the end of the peer's log when it was last found to need entries from before this log."""
+    """Index and term of the peer's last entry when it last needed entries from before this log."""
     pace: Pace | None = None
-    """How fast the peer is sent the log, if it is a learner; the others are sent what they lack at once."""
+    """Rate limit of a learner; None for a voter, which gets missing entries at once."""
 
     def matched(self) -> bool:
-        """Note that an append has matched. True if the peer was being probed, which ends with that."""
+        """Record that an append matched, which ends probing. Return True if the peer was being probed."""
         was_probing = self.probed is not None
         self.probed = self.lacks_from = None
         return was_probing
 
     def acknowledge(self, index: int) -> bool:
-        """Note that the peer holds everything up to `index`. True if that is more than was known."""
+        """Record that the peer holds all entries up to `index`. Return True if that is news."""
         if index <= self.acknowledged:
             return False
         self.acknowledged = index
         return True
 
     def lose(self, index: int) -> bool:
-        """Note that the peer has lost what it held behind `index`. True if that changes what was known."""
+        """Record that the peer may lack entries after `index`. Return True if it had acknowledged such entries."""
         if index >= self.acknowledged:
             return False
         self.acknowledged = index
         return True
 
     def refuse(self, refusal: Appended, first_index: int) -> bool:
-        """Note that an append was refused. True if another one is to be tried.
+        """Record that the peer refused an append. Return True if the leader should send a new append.
 
-        `first_index` is where the log of this leader begins.
-        Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
-        sent again, refusals and appends would multiply without end.
+        `first_index` is the first index of the leader's log. The peer also refuses all appends that follow the refused
+        one. If each refusal caused all entries to be sent again, refusals and appends would multiply without end.
         """
         next_index, log_end = refusal.next_index, (refusal.last_index, refusal.last_term)
         if next_index <= first_index:
@@ -73,33 +72,33 @@ class Progress:
             self.useless_end = log_end
         elif self.lacks_from is not None:
             if self.useless_end == log_end:
-                return False  # this log of the peer has been tried: where it overlaps with the leader's, it differs
-            self.ask_again()  # the peer has another log: it has installed a snapshot
+                return False  # the leader has tried this log of the peer: it differs where both overlap
+            self.ask_again()  # the peer has installed a snapshot, so it has a new log
         if self.probed is not None and next_index >= self.probed:
             return False
         self.probed = next_index
         return True
 
     def ask_again(self) -> None:
-        """Let a peer that is lacking say again what it needs: its log has changed, or it has not taken a snapshot."""
+        """Let a lacking peer report again which entry it needs: its log has changed, or it has not taken a snapshot."""
         if self.lacks_from is not None:
             self.probed = self.lacks_from = None
 
     def spend(self, sent_bytes: int, now_s: float) -> None:
-        """Count what the peer is sent."""
+        """Count bytes sent to the peer against its pace."""
         if self.pace is not None:
             self.pace.spend(sent_bytes, now_s)
 
     def rest_s(self, now_s: float) -> float:
-        """How long the peer should be sent nothing; 0 if it may be sent something now."""
+        """Return the seconds that the leader should wait before it sends to the peer; 0 if it may send now."""
         return 0.0 if self.pace is None else self.pace.rest_s(now_s)
 
 
 class Answers:
-    """When a follower tells its leader what it holds, or at least that it follows."""
+    """Decides when a follower sends acknowledgements and `Hearing` messages to its leader."""
 
     def __init__(self, quiet_s: float) -> None:
-        """An acknowledgement that says nothing new is repeated after `quiet_s` seconds."""
+        """Repeat an acknowledgement without news only after `quiet_s` seconds."""
         self._quiet_s = quiet_s
         self._last: tuple[str, Appended] | None = None
         self._told_s = 0.0
@@ -107,9 +106,9 @@ class Answers:
         self._matched = (0, 0)
 
     def is_due(self, leader: str, answer: Appended, now_s: float) -> bool:
-        """Whether to give this answer, which then counts as given.
+        """Return whether to send this answer now. If so, it counts as sent.
 
-        A mere notice of the commit index has no news to answer with, unless it has been quiet.
+        An append that only carries a commit index causes an unchanged answer, which waits until `quiet_s` has passed.
         """
         is_repeated = (leader, answer) == self._last and answer.success
         if is_repeated and now_s - self._told_s <= self._quiet_s:
@@ -119,21 +118,21 @@ class Answers:
         return True
 
     def hearing_is_due(self, now_s: float) -> bool:
-        """Whether to send the leader a `Hearing` now, which then counts as sent."""
+        """Return whether to send the leader a `Hearing` now. If so, it counts as sent."""
         if now_s - self._told_hearing_s <= self._quiet_s:
             return False
         self._told_hearing_s = now_s
         return True
 
     def forget(self) -> None:
-        """Forget the last answer, which may not have arrived or not hold any more: the next one is due at once."""
+        """Forget the last answer, because it may be lost or outdated. The next answer is due at once."""
         self._last = None
 
     def match(self, term: int, index: int) -> None:
-        """Note that up to `index` this log is that of the leader of `term`."""
+        """Record that this log equals the log of the leader of `term` up to `index`."""
         self._matched = (term, index)
 
     def matched_index(self, term: int) -> int:
-        """The last entry up to which this log is known to be that of the leader of `term`; 0 if none is."""
+        """Return the last index up to which this log is known to equal that of the leader of `term`; 0 if unknown."""
         matched_term, index = self._matched
         return index if matched_term == term else 0

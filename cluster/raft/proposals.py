@@ -1,9 +1,9 @@
-"""Submissions on their way into the log: at the node that made them, and at the leader that proposes them.
+"""Batches on their way into the log: pending at the node that submitted them, and waiting at the leader.
 
-Invariant: nothing leaves `PendingSubmissions` before it is seen applied, and a new leader gets everything again; a
-leader proposes the batches of one node once in its reign, in their order. Between nodes the leader is fair: the one is
-next of which it has proposed least (start-time fair queueing), so that nobody waits for all that another node has
-forwarded.
+Invariant: a batch leaves `PendingSubmissions` only after this node has seen it applied, and every new leader gets all
+pending batches again. A leader proposes each batch of a node once in its term, in order. Between nodes the leader is
+fair (start-time fair queueing): next is the node with the least proposed so far. So no node waits for all batches that
+a second node has forwarded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Reign(NamedTuple):
-    """A leader and its term; `leader` is None while none is known."""
+    """A leader and its term; `leader` is None while no leader is known."""
 
     leader: str | None
     term: int
@@ -38,11 +38,14 @@ class Reign(NamedTuple):
 _NOBODY = Reign(None, 0)
 
 _PROPOSED_MAX = BATCHES_MAX - 1
-"""How many batches are taken for an entry: one more may declare an outage."""
+"""Largest number of batches taken for an entry. It leaves room for a further batch, which declares an outage."""
 
 
 class PendingSubmissions:
-    """The batches of this node under one incarnation after the other, oldest first, until they are seen applied."""
+    """The submitted batches of this node that it has not yet seen applied, oldest first.
+
+    Batches belong to the current incarnation of the node.
+    """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -54,11 +57,11 @@ class PendingSubmissions:
         self._sent_to = _NOBODY
 
     def __len__(self) -> int:
-        """Count the batches that are pending."""
+        """Return the number of pending batches."""
         return len(self._pending)
 
     def begin(self, incarnation: int) -> None:
-        """Begin an incarnation: drop what is pending, and number batches from 1 again."""
+        """Begin an incarnation: drop all pending batches, and number batches from 1 again."""
         self.incarnation = incarnation
         self._pending.clear()
         self.pending_bytes = 0
@@ -66,7 +69,7 @@ class PendingSubmissions:
         self._sent_to = _NOBODY
 
     def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Number a batch; returns its sequence. Raises ValueError if it is too large for an entry."""
+        """Number a batch, keep it, and return its sequence. Raises ValueError if it is too large for an entry."""
         batch = make_batch(
             self.origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
         )
@@ -83,26 +86,26 @@ class PendingSubmissions:
             self.pending_bytes -= self._pending.popleft().size
 
     def link_is_new(self, peer: str) -> None:
-        """Count what was sent to `peer` as not sent, because it may not have arrived."""
+        """Treat all batches sent to `peer` as unsent, because they may have been lost with the old link."""
         if self._sent_to.leader == peer:
             self._sent_to = _NOBODY
 
     def has_unsent(self, reign: Reign) -> bool:
-        """Whether there are batches that this leader has not been sent in this term."""
+        """Return whether some batches have not yet been sent to this leader in this term."""
         if not self._pending:
             return False
         first = self._pending[0].sequence
         if reign != self._sent_to:
             self._sent_to = reign
             self._sent_sequence = first - 1
-        # Batches that the last leader had proposed may have been applied before this one was sent them.
+        # A batch that the last leader proposed may be applied before it was sent to this leader.
         self._sent_sequence = max(self._sent_sequence, first - 1)
         return self._sent_sequence < self._pending[-1].sequence
 
     def take_unsent(self, bytes_max: int | None = None) -> list[SubmittedBatch]:
-        """Return the next batches for the leader that `has_unsent` was asked about, and count them as sent.
+        """Return the next unsent batches for the leader of the last `has_unsent` call, and count them as sent.
 
-        They are about `bytes_max` together, if that is given, and at least one.
+        They have about `bytes_max` together, if that is given. At least one batch is returned.
         """
         batches: list[SubmittedBatch] = []
         size = 0
@@ -117,15 +120,15 @@ class PendingSubmissions:
 
 
 class Proposals:
-    """The batches that a leader has taken in and has not proposed yet."""
+    """The batches that a leader has accepted and not yet proposed."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[SubmittedBatch]] = {}
-        """The batches of each node that has some, in their order."""
+        """The waiting batches of each node, in order. Nodes without batches are absent."""
         self._times: dict[str, float] = {}
-        """How much was proposed of each node, in entries, by what fills more of them: octets or weight."""
+        """Entries proposed for each node so far, counted by bytes or by weight, whichever fills more of an entry."""
         self._time = 0.0
-        """The time of the node that had got farthest when its turn came."""
+        """Virtual time of fair queueing: the highest value in `_times` of a node at the moment it was served."""
         self._accepted: dict[str, tuple[int, int]] = {}
         self._expelled: set[tuple[str, int]] = set()
 
@@ -133,7 +136,7 @@ class Proposals:
         return bool(self._waiting)
 
     def clear(self) -> None:
-        """Drop everything, because a reign begins or ends: whoever submitted it sends it to the next leader."""
+        """Drop all batches, because a leadership begins or ends. The submitting nodes send them to the next leader."""
         self._waiting.clear()
         self._times.clear()
         self._time = 0.0
@@ -141,23 +144,23 @@ class Proposals:
         self._expelled.clear()
 
     def extend(self, leader: str, batches: Sequence[SubmittedBatch]) -> None:
-        """Take in batches that the leader itself has submitted."""
+        """Accept batches that the leader itself has submitted."""
         for batch in batches:
             self._of(leader).append(batch)
 
     def take_in(self, peer: str, data: bytes) -> None:
-        """Take in what `peer` forwarded, without repeats. Raises `MalformedEntry`, and then nothing is taken in."""
+        """Accept batches that `peer` forwarded, without repeats. Raises `MalformedEntry`, and then accepts no batch."""
         for view in list(read_batches(data, 0)):
             incarnation, sequence = self._accepted.get(view.origin, (None, 0))
-            # Another incarnation is another life, also with a lower number: a node that was removed may have lost its
-            # directory, and its clock gone back, and the log never had a batch of the life before.
+            # Each change of the incarnation is a new process, even to a lower number: a removed node may have lost its
+            # directory and have its clock set back, while the log never had a batch of the earlier process.
             is_new = view.incarnation != incarnation or view.sequence > sequence
             if view.kind == KIND_SUBMITTED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
                 self._of(view.origin).append(batch_at(data, view))
 
     def expel(self, origin: str, incarnation: int) -> bool:
-        """Propose to expel this incarnation of a node; False if that is proposed already."""
+        """Propose to evict this incarnation of a node. Return False if that is proposed already."""
         if (origin, incarnation) in self._expelled:
             return False
         self._expelled.add((origin, incarnation))
@@ -165,7 +168,7 @@ class Proposals:
         return True
 
     def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:
-        """Remove and return the batches of the next entry: at least one, more only up to both limits."""
+        """Remove and return the batches of the next entry: at least one, and more while both limits hold."""
         batches: list[SubmittedBatch] = []
         size = weight = 0
         while self._waiting and len(batches) < _PROPOSED_MAX:
@@ -180,7 +183,7 @@ class Proposals:
         return batches
 
     def _of(self, origin: str) -> deque[SubmittedBatch]:
-        """The batches of a node that wait, to which one is about to be added."""
+        """Return the waiting batches of a node, to which the caller adds a batch."""
         waiting = self._waiting.get(origin)
         if waiting is None:
             waiting = self._waiting[origin] = deque()
@@ -188,10 +191,10 @@ class Proposals:
         return waiting
 
     def _propose(self, origin: str, share: float) -> None:
-        """Take a node's next batch, which is this share of an entry."""
+        """Remove the first batch of a node. `share` is the part of an entry that it fills."""
         self._time = max(self._time, self._times[origin])
         self._times[origin] += share
         waiting = self._waiting.pop(origin)
         waiting.popleft()
         if waiting:
-            self._waiting[origin] = waiting  # behind those that are as far
+            self._waiting[origin] = waiting  # behind nodes with equal time

@@ -1,6 +1,6 @@
-"""Raft timing: how often a leader is heard, and when a member stands for leader.
+"""Raft timing: heartbeats, suspicion of a leader, and delays of elections.
 
-Invariant: pure; randomness is handed in, as a number from 0 to 1.
+Invariant: pure; randomness is an argument, a number from 0 to 1.
 """
 
 from __future__ import annotations
@@ -8,47 +8,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SUSPICION_HEARTBEATS = 5
-"""A leader is suspected only after it has missed about this many heartbeats."""
+"""Heartbeats that a leader must miss, about, before it is suspected."""
 STORES = 3
-"""So many times a term or a vote is stored, one after the other, until a member is elected: once there, twice by a
-voter. A member does nothing else meanwhile."""
+"""Stores of a term or a vote, in sequence, until a member is elected: one at the candidate, two at a voter. A
+member waits for each store."""
 STORE_MAX_S = 3.0
-"""A disk that takes longer may hang: nobody waits for it for so long that others could not be elected."""
+"""Seconds of a store that count at most. A slower disk may hang, and must not delay the election of other members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once.
+    """Raft timing in seconds. Elections are rare, because the closed connection of a killed process is noticed at once.
 
-    A leader that is silent is suspected at the latest after `election_min_s`, and usually earlier
-    (failure_detector.py).
+    A silent leader is suspected after `election_min_s` at the latest, and usually earlier (failure_detector.py).
     """
 
     election_min_s: float = 1.0
     election_max_s: float = 2.0
     heartbeat_s: float = 0.1
     campaign_jitter_s: float = 0.03
-    """After the leader's connection broke, a member campaigns at a random moment within this time."""
+    """Longest random delay of a campaign, in seconds, after the connection to the leader broke."""
     campaign_retry_s: float = 0.15
-    """A member waits at least this long between two campaigns."""
+    """Shortest pause between two campaigns of a member, in seconds."""
     learner_bytes_per_s: float = 64 * 1024 * 1024
-    """A learner is fed about so fast, or at twice the rate at which the log grows if that is more."""
+    """Bytes per second sent to a learner, about. The rate is twice the growth of the log, if that is more."""
 
     @property
     def suspicion_min_s(self) -> float:
-        """A leader that was heard within this time is not suspected, however often it is heard."""
+        """Seconds after its last sign of life during which a leader is never suspected."""
         return SUSPICION_HEARTBEATS * self.heartbeat_s
 
     def retry_s(self, draw: float, store_s: float) -> float:
-        """How long a member waits before it campaigns again; `draw` is random, or votes would split again.
+        """Return the seconds that a member waits before it campaigns again.
 
-        To store a vote takes it `store_s`, and the others may have such disks: who campaigned before they have voted
-        would make their votes void, and who stood for leader then would do so again and again.
+        `draw` is random, so votes do not split again.
+
+        `store_s` is the time that storing a vote takes here; disks of other members may be as slow. A campaign in a new
+        term voids votes that are still being written, and members that campaign too early would void each other's votes
+        for ever.
         """
         return max(self.campaign_retry_s, _election_s(store_s)) * (1 + draw)
 
     def result_s(self, draw: float, store_s: float) -> float:
-        """How long a member that has voted waits for a leader; `draw` is random."""
+        """Return the seconds that a member waits for a leader after its vote. `draw` is random."""
         least_s = max(self.election_min_s, _election_s(store_s))
         return least_s + (self.election_max_s - self.election_min_s) * draw
 

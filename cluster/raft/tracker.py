@@ -1,7 +1,7 @@
-"""What a leader knows of all its peers, and what follows from it for the log: etcd's raft calls it a progress tracker.
+"""A leader's table of all peers, and the indexes that follow from it (etcd's raft: progress tracker).
 
-Invariant: pure; indexes and times are handed in. What another directory of the same name has acknowledged does not
-count, and nothing that was acknowledged to an earlier leader does.
+Invariant: pure; indexes and times are arguments. An acknowledgement counts only for the directory that gave it and for
+the leadership in which it was given.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class ProgressTracker:
-    """The progress of each peer of one member; it is of use only while that one leads."""
+    """The progress of each peer of a member. It is used only while this member leads."""
 
     def __init__(self, name: str, configurations: Configurations) -> None:
         self.peers: dict[str, Progress] = {}
-        """What this leader knows of each peer."""
+        """The progress of each peer, by name."""
         self._name = name
         self._configurations = configurations
         self._directories: dict[str, bytes | None] = {}
-        """The id of each peer, as far as it is known."""
+        """The directory id of each peer, by name; `None` if it is unknown."""
 
     # Peers
 
     def know(self, peer: str, directory: bytes | None, awake_s: Callable[[], float], next_index: int) -> bool:
-        """Keep what is known of a peer, unless another directory has its name now. True if nothing is known of it.
+        """Keep the progress of `peer`, or begin it anew if its directory changed. Return True if it begins anew.
 
-        Whether that one is there is not decided here: a link may have led to it all the time. `awake_s` tells the time
-        for which this node was awake; one of which nothing is known is sent `next_index` first.
+        The link to the peer is not considered, because it may have led to the new directory all the time. `awake_s`
+        returns the time awake of this node. A new progress begins with `next_index` as the next entry to send.
         """
         before = self._directories.get(peer)
         self._directories[peer] = directory
@@ -48,12 +48,15 @@ class ProgressTracker:
         del self.peers[peer], self._directories[peer]
 
     def begin_reign(self, awake_s: float, next_index: int) -> None:
-        """Nothing is known of anybody: acknowledgements are of one reign. Everybody is sent `next_index` first."""
+        """Reset the progress of all peers, because acknowledgements count for a single leadership.
+
+        Each peer is sent `next_index` first.
+        """
         for peer in self.peers:
             self.peers[peer] = Progress(awake_s, next_index)
 
     def pace_learners(self, make: Callable[[], Pace]) -> None:
-        """Learners are fed slowly, and voters are not; `make` makes the pace of one that is new."""
+        """Give each learner a pace, made by `make`, if it lacks a pace; remove the pace of voters."""
         learners = self._configurations.membership.learners
         for peer, progress in self.peers.items():
             if peer not in learners:
@@ -61,16 +64,16 @@ class ProgressTracker:
             elif progress.pace is None:
                 progress.pace = make()
 
-    # What is known
+    # Majorities
 
     def reached_index(self, own_index: int) -> int:
-        """The last entry that a majority has stored; of this leader, `own_index` is what counts."""
+        """Return the highest index that a majority has stored. `own_index` counts for this leader."""
         stored = {peer: known.acknowledged for peer, known in self.peers.items()}
         stored[self._name] = own_index
         return self._configurations.membership.reached(stored)
 
     def silent_s(self, awake_s: float) -> float:
-        """For how long no majority was heard, this leader among it, by the time for which this node was awake."""
+        """Return the seconds awake since this leader, which counts itself as heard, last heard a majority."""
         heard_s = {peer: known.heard_s for peer, known in self.peers.items()}
         heard_s[self._name] = awake_s
         return awake_s - self._configurations.membership.reached(heard_s)

@@ -1,1 +1,1 @@
-"""Time, timers, randomness and the disk: ports that the cluster uses, and asyncio and files behind them."""
+"""Ports for time, timers, randomness and the disk, and their implementation with asyncio and files."""

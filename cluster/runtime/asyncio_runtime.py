@@ -1,6 +1,7 @@
-"""The ports on asyncio and the operating system.
+"""Implementation of the ports with asyncio and the operating system.
 
-Invariant: only this module and `links.py` touch the operating system, and nothing here knows what the bytes mean.
+Invariant: of the package `cluster`, only this module, `cluster/net` and `cluster/transport/peer_links.py` touch the
+operating system. The bytes have no meaning here.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
-"""The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
+"""Bytes of the lock file. It is always overwritten as a whole, so a start needs no free space for it."""
 PART_BYTES = 4 * 2**20
-"""How much of a large file is removed at once: for a whole segment, others' syncs may have to wait for 50 ms, and for a
-part of it 2."""
+"""Bytes of a large file that are removed at once. Syncs may wait 50 ms for the removal of a whole segment, and 2 ms for
+a part."""
 PART_REST_S = 0.01
-"""How long others have the disk after each of these parts."""
+"""Pause in seconds after each part, in which the disk serves other work."""
 
 
 class DirectoryInUse(Exception):
-    """Another process works with this data directory."""
+    """A second process has opened this data directory."""
 
 
 class RealFile:
-    """A file of the operating system."""
+    """An open file of the operating system."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -100,7 +101,7 @@ class RealFile:
 
 
 class RealDisk:
-    """The data directory `root`, locked for this process; raises DirectoryInUse if another one has it."""
+    """The data directory `root`, locked for this process. Raises DirectoryInUse if a second process has it."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
@@ -113,7 +114,7 @@ class RealDisk:
         self._closing = threading.Event()
         self._inline_writes = InlineWrites()
         self.write_times = Histogram()
-        """How long each write to the log took, with its sync."""
+        """Time that each write to the log took, with its sync."""
 
     def make_directory(self, path: str) -> None:
         make_directory(self._root / path)
@@ -162,7 +163,8 @@ class RealDisk:
     def remove_in_parts(self, path: str) -> None:
         target = self._root / path
         while (found := target.stat()).st_nlink == 1 and found.st_size > PART_BYTES:
-            # With another name, somebody has kept the content. At the end of the process nothing rests.
+            # A second hard link keeps the content, so the file is not truncated. While the process ends, there are no
+            # pauses.
             if self._closing.wait(PART_REST_S):
                 break
             os.truncate(target, found.st_size - PART_BYTES)
@@ -214,7 +216,7 @@ class RealDisk:
         self._background.submit(job, done)
 
     def close(self) -> None:
-        """Finish the jobs already submitted and give the directory free."""
+        """Finish the submitted jobs, and unlock the directory."""
         self._closing.set()
         self._writer.close()
         self._reader.close()
@@ -223,7 +225,7 @@ class RealDisk:
 
 
 class ReadOnlyDisk:
-    """The directory `root` for reading: what a `Disk` has for that, and nothing that writes or locks."""
+    """The directory `root` for reading. It has the reading methods of `Disk`, and takes no lock."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -242,7 +244,7 @@ class ReadOnlyDisk:
 
 
 def check_not_in_use(root: Path) -> None:
-    """Raise DirectoryInUse if a process works with this data directory now; one may start at any time."""
+    """Raise DirectoryInUse if a process has opened this data directory. A process may start right after the check."""
     try:
         descriptor = os.open(root / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -257,7 +259,7 @@ def _session() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except FileNotFoundError:
-        # Not Linux: nothing tells one boot from the next, so every start must expect that the power was lost before.
+        # Without Linux's boot id, each start must assume that the machine has lost power before.
         return f"start-{os.getpid()}-{time.time_ns()}"
 
 
@@ -279,14 +281,14 @@ def _sync_directory(path: Path) -> None:
 
 
 def _lock_directory(root: Path) -> int:
-    """Lock the directory; returns a descriptor that holds the lock until it is closed or the process ends."""
+    """Lock the directory. Return a descriptor that holds the lock until it is closed or the process ends."""
     descriptor = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock(root, descriptor, fcntl.LOCK_EX)
     except DirectoryInUse:
         os.close(descriptor)
         raise
-    with contextlib.suppress(OSError):  # it is for people to read, and the disk may be full
+    with contextlib.suppress(OSError):  # the content is for operators, and the disk may be full
         os.pwrite(descriptor, f"{os.getpid()}\n".ljust(_LOCK_BYTES).encode(), 0)
     return descriptor
 
@@ -300,18 +302,18 @@ def _lock(root: Path, descriptor: int, kind: int) -> None:
 
 
 class _Worker:
-    """One thread that runs jobs in order and answers on the loop that submitted them."""
+    """A thread that runs jobs in order, and reports each result on the event loop that submitted the job."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # A daemon: a disk that hangs must not keep a failed node from exiting.
+        # A daemon, because a disk that hangs must not keep a failed node from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._unanswered = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether all submitted jobs are done, and the loop knows."""
+        """Whether all submitted jobs are done and their results reported."""
         return self._unanswered == 0
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
@@ -346,7 +348,7 @@ def _answer(loop: asyncio.AbstractEventLoop, answer: Callable[[Any], None], outc
     except RuntimeError:
         if not loop.is_closed():
             raise
-        # The node has stopped: nobody waits for the answer.
+        # The node has stopped, so the result is not needed.
 
 
 class AsyncioRuntime:
@@ -354,10 +356,10 @@ class AsyncioRuntime:
 
     monotonic = staticmethod(
         time.monotonic
-    )  # no function around it: a message asks for the time dozens of times
+    )  # no function around it: each message reads the time dozens of times
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
-        # Names and salts that nobody may guess are drawn from it, too.
+        # Names and salts that must be unguessable are drawn from it, too.
         self.random: Random = SystemRandom()
         self._loop = loop
         self._on_failure = on_failure

@@ -1,42 +1,42 @@
-"""Whether a short write to the log is done on the event loop itself.
+"""Decide whether a short write to the log runs on the event loop itself, or on the writer thread.
 
-While the disk is quick, a thread for it costs more time than the write: waking the thread, having it wait for the
-interpreter, and hearing of it. On a slow disk the loop would stand still meanwhile.
+On a quick disk, a thread costs more time than the write: waking it, its wait for the interpreter, and reporting the
+result. On a slow disk, an inline write would stall the event loop.
 
-Invariant: pure; times are handed in. A disk that has just stalled has no chance to keep the loop waiting again.
+Invariant: pure; times are arguments. After a stall, the next writes always go to the thread.
 """
 
 from __future__ import annotations
 
 QUICK_S = 0.001
-"""A disk whose short writes usually take less than this, in seconds, is quick."""
+"""Seconds. A disk is quick if its short writes usually take less."""
 STALL_S = 0.005
-"""A write that takes longer than this, in seconds, is no usual one, and more of them may follow."""
+"""Seconds. A longer write is a stall, and more stalls may follow."""
 STALL_REST = 16
-"""After a stall, so many writes go to the thread for each `QUICK_S` that it took."""
+"""After a stall, the number of writes that go to the thread for each `QUICK_S` of the stall."""
 TRIED_EVERY = 16
-"""While the disk is not quick, one write of so many is done on the loop all the same: what the thread measures tells
-less, because it waits for the interpreter, too."""
+"""While the disk is slow, 1 of this many writes runs inline as a test. Times measured on the thread say less, because
+they include its wait for the interpreter."""
 USUAL_OF = 8
-"""What is usual is an average of about so many writes."""
+"""Weight of the usual time: an average over about this many writes."""
 
 
 class InlineWrites:
-    """Decides for one disk."""
+    """Decides for a single disk."""
 
     def __init__(self) -> None:
         self._usual_s = 0.0
-        """How long a write usually takes on the loop, in seconds."""
+        """Usual seconds of an inline write."""
         self._rest = 0
-        """How many writes go to the thread before another one may be tried on the loop."""
+        """Writes that must go to the thread before the next inline write."""
 
     @property
     def are_wise(self) -> bool:
-        """Whether the next short write is to be done on the loop."""
+        """Whether the next short write should run inline."""
         return self._rest == 0
 
     def took(self, seconds: float, *, is_inline: bool) -> None:
-        """Note how long a short write has taken."""
+        """Record the duration of a short write."""
         if is_inline and seconds <= STALL_S:
             self._usual_s += (seconds - self._usual_s) / USUAL_OF
         rest = max(self._rest - 1, 0)

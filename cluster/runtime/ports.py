@@ -1,6 +1,8 @@
-"""What the cluster needs from the outside world: time, randomness and a disk; its links are in link_ports.py.
+"""Ports through which `cluster` uses the outside world: time, randomness and a disk.
 
-Invariant: everything in `cluster` that touches the world goes through these protocols, so a simulation of the ports is
+The port for links is in cluster/transport/ports.py.
+
+Invariant: every part of `cluster` that touches the outside world uses these protocols. So a simulation of the ports is
 a simulation of the node.
 """
 
@@ -16,29 +18,29 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 TEMPORARY = ".tmp"
-"""What the names of files end with that are being written: a crash may leave them, and nobody reads them."""
+"""Suffix of files that are being written. A crash may leave such files; no start reads them."""
 
 
 class Timer(Protocol):
     """A pending call of `Runtime.call_later`."""
 
     def cancel(self) -> None:
-        """Forget the call; harmless when it has already happened."""
+        """Cancel the call. Has no effect if the call has already happened."""
         ...
 
 
 class Runtime(Protocol):
-    """Clock, scheduler and randomness of one node. All callbacks run on the node's one thread, in order."""
+    """Clock, scheduler and randomness of a node. All callbacks run on the node's single thread, in order."""
 
     random: Random
     """The only source of randomness of the node."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes backwards."""
+        """Return the seconds of a clock that never goes backwards."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; may jump anywhere, also to before the epoch."""
+        """Return the milliseconds since 1970. The clock may jump to any time, also to before 1970."""
         ...
 
     def call_soon(self, callback: Callable[[], None]) -> None: ...
@@ -46,52 +48,55 @@ class Runtime(Protocol):
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...
 
     def fail(self, error: BaseException) -> None:
-        """Stop the node: an invariant is broken or its disk cannot be trusted. Nothing more is sent after this."""
+        """Stop the node, because an invariant is broken or its disk cannot be trusted.
+
+        It sends no messages after this.
+        """
         ...
 
 
 class File(Protocol):
-    """One open file, which grows at its end."""
+    """An open file, which grows at its end."""
 
     @property
     def size(self) -> int:
-        """Length in bytes, including what is not yet on stable storage."""
+        """Bytes of the file, including bytes that are not yet on stable storage."""
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write all buffers at the end, in order; raises OSError (the file may then hold a part of them)."""
+        """Write all buffers at the end, in order. Raises OSError; then the file may hold a part of them."""
         ...
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer only at the end of the file."""
+        """Return up to `length` bytes from `offset`; fewer only at the end of the file."""
         ...
 
     def truncate(self, size: int) -> None: ...
 
     def overwrite(self, data: Buffer) -> None:
-        """Write over the beginning of the file, which is at least as long; needs no space."""
+        """Overwrite the beginning of the file, which must be at least as long as `data`. Needs no free space."""
         ...
 
     def sync(self) -> None:
-        """fdatasync: everything appended, overwritten and truncated so far is on stable storage when this returns."""
+        """Make all appends, overwrites and truncations so far durable before returning (fdatasync)."""
         ...
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """The files of one node. Paths are relative to the node's data directory, with ``/`` between parts."""
+    """The files of a node. Paths are relative to the node's data directory, with ``/`` between parts."""
 
     def make_directory(self, path: str) -> None:
-        """Create the directory and its parents, durably; fine if it exists."""
+        """Create the directory and its parents durably. An existing directory is fine."""
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
         ...
 
     def read_file(self, path: str) -> bytes:
-        """Whole content; raises FileNotFoundError."""
+        """Return the whole content. Raises FileNotFoundError."""
         ...
 
     def replace_file(self, path: str, data: bytes) -> None:
@@ -106,24 +111,24 @@ class Disk(Protocol):
         ...
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and appending; `create` makes a new empty file (not durable before `sync_directory`)."""
+        """Open for reading and appending. `create` makes a new empty file, which is durable after `sync_directory`."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file or a directory, atomically; durable after `sync_directory` of both directories.
+        """Rename a file or a directory atomically. The rename is durable after `sync_directory` of both directories.
 
-        A file takes the place of a file named `target`; a directory must not be there yet.
+        A file replaces an existing file `target`. A directory `target` must not exist.
         """
         ...
 
     def remove(self, path: str) -> None: ...
 
     def remove_in_parts(self, path: str) -> None:
-        """Remove a large file that nobody needs, so slowly that nobody's sync waits for it; not atomic."""
+        """Remove a large unused file so slowly that syncs are not delayed. Not atomic."""
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and everything in it; fine if it does not exist. Not durable, not atomic."""
+        """Remove a directory with its content. A missing directory is fine. Not durable, not atomic."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -131,11 +136,11 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """How many more bytes may be written."""
+        """Return the number of bytes that may still be written."""
         ...
 
     def session(self) -> str:
-        """A name of the machine's boot: when it changes, writes that were not synced may have been lost."""
+        """Return a name of the machine's boot. After a change of the name, unsynced writes may have been lost."""
         ...
 
     def submit(
@@ -145,24 +150,26 @@ class Disk(Protocol):
         *,
         is_short: bool = False,
     ) -> None:
-        """Run `job` off the loop on the one writer thread, in order of submission.
+        """Run `job` on the single writer thread, in order of submission.
 
-        Then `done(result, error)` on the loop. A job that `is_short` may be run at once, here, if nothing is under way
-        on that thread; then `done` is called before this returns.
+        Then call `done(result, error)` on the event loop.
+
+        A job that `is_short` may run at once on the event loop, if the writer thread is idle. Then `done` is called
+        before this method returns.
         """
         ...
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
-        """Like `submit`, on a second thread, so that reads do not wait behind an fsync."""
+        """Run `job` as `submit` does, on a second thread, so that reads do not wait behind a sync."""
         ...
 
     def submit_background(
         self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]
     ) -> None:
-        """Like `submit`, on a third thread, for what may take seconds."""
+        """Run `job` as `submit` does, on a third thread, for work that may take seconds."""
         ...
 
 
 def pack(value: Any) -> bytes:
-    """Encode a value with msgpack, whose own type says that it may return None, which it never does."""
+    """Encode a value with msgpack. The cast is needed because msgpack's type allows `None`, which it never returns."""
     return cast("bytes", msgpack.packb(value))

@@ -1,6 +1,6 @@
-"""When a group has its next turn: at once, or when something is due.
+"""Schedule the turns of a group: at once, or after a delay.
 
-Invariant: whoever asks gets a turn, in the next pass of the event loop; several who ask before it share one.
+Invariant: each request gets a turn, in the next pass of the event loop. Several requests before that pass share a turn.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 
 
 class TurnTimer:
-    """Gives one group its turns."""
+    """Schedules the turns of a single group."""
 
     def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:
-        """`take` is called for each turn. The owner asks for one every `beat_s` seconds in any case."""
+        """`take` is called for each turn.
+
+        The owner asks for a turn at least every `beat_s` seconds, the heartbeat interval.
+        """
         self._runtime = runtime
         self._take = take
         self.beat_s = beat_s
         self.is_on = False
-        """Whether turns may be asked for."""
+        """Whether turns may be requested."""
         self._is_asked = False
         self._due_s = math.inf
-        """When the next turn is due, as far as the last one knows, on the monotonic clock."""
+        """Time at which the next turn is due, as the last turn requested it, in seconds of the monotonic clock."""
         self._timer: Timer | None = None
         self._timer_s = math.inf
-        """When `_timer` goes off, on the monotonic clock."""
+        """Time at which `_timer` fires, in seconds of the monotonic clock."""
 
     def ask(self) -> None:
         if self.is_on and not self._is_asked:
@@ -36,9 +39,9 @@ class TurnTimer:
             self._runtime.call_soon(self._begin)
 
     def ask_in(self, delay_s: float) -> None:
-        """Have a turn in `delay_s` seconds, unless the next beat brings one before that.
+        """Request a turn in `delay_s` seconds, unless the next heartbeat brings a turn sooner.
 
-        Any turn that comes sooner makes that void: it asks again for what is still to come.
+        An earlier turn cancels the request, because that turn requests again if work remains.
         """
         if delay_s > self.beat_s:
             return
@@ -59,7 +62,7 @@ class TurnTimer:
             self._take()
 
     def _go_off(self) -> None:
-        """Ask for a turn, or set the timer anew: under load, most of what it was set for is done by then."""
+        """Ask for a turn, or set the timer anew. Under load, an earlier turn has usually done the work."""
         due_s, now_s = self._due_s, self._timer_s
         self._timer, self._timer_s = None, math.inf
         if due_s <= now_s:

@@ -1,1 +1,1 @@
-"""The replicated state of a group: the machine, the members, and which batch of each node was applied last."""
+"""The replicated state of a group: the machine, the members, and the last applied batch of each node."""

@@ -1,6 +1,6 @@
-"""What a committed entry does to the replicated state, and what this node is told of it.
+"""Apply committed entries to the replicated state, and return the effects for this node.
 
-Invariant: no batch takes effect twice, none out of order, and all replicas do the same.
+Invariant: each batch takes effect at most once and in order, and all replicas act alike.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Confirmed(NamedTuple):
-    """An effect made by the group itself: this node's batch `sequence` has been applied, once."""
+    """Effect made by the group: this node's batch `sequence` has been applied, exactly once."""
 
     sequence: int
 
 
 class Expelled(NamedTuple):
-    """An effect made by the group itself: the others stopped waiting for this node, which goes on as a new incarnation.
+    """Effect made by the group: the cluster has evicted this node, which continues as a new incarnation.
 
-    What it had submitted under the old one and not seen applied has an unknown outcome.
+    Batches of the old incarnation that this node has not seen applied have an unknown outcome.
     """
 
 
@@ -34,20 +34,20 @@ class Outcome(NamedTuple):
 
     effects: list[Any]
     expelled_at: int | None
-    """The position of `Expelled` among the effects; None without one."""
+    """Position of `Expelled` among the effects, or `None`."""
     awaited_by: list[str]
-    """The nodes at which somebody waits for the entry itself, whatever its effects: each may be there several times."""
+    """Nodes with clients that wait for the entry itself, whatever its effects. A node may appear several times."""
 
 
 class Applying:
-    """Applies entries to a state, and takes what is applied out of this node's submissions."""
+    """Applies entries to a state, and removes applied batches from this node's pending submissions."""
 
     def __init__(self, state: GroupState, submissions: PendingSubmissions) -> None:
         self._state = state
         self._submissions = submissions
 
     def entry(self, index: int, payload: bytes) -> Outcome:
-        """Apply an entry."""
+        """Apply an entry with batches, and return its consequences."""
         state, view = self._state, memoryview(payload)
         origins: list[str] = []
         elapsed_ms = self._advance(entry_time_ms(payload))
@@ -66,19 +66,19 @@ class Applying:
         return Outcome(effects, expelled_at, origins)
 
     def configuration(self, payload: bytes) -> Outcome:
-        """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
+        """Apply an entry with a configuration. Nodes that are no members any more are evicted.
 
-        It cannot declare an outage, and may be the first entry of a reign. So all the time since the entry before
-        counts as an outage: too much of it does no harm.
+        Such an entry cannot declare an outage, and may be the first of a leadership. So all the time since the previous
+        entry counts as an outage, because too long an outage does no harm.
 
-        The version that it tells is that of the entries behind it. Raises OtherVersion, also if the entries before the
-        first configuration were of a version that this program cannot run.
+        The version in the configuration is that of the later entries. Raises OtherVersion, also if the entries before
+        the first configuration have a version that this program cannot run.
         """
         state = self._state
         state.machine.outage(self._advance(configuration_time_ms(payload)))
         before, state.configuration = state.configuration, read_configuration(payload)
         if before is None:
-            # It is a raise, too, and tells only now what the log had begun with.
+            # The first configuration is also a raise, so the entries before it have the next lower version.
             state.check_version(state.configuration.version - 1)
         effects: list[Any] = []
         expelled_at = None
@@ -93,7 +93,7 @@ class Applying:
         return Outcome(effects, expelled_at, list(state.configuration.membership.members))
 
     def _advance(self, time_ms: int) -> int:
-        """Put the cluster's time forward to that of an entry. Returns by how much, in milliseconds."""
+        """Put the cluster's time forward to that of an entry. Return the difference in milliseconds."""
         state = self._state
         before_ms, state.time_ms = state.time_ms, max(state.time_ms, time_ms)
         return state.time_ms - before_ms
@@ -118,7 +118,7 @@ class Applying:
             effects.append(Confirmed(batch.sequence))
 
     def _expel(self, name: str, incarnation: int, effects: list[Any]) -> bool:
-        """Give a node up, unless it has another incarnation by now; True if it is this node."""
+        """Evict this incarnation of a node, if it is the current incarnation. Return True if the node is this node."""
         state = self._state
         if not state.origins.expel(name, incarnation):
             return False

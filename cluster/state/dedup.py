@@ -1,8 +1,8 @@
-"""Exactly-once, in-order submission: which batch of which node was applied last. Part of the replicated state.
+"""Exactly-once, in-order admission of batches, from the last applied batch of each node. Part of the replicated state.
 
-A node numbers its batches 1, 2, 3 ... under an *incarnation* (a number that grows with every start) and sends those
-that it has not seen applied again to each new leader. So a batch may be in the log twice, never out of order; the
-second is dropped here, on every replica alike (as in Raft thesis 6.3).
+A node numbers its batches 1, 2, 3 ... under an *incarnation*, a number that grows with every start. It sends all
+batches that it has not seen applied to each new leader. So a batch may be in the log twice, but never out of order.
+Every replica drops the repeat (Raft thesis 6.3).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ class Origin(NamedTuple):
 
 
 class Admission(Enum):
-    """What to do with a batch: apply it, or drop it."""
+    """The decision about a batch: apply it, or drop it."""
 
     APPLY = "apply"
     APPLY_AFTER_RESTART = "apply after restart"
-    """The first batch of a new incarnation: apply it after giving up whatever the old incarnation held."""
+    """The first batch of a new incarnation. First release all that the old incarnation held."""
     DROP = "drop"
 
 
 class Origins:
-    """The incarnation of each node, and which batch of it was applied last."""
+    """The incarnation of each node, and the sequence of its last applied batch."""
 
     def __init__(self) -> None:
         self._origins: dict[str, Origin] = {}
 
     def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
-        """Decide on a batch and, unless it is dropped, count it as applied."""
+        """Decide on a batch. Unless it is dropped, record it as applied."""
         known = self._origins.get(name)
         if known is not None and incarnation == known.incarnation:
             if known.expelled or sequence != known.sequence + 1:
@@ -46,7 +46,7 @@ class Origins:
         return Admission.APPLY if known is None else Admission.APPLY_AFTER_RESTART
 
     def expel(self, name: str, incarnation: int) -> bool:
-        """Drop all further batches of this incarnation; False if it is not the current one or expelled already."""
+        """Drop all further batches of this incarnation. Return False if it is not current, or evicted already."""
         known = self._origins.get(name)
         if known is None or known.incarnation != incarnation or known.expelled:
             return False
@@ -54,7 +54,7 @@ class Origins:
         return True
 
     def living(self) -> list[tuple[str, Origin]]:
-        """The nodes that are not expelled, in the order of their names."""
+        """Return the nodes that are not evicted, ordered by name."""
         return [(name, origin) for name, origin in sorted(self._origins.items()) if not origin.expelled]
 
     def get(self, name: str) -> Origin | None:

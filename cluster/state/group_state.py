@@ -1,6 +1,6 @@
-"""The replicated state of a group: the machine's, and what the group itself remembers.
+"""The replicated state of a group: the machine's state, the time, the origins of batches, and the configuration.
 
-Invariant: equal on every replica at equal index, to the byte.
+Invariant: at equal index, the state is equal on every replica, to the byte.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 _ARRAYS = {3: b"\x93", 4: b"\x94"}
 """Msgpack's headers of arrays, by the number of their elements."""
 _BYTES = b"\xc6"
-"""Msgpack's header of bytes whose length follows in four bytes."""
+"""Msgpack's header of a byte string with a length of four bytes."""
 
 
 class GroupState:
-    """The replicated state of one group: time, origins of batches, machine and configuration."""
+    """The replicated state of a group: time, origins of batches, machine and configuration."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.origins = Origins()
         self.time_ms = 0
-        """The cluster's time at the last applied entry, in milliseconds; never goes backwards."""
+        """The cluster's time at the last applied entry, in milliseconds. It never goes backwards."""
         self.configuration: Configuration | None = None
-        """The configuration that was applied last; None as long as the log has none, and the nodes' files count."""
+        """The last applied configuration; None before the first. Until then, the lists in the nodes' files count."""
 
     def freeze(self) -> FrozenState:
-        """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.pieces`."""
-        # A garbage collection in the middle would walk through all that has just been made, several times.
+        """Return a copy of the current state. The copy is cheap, because `FrozenState.pieces` does the packing."""
+        # A garbage collection in the middle would walk through all new objects, several times.
         was_collecting = gc.isenabled()
         gc.disable()
         try:
@@ -48,13 +48,13 @@ class GroupState:
                 gc.enable()
 
     def load(self, data: bytes) -> None:
-        """Replace the state by one that `FrozenState.dump` has packed; raises what `read` does."""
+        """Replace the state by a state that `FrozenState.dump` has packed. Raises as `read` does."""
         self.adopt(self.read(data))
 
     def read(self, data: bytes) -> ReadState:
-        """What `FrozenState.dump` has packed, to be adopted; on any thread.
+        """Parse a state that `FrozenState.dump` has packed, for `adopt`. Usable on any thread.
 
-        Raises ValueError if `data` is none, or OtherVersion.
+        Raises ValueError if `data` is no state, or OtherVersion.
         """
         try:
             time_ms, rows, machine, *fields = msgpack.unpackb(data)
@@ -66,38 +66,38 @@ class GroupState:
         return ReadState(time_ms, rows, self.machine.read(machine), configuration)
 
     def adopt(self, state: ReadState) -> None:
-        """Replace the state by one that was read, however large that is."""
+        """Replace the state by a parsed state. This is quick, however large the state is."""
         self.time_ms, rows, machine, self.configuration = state
         self.machine.adopt(machine)
         self.origins.load(rows)
         self.go_by_agreed_version()
 
     def go_by_agreed_version(self) -> None:
-        """Let the machine know the version that the configuration tells, if there is one. Raises OtherVersion."""
+        """Switch the machine to the version in the configuration, if any. Raises OtherVersion."""
         if self.configuration is None:
             return
         self.check_version(self.configuration.version)
         self.machine.raise_to(self.configuration.version)
 
     def check_version(self, version: int) -> None:
-        """Raise OtherVersion if entries are of a version that this program cannot run."""
+        """Raise OtherVersion if this program cannot run `version`."""
         versions = Versions(*self.machine.versions)
         if not versions.include(version):
             raise OtherVersion("entries", version, versions)
 
 
 class ReadState(NamedTuple):
-    """A state that was read and is not yet that of anybody."""
+    """A parsed state that no group has adopted yet."""
 
     time_ms: int
     origins: list[tuple[str, int, int, bool]]
     machine: Any
-    """What the machine has read."""
+    """The result of `Machine.read`."""
     configuration: Configuration | None
 
 
 class FrozenState:
-    """A copy of the state at one index. Its methods may be called on any thread."""
+    """A copy of the state at a single index. Its methods may be called on any thread."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class FrozenState:
         self._configuration = configuration
 
     def pieces(self) -> list[bytes]:
-        """What `dump` gives, in pieces: to copy all of a large state holds up the loop."""
+        """Return the bytes of `dump` in pieces, because copying a large state holds up the event loop."""
         machine = self._machine.pieces()
         # The same bytes as `pack([time, origins, machine, configuration])`.
         behind = [] if self._configuration is None else [pack(fields_of(self._configuration))]
