@@ -11,13 +11,13 @@ is not needed by the two newest checkpoints, nor as log by a start from either o
 
 How much disk is used. Let
 
-    L  bytes of the live messages, compacted, with their record headers: at the newest checkpoint or the one before it,
-       whichever is more; if messages of one segment differ in size, the most at any checkpoint within `STALE_S` and the
-       time that it takes then to measure all segments, one after the other
-    S  `segment_bytes`, and one entry more
-    R  `retained_bytes`, or what a follower needs if that is more
-    C  bytes logged from one checkpoint to the next: `checkpoint_bytes` or the size of the last checkpoint if that is
-       more, and what is logged while a checkpoint is written
+    L  bytes of the live messages, compacted, with their record headers, at the newest or the second newest checkpoint,
+       whichever is more. If messages of a segment differ in size: the most at any checkpoint within `STALE_S` and the
+       time that it then takes to measure all segments in sequence
+    S  `segment_bytes`, and an entry on top
+    R  `retained_bytes`, or the bytes that a follower needs if that is more
+    C  bytes logged between two checkpoints: `checkpoint_bytes` or the size of the last checkpoint if that is more, and
+       the bytes logged while a checkpoint is written
     P  size of a checkpoint
 
 Then the segment files take at most

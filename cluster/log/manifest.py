@@ -1,7 +1,7 @@
 """The manifest: the file that lists the segment files of a log.
 
     body = msgpack [next_serial, [[name, first, end, file_bytes, sparse]... sealed, ascending], open name or nil,
-                    first index of the open one, [[index, term]... of the sealed ones]]
+                    first index of the open segment, [[index, term]... of the sealed segments]]
 
 The manifest also holds the runs of terms of all sealed segments. So a start opens no segment but the last, and a
 rewritten or removed segment leaves the runs unchanged. A term costs a few bytes.

@@ -7,7 +7,7 @@ behind this entry.
 
 An index is left out between the last entry of the old log and this entry. So the earlier entries are below the log:
 only files with live messages (log/journal.py). A peer that receives the new log never sees the old cluster's
-configurations, and the node belongs to the new cluster from the first moment of its start.
+configurations. The node belongs to the new cluster from the first moment of its start.
 
 Invariant: a directory belongs to the new cluster from the moment when its manifest names the segment with this entry,
 and not before. Both commands may be repeated if it is unknown whether they have finished.

@@ -5,7 +5,7 @@ All automata advance at once: each place has the set of binding keys in this sta
 keys without wildcards are looked up by the routing key itself.
 
 Invariant: a match costs at most words of the routing key x words of the longest binding key, times 1 for each 4096
-binding keys (AT_ONCE) of any form. A place without binding keys costs no time.
+binding keys (AT_ONCE). A place without binding keys costs no time.
 """
 
 from __future__ import annotations
