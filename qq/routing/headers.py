@@ -28,8 +28,8 @@ _NO_NAMES: dict[str, int] = {}
 """Shared empty value of `_names` for exchanges without conditions, which are nearly all; must not be changed."""
 
 Condition = tuple[str, Hashable]
-"""A header name and the comparable form of its value, or `None` for "the header is present". A void value has no
-comparable form, because it equals no value."""
+"""A header name and the comparable form of its value, or `None` for "the header is present". A void argument of a
+binding has the form `None`, too, so it tests presence only."""
 
 
 class Headers(Router):
