@@ -1,16 +1,22 @@
-"""The log of one group on one node's disk.
+"""The log of a replicated group on a node's disk: segments, manifest, checkpoints, term and vote.
 
-Invariant: what is said to be synced is on stable storage, and damage is found, never passed over.
+Invariant: entries that are reported as synced are on stable storage, and damage is detected, never passed over.
 
-    journal.py         the log as a whole, as pysyncobj sees it; group commit
-      views.py           entries that are read when they are asked for
+    journal.py         the log as a whole, in the form that pysyncobj expects; group commit
+      lazy_entries.py    entries whose payload is read from the disk on demand
       term_runs.py       the term of each entry
+      entry.py           the format of an entry
     segment.py         the format of an open segment, and all errors
-    sealed.py          the format of a sealed segment
-    segment_files.py   what is read, and found at a start      segment_writer.py   what is done, in which order
-    manifest.py        which files are the log                 synced.py           how much of the open one is durable
-    checkpoints.py     the state at an index                   hardstate.py        term, vote, standing
-    housekeeping.py    when checkpoints are taken and space is given back
-    compaction.py      how old segments are made smaller       space.py            whether there is room
-    register.py        a few bytes that change, kept twice     twofold.py          bytes that do not, kept twice
+    sealed_segment.py  the format of a sealed segment
+    segment_reader.py  loading the log at a start, reading records
+    segment_writer.py  the operations on files, and their order
+    manifest.py        the list of segment files that make up the log
+    sync_mark.py       how much of the open segment is durable
+    checkpoints.py     files with the state at an index
+    hardstate.py       term, vote, voter status
+    housekeeping.py    when to take checkpoints and to free space
+    compaction.py      rewriting old segments as smaller files
+    free_space.py      free space on the disk
+    register.py        a few bytes that change, stored in two files
+    mirrored_file.py   bytes that do not change, stored twice in the same file
 """

@@ -1,10 +1,11 @@
-"""Checkpoints: files that hold the state of the group as it was at one index.
+"""Checkpoints: files that hold the state of the group at a log index.
 
     checkpoint = "RCKP" | version u32 | sha256 of the identity 32s | index u64 | term u64 | body length u64
                | crc32 of the header so far u32 | crc32 of the body u32 | body
 
-Invariant: under its name a checkpoint is there as a whole or not at all, and nothing is believed without its checksum.
-If you change the format, increment `FORMAT_VERSION`; magic, version and the checksum of the header keep their place.
+Invariant: a checkpoint file exists under its final name either whole or not at all, and its content counts only if its
+checksums are right. If you change the format, increment `FORMAT_VERSION`; magic, version and the checksum of the header
+keep their place.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _INDEX_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state, packed in `body`, after the entry `index`, whose term is `term`, was applied."""
+    """The state after the entry `index` of term `term` was applied, packed in `body`."""
 
     index: int
     term: int
@@ -54,9 +55,10 @@ def checkpoint_name(index: int) -> str:
 def write_checkpoint(
     disk: Disk, directory: str, identity: bytes, index: int, term: int, body: Sequence[bytes]
 ) -> int:
-    """Store a checkpoint, whose body is given in pieces; it is durable when this returns, with the size of its file.
+    """Store a checkpoint durably and return the size of its file in bytes.
 
-    Raises OSError, and then nothing has changed. On any thread, unless another one writes a checkpoint of this index.
+    `body` is given in pieces. Runs on any thread, but two threads must not write a checkpoint of the same index at
+    once. Raises OSError, and then the directory is unchanged.
     """
     path = path_in(directory, checkpoint_name(index))
     temporary = path + TEMPORARY
@@ -76,14 +78,14 @@ def write_checkpoint(
         disk.rename(temporary, path)
     except OSError:
         with suppress(OSError):
-            disk.remove(temporary)  # on a full disk the part that was written is in the way
+            disk.remove(temporary)  # the written part would take space on a full disk
         raise
     disk.sync_directory(directory)
     return CHECKPOINT_HEADER_BYTES + size
 
 
 def list_checkpoints(disk: Disk, directory: str) -> list[int]:
-    """The indexes of the checkpoints in the directory, ascending, whole or not."""
+    """Return the indexes of all checkpoint files in the directory, ascending, including damaged files."""
     stems = [name.removesuffix(_SUFFIX) for name in disk.list_directory(directory) if name.endswith(_SUFFIX)]
     return sorted(
         int(stem) for stem in stems if len(stem) == _INDEX_DIGITS and stem.isascii() and stem.isdigit()
@@ -91,7 +93,7 @@ def list_checkpoints(disk: Disk, directory: str) -> list[int]:
 
 
 def remove_checkpoints(disk: Disk, directory: str, indexes: Iterable[int]) -> None:
-    """Remove these checkpoints, durably, as far as they are there. Raises OSError."""
+    """Remove the checkpoints of these indexes, durably; missing files are skipped. Raises OSError."""
     removed = False
     for index in indexes:
         with suppress(FileNotFoundError):
@@ -102,9 +104,10 @@ def remove_checkpoints(disk: Disk, directory: str, indexes: Iterable[int]) -> No
 
 
 def load_newest(disk: Disk, directory: str, identity: bytes, last_index: int) -> Checkpoint | None:
-    """Read the newest checkpoint that is whole; None if there is none. A damaged one is skipped, with a warning.
+    """Read the newest whole checkpoint, or return `None` if the directory has no whole checkpoint.
 
-    Raises UnknownFormat, ForeignJournal, or CorruptJournal if it is newer than the log, which ends with `last_index`.
+    A damaged checkpoint is skipped with a warning. Raises UnknownFormat, ForeignJournal, or CorruptJournal if the
+    checkpoint is newer than the log, which ends with `last_index`.
     """
     for index in reversed(list_checkpoints(disk, directory)):
         path = path_in(directory, checkpoint_name(index))
@@ -121,7 +124,7 @@ def load_newest(disk: Disk, directory: str, identity: bytes, last_index: int) ->
 
 
 def read_checkpoint(disk: Disk, path: str, identity: bytes) -> Checkpoint:
-    """Read and verify a file; raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
+    """Read and verify a checkpoint; raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
     file = disk.open(path)
     try:
         return _read(file, path, identity)
@@ -132,9 +135,10 @@ def read_checkpoint(disk: Disk, path: str, identity: bytes) -> Checkpoint:
 
 
 def adopt_checkpoint(data: bytes, identity: bytes) -> bytes:
-    """Rewrite a checkpoint of another node of the cluster, or its beginning, so that it belongs to `identity`.
+    """Rewrite the header of another node's checkpoint so that the file belongs to `identity`; return the new bytes.
 
-    `data` must hold the whole header; the body is not checked. Raises CorruptJournal or UnknownFormat.
+    `data` is the checkpoint or its beginning, and must hold the whole header. The body is not checked. Raises
+    CorruptJournal or UnknownFormat.
     """
     path = "received checkpoint"
     start = _verified_start(data, path)
@@ -149,7 +153,7 @@ def _pack_start(identity: bytes, index: int, term: int, length: int, body_crc: i
 
 
 def _verified_start(header: bytes, path: str) -> bytes:
-    """Check a header and return the part of it before the checksums; of its fields magic and version are checked."""
+    """Check magic, version and checksum of a header, and return its bytes before the checksums."""
     start = header[: _START.size]
     if len(header) < CHECKPOINT_HEADER_BYTES or not start.startswith(_MAGIC):
         raise CorruptJournal(path, 0, "not a checkpoint")

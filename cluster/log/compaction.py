@@ -1,10 +1,10 @@
-"""Compaction: what is still needed of old segments, kept in smaller files.
+"""Compaction: rewriting old segments as smaller files with only their live messages.
 
-Below the log a node holds live messages only. A segment of which half is dead is rewritten as a *sparse* one: the
-entries that have live messages, under their old indexes, reduced to those messages.
+Below the log a node holds live messages only. A segment that is at least half dead is rewritten as a *sparse* segment.
+It has only the entries with live messages, under their old indexes, reduced to those messages.
 
-Invariant: a file is read record by record and never held in memory, every record is verified before it is copied, and
-nothing but the new file is changed.
+Invariant: compaction reads a file record by record, never as a whole. It verifies every record before it copies it, and
+changes no existing file.
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Disk
 
 Live = Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]
-"""Live messages: index of the entry to ordinal of the batch to (first message, count), as by `FrozenCopy.live`."""
+"""Live messages: index of the entry -> ordinal of the batch -> (first message, count), as `FrozenCopy.live` returns."""
 
 Compact = Callable[[memoryview, Sequence[tuple[int, int]]], bytes]
-"""A function that reduces a batch to some of its messages: see `Machine.compact`."""
+"""Function that reduces a batch to some of its messages: see `Machine.compact`."""
 
 TINY_SHARE = 16
-"""A sparse segment is tiny if it is at most as large as a full one divided by this."""
+"""A sparse segment is tiny if its size is at most the size of a full segment divided by this number."""
 TINY_MAX = 8
-"""How many tiny segments in a row are left alone; more are merged."""
+"""Longest row of adjacent tiny segments that is left alone; a longer row is merged."""
 SPARSE_RANGE_MAX = 2**32 - 1
-"""How many indexes one sparse segment can span."""
+"""Largest number of indexes that a sparse segment can span."""
 REMEASURE_PERCENT = 90
-"""A measurement holds until at most this percentage of the references that were live then still are."""
+"""A measurement expires when at most this percentage of the references that it counted are still live."""
 STALE_S = 600.0
-"""If any live references are gone, a measurement is made anew after this time: those may have been the large ones."""
+"""Age in seconds at which a measurement is repeated if any of its live references are gone, because these may have been
+the large messages."""
 
-_INDEX_BYTES = 8  # what each record takes in the footer of a sparse segment
+_INDEX_BYTES = 8  # bytes per record in the footer of a sparse segment
 
 
 class SegmentLimits(NamedTuple):
-    """How large a sparse segment may become."""
+    """Size limits of a sparse segment."""
 
     segment_bytes: int
     segment_entries: int
 
 
 class Measured(NamedTuple):
-    """The result of rewriting a segment, as estimated when `references` to messages in it were live."""
+    """Estimated result of rewriting a segment, measured when `references` to its messages were live."""
 
     references: int
     entries: int
     size: int
-    """How many bytes the rewritten file would have; the size of the old file if that is more than half of it."""
+    """Bytes that the rewritten file would have; the size of the old file if that is more than half of it."""
     at_s: float
-    """When the segment was measured, on the monotonic clock."""
+    """Time of the measurement in seconds, on the monotonic clock."""
 
 
 class Candidate(NamedTuple):
@@ -63,18 +64,18 @@ class Candidate(NamedTuple):
 
     segment: Segment
     references: int
-    """How many references to messages in the segment are live now."""
+    """Number of live references to messages in the segment now."""
 
     measured: Measured | None
 
     @property
     def is_known(self) -> bool:
-        """Whether the measurement still holds."""
+        """Whether the measurement is still valid."""
         measured = self.measured
         return measured is not None and self.references * 100 > measured.references * REMEASURE_PERCENT
 
     def is_stale(self, now_s: float) -> bool:
-        """Whether the measurement, if it still holds, should be made anew all the same."""
+        """Return whether to repeat a valid measurement, because references are gone and it is `STALE_S` old."""
         measured = self.measured
         return (
             measured is not None
@@ -84,14 +85,14 @@ class Candidate(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """A sparse segment, durable in the directory, but not yet part of the log."""
+    """A sparse segment that is durable in the directory, but not yet part of the log."""
 
     segment: Segment
     entries: int
 
 
 class CompactionSource(NamedTuple):
-    """The directory with the records, and the function that makes them smaller: the same for all jobs."""
+    """The directory with the records, and the function that reduces batches: the same for all jobs."""
 
     disk: Disk
     directory: str
@@ -103,10 +104,11 @@ class CompactionSource(NamedTuple):
 
 
 def choose(runs: Sequence[Sequence[Candidate]], limits: SegmentLimits) -> Sequence[Candidate]:
-    """Choose the oldest group of adjacent candidates that is worth rewriting as one segment; empty if there is none.
+    """Choose the oldest group of adjacent candidates to rewrite as a single segment; empty if no group is worth it.
 
-    `runs` are adjacent candidates, ascending. What is rewritten is at most half of what it replaces, so all rewriting
-    together writes no more than was once logged; merging tiny segments, rare and small, comes on top.
+    `runs` are runs of adjacent candidates, ascending. The new file is at most half the size of the files that it
+    replaces. So all rewriting together writes no more bytes than were once logged. Merging tiny segments, which is rare
+    and small, comes on top.
     """
     for run in runs:
         for start in range(len(run)):
@@ -117,7 +119,7 @@ def choose(runs: Sequence[Sequence[Candidate]], limits: SegmentLimits) -> Sequen
 
 
 def _group(run: Sequence[Candidate], start: int, limits: SegmentLimits) -> Sequence[Candidate]:
-    """The longest group from the candidate at `start` that is worth rewriting; empty if there is none."""
+    """Return the longest group from the candidate at `start` that is worth rewriting, or an empty group."""
     first = run[start].segment.first
     best = start
     live_bytes = file_bytes = entries = 0
@@ -149,7 +151,7 @@ def _group(run: Sequence[Candidate], start: int, limits: SegmentLimits) -> Seque
 def measure(
     source: CompactionSource, segment: Segment, live: Live, references: int, now_s: float
 ) -> Measured:
-    """Measure what is live in a segment; reading stops as soon as that is more than half of the file.
+    """Measure the live records of a segment; stop reading once they are more than half of the file.
 
     Raises CorruptJournal or OSError.
     """
@@ -163,9 +165,9 @@ def measure(
 
 
 def rewrite(source: CompactionSource, segments: Sequence[Segment], live: Live, name: str) -> Rewritten | None:
-    """Write what is live in adjacent segments to the sparse segment `name`; None if nothing is.
+    """Write the live records of adjacent segments to the sparse segment `name`; return `None` if no record is live.
 
-    Raises CorruptJournal or OSError; then there is no new file.
+    Raises CorruptJournal or OSError; then the new file does not exist.
     """
     counted = _Counted(source, segments, live)
     path = path_in(source.directory, name)
@@ -178,13 +180,13 @@ def rewrite(source: CompactionSource, segments: Sequence[Segment], live: Live, n
 
 
 def discard(source: CompactionSource, name: str) -> None:
-    """Remove a file that did not become part of the log, to free its space: a start would remove it, too."""
+    """Remove a file that did not become part of the log, to free its space before the next start would."""
     with suppress(OSError):
         source.disk.remove(path_in(source.directory, name))
 
 
 class _Counted:
-    """The live records of some segments, counted while they are written."""
+    """Iterator over the live records of some segments, which counts them while they are written."""
 
     def __init__(self, source: CompactionSource, segments: Sequence[Segment], live: Live) -> None:
         self.entries = 0
@@ -211,10 +213,10 @@ def _live_records(source: CompactionSource, segment: Segment, live: Live) -> Ite
 def compact_entry(
     payload: bytes, messages: Mapping[int, Sequence[tuple[int, int]]], compact: Compact
 ) -> bytes | None:
-    """Reduce an entry to these messages of its batches; None if it has none of these batches.
+    """Reduce an entry to these messages of its batches; return `None` if it has none of these batches.
 
-    Messages may be asked for that were dropped earlier: the state may be that of an older checkpoint, from which the
-    node started because the newest one was damaged.
+    `messages` may name messages that were dropped earlier. That happens when the node started from an older checkpoint,
+    because the newest checkpoint was damaged.
     """
     view = memoryview(payload)
     if is_compacted(payload):

@@ -1,16 +1,18 @@
-"""What a log entry holds: the cluster's time (clock.py) and the batches that nodes submitted.
+"""The format of a log entry: the cluster's time (see cluster_clock.py) and the batches that nodes submitted.
 
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
-Of a kind that is not submitted, a batch has no payload. An expulsion names the node, and the incarnation that it ends.
-An outage, the first batch of its entry, names the leader that declares it; its length in milliseconds is the sequence.
+Only a submitted batch (`KIND_SUBMITTED`) has a payload. An eviction (`KIND_EXPEL`) names a node and the incarnation
+that it ends. An outage (`KIND_OUTAGE`) is the first batch of its entry. It names the leader that declares the outage,
+and its sequence number is the length of the outage in milliseconds.
 
-A batch travels unchanged from the node that submits it, over the forward to the leader, into the entry and onto every
-disk. Below the log, where entries are never applied again, an entry is *compacted* to what the machine still needs:
+A batch keeps its bytes on the whole way: from the submitting node to the leader, into the entry, and onto every disk.
+Below the log entries are never applied again. So there an entry is *compacted* to the parts that the machine still
+needs:
 
     compacted entry = type u8 0xC0 | version u8 | count u16 | part...
-    part            = ordinal of the batch u8 | length u32 | what Machine.compact made of the batch's payload
+    part            = ordinal of the batch u8 | length u32 | result of Machine.compact for the batch's payload
 
 All integers are little endian.
 """
@@ -27,10 +29,11 @@ REGULAR = 0
 COMPACTED = 0xC0
 VERSION = 1
 BATCHES_MAX = 255
-"""How many batches an entry may have: the ordinal of a batch fits in one byte of a message reference."""
+"""Largest number of batches in an entry, because a message reference has a single byte for the batch's ordinal."""
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
-"""No entry is larger, on any node, whatever its configuration lets in. Links, their queues, the journal and its files
-carry one of this size, so no limit on the way of an entry depends on what a node was told."""
+"""Size limit of an entry in bytes, the same on every node and independent of its settings. Links, their queues, the
+journal and its files all carry an entry of this size. So no limit on the way of an entry depends on a node's
+settings."""
 
 WEIGHT_MAX = 255
 
@@ -44,21 +47,21 @@ _COMPACTED = struct.Struct("<BBH")
 _PART = struct.Struct("<BI")
 
 BATCH_BYTES_MAX = ENTRY_BYTES_MAX - 64 * 1024
-"""How large a batch may be, its head included: an entry with this batch alone is little larger."""
+"""Size limit of a batch in bytes, its head included. An entry with this batch alone is only a little larger."""
 
 
 class SubmittedBatch(NamedTuple):
-    """One submission of one node, in its wire form."""
+    """A node's submission, in its wire form."""
 
     sequence: int
     size: int
     weight: int
-    """What the batch is expected to cost every node, in milliseconds, as the node that submits it says."""
+    """Expected cost of the batch on every node, in milliseconds, as estimated by the submitting node."""
     buffers: Sequence[Buffer]
 
 
 class BatchView(NamedTuple):
-    """A batch inside an entry or a forward; `start` and `end` delimit its payload."""
+    """A batch inside an entry or a forwarded submission; `start` and `end` delimit its payload."""
 
     kind: int
     weight: int
@@ -70,7 +73,7 @@ class BatchView(NamedTuple):
 
 
 class MalformedEntry(ValueError):
-    """The bytes are not an entry or a batch of this format."""
+    """Raised for bytes that are not an entry or a batch of this format."""
 
 
 def make_batch(
@@ -95,7 +98,7 @@ def make_entry(time_ms: int, batches: Sequence[SubmittedBatch]) -> bytes:
 
 
 def is_regular(entry: bytes) -> bool:
-    """Whether an entry holds a proposal; the others are pysyncobj's own no-ops."""
+    """Return whether an entry holds batches; all other entries are configurations or pysyncobj's own no-ops."""
     return entry[0] == REGULAR
 
 
@@ -104,7 +107,7 @@ def entry_time_ms(entry: bytes) -> int:
 
 
 def batches_of(entry: bytes) -> list[BatchView]:
-    """The batches of an entry, in order. Raises `MalformedEntry`."""
+    """Return the batches of an entry, in order. Raises `MalformedEntry`."""
     try:
         kind, version, _, count = _ENTRY.unpack_from(entry)
     except struct.error as error:
@@ -118,7 +121,7 @@ def batches_of(entry: bytes) -> list[BatchView]:
 
 
 def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
-    """Batches one behind the other from `position` to the end. Raises `MalformedEntry`."""
+    """Yield consecutive batches from `position` to the end of `data`. Raises `MalformedEntry`."""
     end = len(data)
     while position < end:
         try:
@@ -134,14 +137,14 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
 
 
 def batch_at(data: bytes, view: BatchView) -> SubmittedBatch:
-    """The batch in its wire form again, out of the bytes that `view` was read from."""
-    # A view, since who proposes a large batch copies it once more in any case.
+    """Return the wire form of the batch `view`, out of the bytes that `view` was read from."""
+    # A memoryview is enough, because a leader copies a large batch anyway when it composes the entry.
     whole = memoryview(data)[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
     return SubmittedBatch(view.sequence, len(whole), view.weight, [whole])
 
 
 def make_compacted(parts: Mapping[int, bytes]) -> bytes:
-    """A compacted entry of these parts, by the ordinals of their batches."""
+    """Pack a compacted entry from its parts: ordinal of the batch -> part."""
     buffers = [_COMPACTED.pack(COMPACTED, VERSION, len(parts))]
     for ordinal, part in parts.items():
         buffers.append(_PART.pack(ordinal, len(part)))
@@ -154,7 +157,7 @@ def is_compacted(entry: Buffer) -> bool:
 
 
 def compacted_parts(entry: Buffer) -> dict[int, memoryview]:
-    """The parts of a compacted entry, by the ordinals of their batches. Raises `MalformedEntry`."""
+    """Return the parts of a compacted entry: ordinal of the batch -> part. Raises `MalformedEntry`."""
     view = memoryview(entry)
     parts: dict[int, memoryview] = {}
     try:

@@ -1,6 +1,6 @@
-"""Whether the disk has room for more.
+"""Free space on the disk, measured twice a second and estimated in between.
 
-Invariant: between two questions every byte that is written counts as gone, so a burst cannot run past the limit unseen.
+Invariant: between two measurements every appended byte counts as used, so a burst cannot pass the limit unseen.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ CHECK_INTERVAL_S = 0.5
 
 
 class Space:
-    """Free space on the disk of the log."""
+    """Estimate the free space on the disk of the log."""
 
     def __init__(self, disk: Disk, journal: SegmentedJournal, limit_bytes: int, now_s: float) -> None:
-        """The disk counts as full while fewer than `limit_bytes` are left."""
+        """`limit_bytes`: the disk counts as full while fewer bytes than this are free."""
         self._disk = disk
         self._journal = journal
         self._limit_bytes = limit_bytes
@@ -31,7 +31,7 @@ class Space:
 
     @property
     def free_bytes(self) -> int:
-        """How many bytes are left at least, if nobody else writes."""
+        """Least number of free bytes, if no other program writes to the disk."""
         return max(0, self._measured_bytes - (self._journal.appended_bytes - self._appended_bytes))
 
     def is_low(self, now_s: float) -> bool:

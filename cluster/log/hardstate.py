@@ -1,8 +1,8 @@
-"""What a member must remember so that it breaks no promise: its term, its vote in it, and its standing.
+"""Hard state of a member, in Raft's words its persistent state: its term, its vote in that term, and its voter status.
 
     body of the register = term u64 | standing u8 | voted u8 | length u16 | vote
 
-Invariant: a lost or damaged state is never "term 0, no vote": it is no state at all.
+Invariant: a lost or damaged hard state is never read as "term 0, no vote". It counts as missing, so the node is BLANK.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _VOTE_BYTES_MAX = BODY_BYTES_MAX - _BODY.size
 
 
 class Standing(IntEnum):
-    """A standing: what a member may do, depending on what it remembers; see recovery.py."""
+    """The voter status: how far a member may take part, depending on its memory; see engine/rejoin.py."""
 
     BLANK = 0
-    """The node knows nothing of its past: it may have voted, it may have acknowledged."""
+    """The node has lost its memory: it may have voted, and it may have acknowledged entries."""
 
     LEARNER = 1
     """The node knows its term, but its log may lack entries that it has acknowledged."""
@@ -44,19 +44,19 @@ class HardState(NamedTuple):
 
 
 class StoredState(NamedTuple):
-    """The content of one of the two files."""
+    """The content of a file of the register."""
 
     sequence: int
-    """A number that grows with each store: of two files that differ, the higher one was written later."""
+    """Number that grows with each store; the file with the higher number is newer."""
 
     state: HardState
 
 
 class HardStateFile:
-    """The two files of term, vote and standing in `directory`."""
+    """The register of term, vote and voter status in `directory`."""
 
     state: HardState | None = None
-    """The stored term, vote and standing; None if nothing is stored, or nothing that can be believed."""
+    """The stored term, vote and voter status; `None` before the first store, and if both files are damaged."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
@@ -64,21 +64,21 @@ class HardStateFile:
         self._register = Register(disk, directory, NAMES, _MAGIC, FORMAT_VERSION, identity, "term and vote")
 
     def was_stored(self) -> bool:
-        """Whether a state was ever stored here, be it damaged by now. Raises OSError."""
+        """Return whether a hard state was ever stored in the directory, even if it is damaged now. Raises OSError."""
         return not set(NAMES).isdisjoint(self._disk.list_directory(self._directory))
 
     def load(self) -> HardState | None:
-        """Read the files; a state that is in only one of them is stored in the other one, too.
+        """Read both files and return the newer state; an outdated or damaged file is written anew.
 
-        None if there is none, or, with an error in the log, if both are damaged. Raises UnknownFormat, ForeignJournal,
-        or OSError.
+        Returns `None` if no state was ever stored, or if both files are damaged; damage is logged as an error. Raises
+        UnknownFormat, ForeignJournal, or OSError.
         """
         body = self._register.load()
         self.state = None if body is None else _unpack(body)
         return self.state
 
     def load_copies(self) -> list[StoredState | None]:
-        """What each of `NAMES` holds, None for one that is missing or damaged; nothing is written.
+        """Return the content of each file of `NAMES`, `None` for a missing or damaged file; writes no file.
 
         Raises UnknownFormat, ForeignJournal, or OSError.
         """
@@ -86,12 +86,12 @@ class HardStateFile:
         return [None if copy is None else StoredState(copy.sequence, _unpack(copy.body)) for copy in copies]
 
     def store(self, state: HardState) -> None:
-        """Store the state, durably when this returns; if it raises OSError, the old or the new one may be stored."""
+        """Store the state durably. Raises OSError; then either the old or the new state is stored."""
         self._register.store(_pack(state))
         self.state = state
 
     def forget(self) -> None:
-        """Do not believe what was loaded; the files stay until the next `store`."""
+        """Discard the loaded state in memory; the files stay until the next `store`."""
         self.state = None
 
 

@@ -1,38 +1,42 @@
-"""Housekeeping: checkpoints are taken, and the disk is given back what nobody needs any more.
+"""Housekeeping takes checkpoints and frees the disk space of entries that are no longer needed.
 
-A checkpoint is taken after so many entries, bytes or seconds, or so much work. After each one a *round* looks at the
-segments below the log that must be kept: those without a live message are dropped, those that are mostly dead are
-rewritten with what is live (compaction.py). After a start every sealed segment is verified once, one after the other.
+A checkpoint is taken after a number of entries, bytes or seconds, or after enough time of applying. After each
+checkpoint a *round* goes through the segments below the part of the log that must be kept. It drops segments without a
+live message, and rewrites segments that are mostly dead (compaction.py). After a start every sealed segment is verified
+once, a segment at a time.
 
-Invariant: a job on the background thread gets what does not change and touches nothing but files; what comes of it is
-taken over on the loop. A crash at any moment is harmless: a file becomes part of the log, or ceases to be, with the
-journal's manifest. What is removed is needed neither by the two newest checkpoints nor as log by a start from either of
-them.
+Invariant: a job on the background thread gets immutable data and touches only files; the event loop adopts its result.
+A crash at any moment is harmless, because a file joins or leaves the log with the journal's manifest. A removed segment
+is not needed by the two newest checkpoints, nor as log by a start from either of them.
 
 How much disk is used. Let
 
-    L  bytes of the live messages, compacted, with their record headers: at the newest checkpoint or the one before it,
-       whichever is more; if messages of one segment differ in size, the most at any checkpoint within `STALE_S` and the
-       time that it takes then to measure all segments, one after the other
-    S  `segment_bytes`, and one entry more
-    R  `retained_bytes`, or what a follower needs if that is more
-    C  bytes logged from one checkpoint to the next: `checkpoint_bytes` or the size of the last checkpoint if that is
-       more, and what is logged while a checkpoint is written
+    L  bytes of the live messages, compacted, with their record headers, at the newest or the second newest checkpoint,
+       whichever is more. If messages of a segment differ in size: the most at any checkpoint within `STALE_S` and the
+       time that it then takes to measure all segments in sequence
+    S  `segment_bytes`, and an entry on top
+    R  `retained_bytes`, or the bytes that a follower needs if that is more
+    C  bytes logged between two checkpoints: `checkpoint_bytes` or the size of the last checkpoint if that is more, and
+       the bytes logged while a checkpoint is written
     P  size of a checkpoint
 
 Then the segment files take at most
 
     2.25 L + max(R, 2 C) + C + 4 S
 
-and the checkpoints 3 P. The first term: a rewritten file was at least half live, and loses a tenth before it is
-measured again; that counts messages, and the first to go may be the large ones, so each segment that has lost any is
-measured now and then. The second: the log that is kept. The third and the fourth: what went below it with the last
-checkpoint and is being measured, two bytes for each byte logged; the file that is written anew while the old ones are
-still there; and the granularity of segments. Files that a snapshot under way has pinned come on top, and a node that is
-not given anything to apply does not get smaller.
+and the checkpoints 3 P. The terms of the sum:
 
-While publishers wait for space, R is 0 and the open segment is sealed with each checkpoint: what nobody needs goes,
-also where the disk is too small for all of the above.
+- 2.25 L: a rewritten file was at least half live, and loses a tenth before it is measured again. That tenth counts
+  messages, and the first dead messages may be the large ones. So each segment that has lost a message is measured again
+  after a while.
+- max(R, 2 C): the log that is kept.
+- C + 4 S: segments that went below the log with the last checkpoint and are being measured, two bytes for each byte
+  logged; the new file of a rewrite while the old files still exist; and the granularity of segments.
+
+Files that a running snapshot has pinned come on top. A node that applies no new entries does not shrink.
+
+While publishers wait for space, R is 0 and each checkpoint seals the open segment. So space is freed even on a disk
+that is too small for this bound.
 """
 
 from __future__ import annotations
@@ -76,50 +80,50 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""A checkpoint that found no space is tried again after this long."""
+"""Time in seconds until a checkpoint is tried again after it found no space."""
 PACE_S = 1.0
-"""A segment is verified or measured at most once in this time; measured more often while the log grows fast."""
+"""Least time in seconds between two reads of segments (to verify or measure); shorter while the log grows fast."""
 REPLAY_S = 0.5
-"""A checkpoint is also due after this much time of applying entries, since a start has to apply them again."""
+"""A checkpoint is also due after this many seconds of applying entries, because a start must apply them again."""
 SCARCE_S = 2.0
-"""While publishers wait for space, a checkpoint is due this long after the last one: it gives space back."""
+"""While publishers wait for space, a checkpoint is due this many seconds after the last, because it frees space."""
 SCARCE_SHARE = 16
-"""While publishers wait for space, what is worth giving back is at least this part of a segment's usual size."""
+"""While publishers wait for space, the least amount worth freeing is `segment_bytes` divided by this number."""
 REST_FACTOR = 4
-"""After each job there is a rest, this many times as long as the job took; not while the log grows fast."""
+"""After each job follows a rest of this many times the job's duration, except while the log grows fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingSettings:
-    """When a checkpoint is due, and how much is kept."""
+    """Settings for when a checkpoint is due and how much log is kept."""
 
     checkpoint_entries: int = 16384
     checkpoint_bytes: int = 64 * 2**20
-    """A checkpoint is due after this many bytes of log, or as many as the last one has if that is more."""
+    """A checkpoint is due after this many bytes of log, or the size of the last checkpoint if that is more."""
     checkpoint_interval_s: float = 60.0
     retained_bytes: int = 128 * 2**20
-    """How many bytes of log are kept for followers that are behind."""
+    """Bytes of log that are kept for followers that are behind."""
     segment_bytes: int = 64 * 2**20
     segment_entries: int = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPosition:
-    """A checkpoint that is on the disk."""
+    """Index and term of a checkpoint on the disk."""
 
     index: int
     term: int
 
 
 class _Taken(NamedTuple):
-    """A state that is to become a checkpoint."""
+    """A frozen state that will be written as a checkpoint."""
 
     position: CheckpointPosition
     frozen: FrozenCopy
 
 
 class Housekeeping:
-    """Checkpoints and disk space of one group; all methods are called on the loop."""
+    """Checkpoints and disk space of a group; all methods must be called on the event loop."""
 
     def __init__(
         self,
@@ -134,17 +138,17 @@ class Housekeeping:
         now: Callable[[], float],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`freeze` gives the state, `needed_from` the first entry that must stay even if no message of it is live.
+        """`freeze` returns the state; `needed_from` the first index to keep even without live messages, or `None`.
 
-        `failed` is called when a file is damaged, or the disk fails otherwise than by being full; that ends all work.
+        `failed` is called when a file is damaged, or when the disk fails and is not just full; that ends all work.
         """
         self.newest: CheckpointPosition | None = None
         self.second_index = 0
-        """Index of the checkpoint before the newest; 0 if there is none."""
+        """Index of the second newest checkpoint; 0 if it does not exist."""
         self.checkpoint_times = Histogram(LONG_BOUNDS_S)
-        """How long checkpoints have taken, from the freezing of the state until they were on the disk."""
+        """Durations of checkpoints in seconds, from freezing the state until the file is durable."""
         self.pinned: dict[str, int] = {}
-        """The names of files that must stay as they are, and how many readers each of them has."""
+        """Files that must stay unchanged: name -> number of readers."""
         self._disk = disk
         self._directory = directory
         self._identity = identity
@@ -157,7 +161,8 @@ class Housekeeping:
         self._now = now
         self._failed = failed
         self.is_space_scarce = False
-        """Whether publishers wait for space: what consumers have given free is given back sooner then."""
+        """Whether publishers wait for space. Then checkpoints follow sooner, so consumed messages free their space
+        sooner."""
         self._generation = 0
         self._applying_s = 0.0
         self._busy = False
@@ -166,7 +171,7 @@ class Housekeeping:
         self._reset(0)
 
     def _reset(self, checkpoint_bytes: int) -> None:
-        """Forget what was measured and begin anew with the log as it is; `checkpoint_bytes`: of the last checkpoint."""
+        """Discard all measurements and begin with the log as it is; `checkpoint_bytes`: size of the last checkpoint."""
         now_s = self._now()
         self._checkpoint_bytes = checkpoint_bytes
         self._taken: _Taken | None = None
@@ -176,7 +181,8 @@ class Housekeeping:
         self._taken_s = now_s
         self._taken_bytes = self._journal.appended_bytes
         self._retry_s = now_s
-        # The round: the state of the newest checkpoint that this object has written, and what is known of the segments.
+        # State of a round: the frozen state of the newest checkpoint that this object has written, and the measurements
+        # of segments.
         self._frozen: FrozenCopy | None = None
         self._references: dict[str, int] | None = None
         self._measured: dict[str, Measured] = {}
@@ -189,16 +195,16 @@ class Housekeeping:
         self._applied_index = 0
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Note the checkpoint with which the state has started; None for the beginning of the log. Raises OSError.
+        """Record the checkpoint from which the state was loaded; `None` if the state began with an empty log.
 
-        To be called once before the first turn, and again when a snapshot has taken the place of the log.
+        Must be called once before the first turn, and again after a snapshot has replaced the log. Raises OSError.
         """
         index = checkpoint.index if checkpoint else 0
         found = [known for known in list_checkpoints(self._disk, self._directory) if known != index]
         self._generation += 1
         self.newest = CheckpointPosition(index, checkpoint.term) if checkpoint else None
         self.second_index = max((known for known in found if known < index), default=0)
-        # A checkpoint that is newer than the one that was loaded is damaged.
+        # A checkpoint newer than the loaded checkpoint must be damaged.
         unwanted = [known for known in found if known != self.second_index]
         remove_checkpoints(self._disk, self._directory, self._without_pinned(unwanted))
         self._reset(len(checkpoint.body) if checkpoint else 0)
@@ -207,20 +213,20 @@ class Housekeeping:
         return [index for index in indexes if checkpoint_name(index) not in self.pinned]
 
     def stop(self) -> None:
-        """Begin nothing more; the result of a job that is under way is dropped."""
+        """Start no more jobs; the result of a running job is dropped."""
         self._stopped = True
 
     @property
     def newest_index(self) -> int:
-        """Index of the newest checkpoint; 0 if there is none."""
+        """Index of the newest checkpoint; 0 without a checkpoint."""
         return self.newest.index if self.newest else 0
 
     def renew(self) -> None:
-        """Take another checkpoint as soon as there is anything new, because the newest one is damaged."""
+        """Take a new checkpoint at the next applied entry, because the newest checkpoint is damaged."""
         self._is_damaged = True
 
     def pin(self, names: Iterable[str]) -> None:
-        """Keep these files as they are until `unpin`."""
+        """Keep these files unchanged until `unpin`."""
         for name in names:
             self.pinned[name] = self.pinned.get(name, 0) + 1
 
@@ -231,10 +237,10 @@ class Housekeeping:
                 del self.pinned[name]
 
     def turn(self, applied_index: int, applied_term: int, applying_s: float = 0.0) -> None:
-        """Do what is due; to be called often.
+        """Take a checkpoint if it is due, and start the next job; must be called often.
 
-        Index and term are of the last entry that the state holds; `applying_s` is the time that applying has taken in
-        all, in seconds.
+        `applied_index` and `applied_term` are of the last entry in the state. `applying_s` is the total time spent
+        applying, in seconds.
         """
         if self._stopped:
             return
@@ -263,11 +269,11 @@ class Housekeeping:
         )
 
     def _rest_s(self, least_s: float) -> float:
-        """How long to wait after a checkpoint before the next one, so that most of the time none is written."""
+        """Return the least seconds from a checkpoint to the next, so that most of the time is free of writing."""
         return max(least_s, REST_FACTOR * self._writing_s)
 
     def _replay_is_long(self, now_s: float) -> bool:
-        """Whether a start would have to apply entries for too long: small ones cost more than their size tells."""
+        """Return whether a start would apply entries for too long; many small entries cost more than their bytes."""
         return (
             self._applying_s - self._taken_applying_s >= REPLAY_S
             and now_s - self._taken_s >= self._rest_s(0.0)
@@ -285,14 +291,14 @@ class Housekeeping:
 
     @property
     def awaits_entry(self) -> bool:
-        """Whether space could be given back after another checkpoint, for which there is nothing new.
+        """Whether the next checkpoint could free space, but the log has no new entry for it.
 
-        A file goes when the second newest checkpoint needs it no more. Once all is consumed that publishers have filled
-        the disk with, they wait, and perhaps nobody else has anything to do.
+        A segment can be removed when the second newest checkpoint no longer needs it. When consumers have emptied a
+        disk that publishers had filled, publishers still wait, and perhaps no client submits anything.
         """
         if not self.is_space_scarce or self._taken is not None or self.newest_index < self._applied_index:
             return False
-        # Beyond the second newest checkpoint, and not beyond what is applied.
+        # Segments behind the second newest checkpoint that are applied as a whole.
         held = [
             segment.file_bytes
             for segment in self._journal.segments()
@@ -310,7 +316,7 @@ class Housekeeping:
         self._run(partial(self._store, taken, unwanted), partial(self._written, taken))
 
     def _store(self, taken: _Taken, unwanted: Sequence[int]) -> int:
-        """Write the checkpoint, then remove the unwanted ones; on the background thread. Returns its size in bytes."""
+        """Write the checkpoint, then remove the unwanted files; on the background thread. Returns its size in bytes."""
         index, term = taken.position.index, taken.position.term
         body = taken.frozen.pieces()
         size = write_checkpoint(self._disk, self._directory, self._identity, index, term, body)
@@ -331,10 +337,10 @@ class Housekeeping:
         self._waiting_bytes = 0
 
     def checkpoint_now(self, applied_index: int, applied_term: int) -> None:
-        """Take and write a checkpoint before returning, and stop: the next start has nothing to apply again.
+        """Take and write a checkpoint before returning, then stop, so that the next start has no entries to apply.
 
-        None is written if there is nothing new, or if the journal has not synced so far. A disk that fails is only
-        reported: the start will take longer.
+        Skipped if no entry is new, or if the journal has not synced the applied index. A disk failure is only logged,
+        because its only cost is a longer start.
         """
         under_way = self._taken.position.index if self._taken and self._busy else 0
         is_new = applied_index > max(self.newest_index, under_way)
@@ -348,7 +354,7 @@ class Housekeeping:
     # Jobs
 
     def _proceed(self) -> None:
-        """Begin the next job that is due, if none is under way."""
+        """Start the next job that is due, if no job is running."""
         if self._busy or self._stopped:
             return
         taken = self._taken
@@ -371,7 +377,7 @@ class Housekeeping:
     def _run(
         self, job: Callable[[], T], done: Callable[[T], None], dropped: Callable[[T], None] | None = None
     ) -> None:
-        """Run a job in the background, then `done` with its result, or `dropped` if the log was replaced meanwhile."""
+        """Run a job in the background, then `done(result)`, or `dropped(result)` if the log was replaced meanwhile."""
         self._busy = True
         generation = self._generation
         started_s = self._now()
@@ -381,7 +387,7 @@ class Housekeeping:
             ended_s = self._now()
             self._rest_ends_s = ended_s + REST_FACTOR * (ended_s - started_s)
             if self._stopped:
-                return  # the directory may belong to another log by now
+                return  # the directory may belong to a different log by now
             is_current = generation == self._generation
             if error is None:
                 take = done if is_current else dropped
@@ -394,7 +400,7 @@ class Housekeeping:
         self._disk.submit_background(job, finished)
 
     def _give_up(self, error: Exception) -> None:
-        """Wait for the next checkpoint if the disk is full; any other error is fatal."""
+        """Handle a failed job: wait for the next checkpoint if the disk is full; every different error is fatal."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             if not self._complained:
                 self._complained = True
@@ -407,7 +413,10 @@ class Housekeeping:
             self._failed(error)
 
     def _pace_allows(self, size: int | None) -> bool:
-        """Whether it is time to read a segment: the pace allows it, or the log has grown by half of `size`."""
+        """Return whether a segment may be read now.
+
+        That is the case if the pace allows it, or if the log has grown by half of `size` bytes since the last read.
+        """
         grown = self._journal.appended_bytes - self._paced_bytes
         if size is not None and grown * 2 >= size:
             return True
@@ -420,7 +429,7 @@ class Housekeeping:
     # Rounds
 
     def _continue_round(self) -> None:
-        """Do the next step of a round: count live references, else rewrite what is worth it, else measure a segment."""
+        """Do the next step of a round: count live references, then rewrite a group, or else measure a segment."""
         frozen = self._frozen
         assert frozen is not None
         self._waiting_bytes = 0
@@ -433,7 +442,7 @@ class Housekeeping:
             self._rewrite(frozen, group)
             return
         all_unknown = [candidate for run in runs for candidate in run if not candidate.is_known]
-        # The largest first: small segments that lose a message now and then must not keep it from its turn.
+        # The largest segment is first, so that small segments which lose single messages cannot delay it for ever.
         unknown = max(all_unknown, key=_file_bytes, default=None)
         growth: int | None = unknown.segment.file_bytes if unknown else None
         if unknown is None:
@@ -493,7 +502,7 @@ class Housekeeping:
             self._run(partial(discard, self._source, rewritten.segment.name), _ignore)
 
     def _free_segments(self) -> list[Segment]:
-        """The segments that may be removed or rewritten, ascending."""
+        """Return the segments that may be removed or rewritten, ascending."""
         journal = self._journal
         needed_from = self._needed_from()
         free: list[Segment] = []
@@ -511,7 +520,7 @@ class Housekeeping:
         return free[::-1]
 
     def _runs(self, names: Iterable[str]) -> list[list[Segment]]:
-        """Those segments of these names that may be removed or rewritten, as runs of adjacent ones, ascending."""
+        """Return the named segments that may be removed or rewritten, as runs of adjacent segments, ascending."""
         wanted = set(names)
         free = {segment.name for segment in self._free_segments() if segment.name in wanted}
         runs: list[list[Segment]] = [[]]
@@ -534,7 +543,10 @@ class Housekeeping:
     # Verification
 
     def _verify_next(self) -> None:
-        """Verify the next sealed segment that no conflicting tail can reopen, because all its entries are applied."""
+        """Verify the next sealed segment.
+
+        A segment waits until all its entries are applied, because until then a conflicting tail could reopen it.
+        """
         self._note_pace()
         present = {segment.name: segment for segment in self._journal.segments()}
         while self._unverified:
@@ -557,7 +569,10 @@ def _measured_s(candidate: Candidate) -> float:
 
 
 def _count(frozen: FrozenCopy, segments: Sequence[Segment]) -> dict[str, int]:
-    """The number of live references to messages in each segment, by name; between segments there may be holes."""
+    """Return the number of live references to messages in each segment, by name.
+
+    Between the segments there may be gaps, so every second count is dropped.
+    """
     bounds = [bound for segment in segments for bound in (segment.first, segment.end)]
     counts = frozen.counts(bounds) if bounds else []
     return {segment.name: count for segment, count in zip(segments, counts[::2], strict=True)}
@@ -577,4 +592,4 @@ def _rewrite(
 
 
 def _ignore(_result: object) -> None:
-    """Ignore the result of a job: there is nothing to take over from it."""
+    """Ignore the result of a job without output."""

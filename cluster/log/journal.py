@@ -1,10 +1,10 @@
 """The replicated log, in the form that pysyncobj expects of its journal.
 
-The *log* is the contiguous entries `first_index` to `last_index`. Below it there may be segments that hold single
-entries, or that nobody has looked at yet: they can be read, and that is all.
+The *log* is the contiguous entries `first_index` to `last_index`. Below it there may be segments with single entries,
+or segments that housekeeping has not processed yet. Their entries can only be read.
 
-Invariant: memory changes at once, the disk in the same order at the next sync, and an index is *synced* only when
-the entry that is in memory under this index now is on stable storage.
+Invariant: memory changes at once, and the disk in the same order at the next sync. An index is *synced* only when the
+entry that is now in memory under this index is on stable storage.
 """
 
 # ruff: noqa: N802, N803 - pysyncobj gives the names of its interface
@@ -60,42 +60,43 @@ SEGMENT_ENTRIES = 65536
 CACHE_BYTES = 32 * 2**20
 SLICE_BYTES = 2**20
 SLICE_ENTRIES = 512
-"""How many entries a slice may have: reading so many from the disk takes some milliseconds, however small they are."""
+"""Largest number of entries in a slice, because reading so many from the disk takes some milliseconds at any size."""
 SHORT_BYTES = 16 * 2**10
-"""A sync of so few bytes is quick on a quick disk: mostly it is of one entry, with which a client waits alone."""
+"""A sync of at most so many bytes may run on the event loop. On a fast disk it is quick, and usually a single client
+waits for its single entry."""
 CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionary slot of a cached entry
 
 
 class JournalMisuseError(Exception):
-    """The caller broke the contract of the journal; its state is as before."""
+    """The caller broke the contract of the journal; its state is unchanged."""
 
 
 class EntryObserver(Protocol):
-    """The observer that has to know at once which entries without batches are in the log; there are few of these."""
+    """Observer of entries without batches, such as configurations, which count at once when they are in the log."""
 
     def appended(self, index: int, entry: bytes) -> None:
-        """The entry at `index`, which holds no batches, is in the log now."""
+        """Called after an entry without batches was added to the log at `index`."""
         ...
 
     def cut_from(self, index: int) -> None:
-        """The entries from `index` on were deleted."""
+        """Called after the entries from `index` on were deleted."""
         ...
 
 
 class SegmentedJournal(Journal):
-    """The log of one group.
+    """The log of a group: entries in memory, files on disk, and group commit.
 
-    Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` tells that writes which were
-    not synced may be lost: only then can a damaged tail be a torn one. `on_failure` is called when the disk fails:
-    nothing is reported as synced after that. When a sync has found no space, `full` is set: call `start_sync` again, at
-    any time; what waits for it stays in order.
+    Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` says that unsynced writes may
+    be lost; only then may a damaged tail count as a torn tail. `on_failure` is called when the disk fails; after that
+    the journal reports no entry as synced. After a sync that found no space, `full` is set. Then call `start_sync`
+    again at any time; the pending operations stay in order.
     """
 
     keep_tail: bool = False
-    """While set, `deleteEntriesFrom` does nothing, because the append under way has no conflict (hazard H2)."""
+    """While set, `deleteEntriesFrom` keeps all entries, because the current append has no conflict (hazard H2)."""
 
     full: bool = False
-    """Whether the last sync has found no space."""
+    """Whether the last sync found no space."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class SegmentedJournal(Journal):
         self.first_index = 1
         self.last_index = 0
         self.last_term = -1
-        """The term of the last entry, -1 without one."""
+        """Term of the last entry; -1 for an empty log."""
         self.appended_bytes = 0
         """Bytes of records added since this object was made."""
         self._disk = disk
@@ -138,9 +139,9 @@ class SegmentedJournal(Journal):
         self._segment_entries = segment_entries
         self._sealed: list[Segment] = []
         self._unsealed: dict[Segment, RecordIndex] = {}
-        """The segments of `_sealed` whose footer is not known to be on the disk yet, with their record indexes."""
+        """Segments of `_sealed` whose footer may not be on the disk yet, with their record indexes."""
         self._open: RecordIndex | None = None
-        """The record index of the segment that grows, which always holds an entry; None if there is no such segment."""
+        """Record index of the open segment, which always holds an entry; `None` if no segment is open."""
         self._open_end_max = 0
         self._terms = TermRuns()
         self._first: Entry | None = None
@@ -172,7 +173,7 @@ class SegmentedJournal(Journal):
             self._begin_with_whole_log()
 
     def _begin_with_whole_log(self) -> None:
-        """Set the bounds of a log whose entries are all on the disk, none of them in memory."""
+        """Set the bounds of a log whose entries are all on the disk and not in memory."""
         self.first_index = self._log_start()
         self.last_index = self._open.end - 1 if self._open else self._sealed[-1].end - 1
         self.synced_index = self._flight_index = self.last_index
@@ -183,13 +184,13 @@ class SegmentedJournal(Journal):
         self._note_last()
 
     def _log_start(self) -> int:
-        """The first index of the first dense segment behind which there is no hole."""
+        """Return the first index of the gapless dense segments at the end."""
         return log_start(self._sealed, self._open.first if self._open else self._sealed[-1].end)
 
-    # Which files there are
+    # Segment files
 
     def segments(self) -> list[Segment]:
-        """All segment files, ascending, also those below the log."""
+        """Return all segment files, ascending, including the files below the log."""
         index = self._open
         if index is None:
             return list(self._sealed)
@@ -200,16 +201,16 @@ class SegmentedJournal(Journal):
 
     @property
     def disk_bytes(self) -> int:
-        """How many bytes all segment files have together."""
+        """Total size of all segment files in bytes."""
         return sum(segment.file_bytes for segment in self.segments())
 
     @property
     def unsynced_bytes(self) -> int:
-        """How many bytes of records were added and are not yet known to be on stable storage."""
+        """Bytes of records that were added and are not yet known to be on stable storage."""
         return self.appended_bytes - self._synced_bytes
 
     def bytes_from(self, index: int) -> int:
-        """About how many bytes of records there are from `index` on."""
+        """Return the approximate bytes of records from `index` on."""
         total = 0
         for segment in reversed(self.segments()):
             if segment.end <= index:
@@ -219,7 +220,7 @@ class SegmentedJournal(Journal):
         return total
 
     def new_name(self, first: int, *, sparse: bool) -> str:
-        """A name for a segment file, with a serial number that no other one has."""
+        """Return a new name for a segment file, with a unique serial number."""
         name = segment_name(first, self._next_serial, sparse=sparse)
         self._next_serial += 1
         return name
@@ -234,7 +235,7 @@ class SegmentedJournal(Journal):
     @overload
     def __getitem__(self, item: slice) -> EntrySlice: ...
     def __getitem__(self, item: int | slice) -> Entry | EntrySlice:
-        """Return an entry by position, or a lazy view of consecutive ones."""
+        """Return the entry at a position, or a lazy view of consecutive entries."""
         if isinstance(item, slice):
             return self._slice(item)
         if item == -1 and self._last is not None:
@@ -256,9 +257,9 @@ class SegmentedJournal(Journal):
         return EntrySlice(self, self.first_index + start, self.first_index + max(start, stop))
 
     def slice_end(self, index: int, end: int) -> int:
-        """Where a slice that begins with `index` ends: the index after its last entry, `end` at most.
+        """Return the end of a slice that begins with `index`: the index after its last entry, at most `end`.
 
-        It has at most `slice_bytes` and `SLICE_ENTRIES`, but at least one entry: a larger one is a slice of its own.
+        A slice has at most `slice_bytes` bytes and `SLICE_ENTRIES` entries. A larger entry is a slice of its own.
         """
         end = min(end, index + SLICE_ENTRIES)
         stop, budget = self._index_of(index).fitting(index, self.slice_bytes)
@@ -267,11 +268,11 @@ class SegmentedJournal(Journal):
         return min(max(stop, index + 1), end)
 
     def entry(self, index: int) -> Entry:
-        """Return the entry at this index; its payload is loaded when it is asked for."""
+        """Return the entry at this index; its payload is loaded on first access."""
         return self._cache.get(index) or LazyEntry(self, index, self.term_at(index))
 
     def entries(self, start: int, stop: int) -> list[Record]:
-        """Return the entries from `start` to before `stop`, payloads loaded."""
+        """Return the entries from `start` to before `stop`, with payloads loaded."""
         cached = max(start, min(stop, self._cache_first))
         payloads = self.read_job(range(start, cached))() if start < cached else []
         records = [
@@ -281,21 +282,22 @@ class SegmentedJournal(Journal):
         return records
 
     def payload(self, index: int) -> bytes | None:
-        """Return the payload of an entry if it is in memory, else None."""
+        """Return the payload of an entry if it is in memory, otherwise `None`."""
         entry = self._cache.get(index)
         return entry[0] if entry else None
 
     def read(self, index: int) -> bytes:
-        """Return the payload of an entry, from the disk if need be; raises EntryGone or CorruptJournal."""
+        """Return the payload of an entry, from memory or from the disk; raises EntryGone or CorruptJournal."""
         entry = self._cache.get(index)
         return entry[0] if entry else self.read_job((index,))()[0]
 
     def read_job(self, indexes: Sequence[int], bytes_max: int | None = None) -> Callable[[], list[bytes]]:
-        """Make a job that reads the payloads in the given order, on any thread, while writing goes on.
+        """Return a job that reads the payloads in the given order, on any thread, while writing goes on.
 
-        Once it has `bytes_max`, it may leave out the rest; the first entry is read in any case. The indexes may be
-        below the log. Raises EntryGone for an index that no segment covers. The job raises CorruptJournal, EntryGone
-        for an entry that is not held, or EntryMoved if files went away since this call: then a new job may find it.
+        After `bytes_max` bytes the job may leave out the rest, but it always reads the first entry. The indexes may be
+        below the log. Raises EntryGone for an index outside of all segments. The job raises CorruptJournal, EntryGone
+        for an entry that a sparse segment lacks, or EntryMoved if files were removed since this call; then a new job
+        may find the entry.
         """
         parts: list[Part] = []
         for index in indexes:
@@ -311,7 +313,7 @@ class SegmentedJournal(Journal):
         return partial(self._read_parts, parts, bytes_max, self._deletions)
 
     def _add_span(self, parts: list[Part], index: int) -> None:
-        """Add an entry of a sealed segment; if it follows the one before it at once, both are looked up together."""
+        """Add an entry of a sealed segment, merged with the span before it if it directly follows."""
         span = parts[-1] if parts else None
         if (
             isinstance(span, Span)
@@ -328,26 +330,30 @@ class SegmentedJournal(Journal):
         try:
             return Reader(self._disk, self._directory, self._identity, self._indexes).read(parts, bytes_max)
         except CorruptJournal as error:
-            # Files with entries that were deleted since may have been overwritten or removed while they were read.
+            # The files of entries that were deleted since the job was made may have been overwritten or removed during
+            # the read.
             if self._deletions != deletions:
                 raise EntryMoved("an entry was deleted while it was read") from error
             raise
 
     def term_at(self, index: int) -> int:
-        """The term of the entry at this index; raises EntryGone if the log does not hold it."""
+        """Return the term of the entry at this index; raises EntryGone if the index is outside of the log."""
         if not self.first_index <= index <= self.last_index:
             raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
         return self._terms.at(index)
 
     def _index_of(self, index: int) -> RecordIndex:
-        """The record index of the segment that holds this entry; raises EntryGone, or as reading a footer does."""
+        """Return the record index of the segment that holds this entry.
+
+        Raises EntryGone, or the errors of reading a footer.
+        """
         if self._open is not None and index >= self._open.first:
             return self._open
         segment = self._segment_of(index)
         return self._unsealed.get(segment) or self._indexes.get(segment)
 
     def _segment_of(self, index: int) -> Segment:
-        """The sealed segment in whose range an index is; raises EntryGone if there is none."""
+        """Return the sealed segment whose range includes an index; raises EntryGone if there is no such segment."""
         position = bisect_right(self._sealed, index, key=_first_index) - 1
         if position < 0 or index >= self._sealed[position].end:
             raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
@@ -385,13 +391,13 @@ class SegmentedJournal(Journal):
             self._observer.appended(idx, command)
 
     def _begin(self, index: int) -> None:
-        """Begin an empty log with this index. Raises JournalMisuseError if it is below 1, or the log not empty."""
+        """Begin an empty log with this index. Raises JournalMisuseError if it is below 1 or the log is not empty."""
         if self._last is not None or index < 1:
             raise JournalMisuseError(f"entry {index} cannot follow entry {self.last_index}")
         self.first_index = self._cache_first = index
 
     def _begin_batch(self, index: int) -> tuple[list[Record], RecordIndex]:
-        """Queue a new write for this entry and those after it, in a new segment if there is none or it is full."""
+        """Queue a write for this entry and its successors, in a new segment if the open segment is full or missing."""
         open_ = self._open
         if open_ is not None and (open_.size >= self._segment_bytes or index >= self._open_end_max):
             self._seal(open_)
@@ -420,17 +426,17 @@ class SegmentedJournal(Journal):
 
     @property
     def open_bytes(self) -> int:
-        """How long the open segment's file is, in bytes; 0 if there is none."""
+        """Size of the open segment's file in bytes; 0 if no segment is open."""
         return self._open.size if self._open is not None else 0
 
     def seal(self) -> None:
-        """Seal the open segment with the next sync, if there is one."""
+        """Seal the open segment, if any, with the next sync."""
         if self._open is not None:
             self._seal(self._open)
             self.written += 1
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Delete the entries at this position and after it, but never all; see `keep_tail`.
+        """Delete the entries at this position and after it, but never all entries; see `keep_tail`.
 
         Raises CorruptJournal if a sealed segment that must be opened again is damaged.
         """
@@ -456,7 +462,7 @@ class SegmentedJournal(Journal):
             self._observer.cut_from(index)
 
     def _cut_sealed(self, index: int) -> None:
-        """Delete the entries from `index` on, which is at or before the first entry of the open segment."""
+        """Delete the entries from `index` on; `index` must not be above the first entry of the open segment."""
         kept = bisect_right(self._sealed, index - 1, key=_first_index)
         reopened: RecordIndex | None = None
         if self._sealed[kept - 1].end > index:
@@ -471,10 +477,10 @@ class SegmentedJournal(Journal):
         self._change(Cut(index, reopened.size if reopened else 0))
 
     def replace(self, old: Sequence[Segment], new: Segment | None) -> None:
-        """Put a sparse segment that is durable, or nothing, in the place of consecutive sealed ones.
+        """Replace consecutive sealed segments by a durable sparse segment, or remove them if `new` is `None`.
 
-        Memory changes at once, the disk at the next sync. `first_index` moves up to the first dense segment behind
-        which there is no hole; the caller must know that nobody needs the entries that are lost below it.
+        Memory changes at once, the disk at the next sync. `first_index` moves up to the first index of the gapless
+        dense segments at the end. The caller must know that the entries lost below it are no longer needed.
         """
         names = [segment.name for segment in old]
         known = [segment.name for segment in self._sealed]
@@ -496,13 +502,17 @@ class SegmentedJournal(Journal):
         self._cache_first = max(self._cache_first, self.first_index)
 
     def runs_of(self, segments: Sequence[Segment]) -> TermRuns:
-        """The terms of the entries of sealed segments, from their files, on any thread. Raises CorruptJournal."""
+        """Return the terms of the entries of sealed segments, from their files; runs on any thread.
+
+        Raises CorruptJournal.
+        """
         return TermRuns(run for segment in segments for run in self._indexes.get(segment).runs)
 
     def adopt(self, segments: Sequence[Segment], runs: TermRuns) -> None:
-        """Let the log consist of these sealed segments, which are durable in the directory, and nothing else.
+        """Replace the whole log by these sealed segments, which are durable in the directory.
 
-        Memory changes at once, the disk at the next sync; `synced_index` is 0 until then. The last one must be dense.
+        Memory changes at once, the disk at the next sync; `synced_index` is 0 until then. The last segment must be
+        dense.
         """
         if not segments or segments[-1].sparse:
             raise JournalMisuseError("a log ends with a dense segment")
@@ -510,26 +520,26 @@ class SegmentedJournal(Journal):
         self._unsealed.clear()
         self._open = None
         self._terms = runs
-        # The others are of a log that is given up; on a full disk this makes space.
+        # All other operations belong to the replaced log. On a full disk, skipping them saves space.
         self._operations = _stores(self._operations)
         self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
         self._begin_with_whole_log()
-        # Until the next sync the disk has the old log, and a sync in flight is of that one.
+        # Until the next sync the disk has the replaced log, and a running sync belongs to that log.
         self.synced_index = self._flight_index = 0
 
     def _change(self, operation: Operation) -> None:
-        """Queue something other than an append; the next append starts a write of its own."""
+        """Queue an operation that is not an append; the next append starts a new write."""
         self._operations.append(operation)
         self._batch = None
         self.written += 1
         self._deletions += 1
 
     def store_beside(self, store: Callable[[], None], *, first: bool) -> None:
-        """Have `store` called with the next sync, before all changes that no sync has taken up yet, or behind them.
+        """Have `store` called with the next sync, before (`first`) or after all changes that no sync has taken up yet.
 
-        It is called on the writer thread, and again if it raises an OSError for want of space; only the last one that
-        is given counts, and comes first if the one before had to. What is synced later than it was given vouches for
-        what it has stored.
+        `store` runs on the writer thread, and runs again if it raised an OSError for lack of space. A newer `store`
+        replaces an older pending `store`, and goes first if the older had to go first. A change that is synced after
+        this call implies that `store` has succeeded.
         """
         first = first or (len(self._operations) > 0 and isinstance(self._operations[0], Store))
         self._operations = _without_stores(self._operations)
@@ -547,8 +557,8 @@ class SegmentedJournal(Journal):
     def _evict(self) -> None:
         """Remove the oldest entries from the cache until it is within its limit.
 
-        What is not synced yet stays, because it can be read nowhere else, and so does the last entry, however large:
-        it is about to be applied, and in memory anyway.
+        Unsynced entries stay, because they can be read only from memory. The last entry also stays, however large,
+        because it is about to be applied.
         """
         evictable = min(self.synced_index, self.last_index - 1)
         while self._cache_bytes > self._cache_bytes_max and self._cache_first <= evictable:
@@ -566,9 +576,9 @@ class SegmentedJournal(Journal):
         return self.written > self._handed
 
     def start_sync(self, done: Callable[[], None]) -> None:
-        """Make everything so far durable off the loop, then call `done`, but not if the disk fails or is full.
+        """Sync all queued changes off the event loop, then call `done`; not called if the disk fails or is full.
 
-        What is little may be made durable before this returns.
+        A short sync (`SHORT_BYTES`) may be complete before this returns.
         """
         is_short = self.unsynced_bytes <= SHORT_BYTES and len(self._operations) == 1
         operations, target = self._take_operations()
@@ -589,9 +599,9 @@ class SegmentedJournal(Journal):
         self._disk.submit(partial(self._writer.run, operations), finished, is_short=is_short)
 
     def sync_now(self) -> None:
-        """Make everything so far durable before returning; for start-up.
+        """Sync all queued changes before returning; for the start of a node.
 
-        Raises OSError, and does not call `on_failure` then; after DiskFull a later sync may succeed.
+        Raises OSError without calling `on_failure`; after DiskFull a later sync may succeed.
         """
         operations, target = self._take_operations()
         try:
@@ -622,14 +632,15 @@ class SegmentedJournal(Journal):
         self._operations = deque()
         self._batch = None
         self._handed = self.written
-        # Deletions lower this while the sync is in flight, because it does not vouch for what takes their place.
+        # Deletions lower this index during the sync, because the sync does not cover entries that replace the deleted
+        # entries.
         self._flight_index = self.last_index
         self._flight_sealed = list(self._unsealed)
         self._flight_bytes = self.appended_bytes
         return operations, self.written
 
     def _put_back(self, operations: deque[Operation]) -> None:
-        """Queue the operations again that found no space, before those that were queued after them."""
+        """Return operations that found no space to the queue, before operations that were queued later."""
         if any(isinstance(operation, Adopt) for operation in self._operations):
             operations = _stores(operations)
         if _stores(self._operations):
@@ -648,7 +659,7 @@ class SegmentedJournal(Journal):
         self._synced_bytes = self._flight_bytes
         for segment in self._flight_sealed:
             index = self._unsealed.pop(segment, None)
-            if index is not None:  # the segment was not cut meanwhile
+            if index is not None:  # the segment was not cut during the sync
                 segment.sealed = True
                 self._indexes.put(segment, index)
         self._evict()
@@ -659,13 +670,13 @@ class SegmentedJournal(Journal):
 
     def _end(self) -> None:
         self._failed = True
-        # It stays set for good: nobody knows how much a failed sync has written.
+        # This flag stays set for good, because a failed sync may have written any part of its data.
         self.sync_in_flight = True
 
     # Term, vote, commit index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Store term and vote, durably when this returns; raises OSError."""
+        """Store term and vote durably. Raises OSError."""
         known = self._hard_state.state
         standing = Standing.BLANK if known is None else known.standing
         try:
@@ -683,7 +694,7 @@ class SegmentedJournal(Journal):
         return None if known is None else known.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Keep the commit index, in memory only: after a restart the leader tells it again (pysyncobj's method)."""
+        """Keep the commit index in memory only, because the leader reports it again after a restart."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -702,9 +713,9 @@ def _without_stores(operations: Iterable[Operation]) -> deque[Operation]:
 
 
 def _with_space_first(operations: deque[Operation]) -> deque[Operation]:
-    """The operations with those before all others that give space back: else they would wait for want of it.
+    """Return the operations with replacements first, because these free space that the rest may wait for.
 
-    What they drop or put in place is sealed on the disk, so only an adoption of other segments has to come before.
+    A replacement concerns sealed segments on the disk, so only a pending adoption of segments must come before it.
     """
     if any(isinstance(operation, Adopt) for operation in operations):
         return operations
@@ -718,4 +729,4 @@ def _first_index(segment: Segment) -> int:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Ignore an error: closing a file that needs no sync cannot fail in a way that matters."""
+    """Ignore an error, because closing a file that needs no sync cannot fail in a way that matters."""

@@ -1,7 +1,7 @@
-"""Entries and runs of entries as pysyncobj is given them: they load payloads from the disk when asked to.
+"""Views of log entries for pysyncobj: each entry loads its payload from the disk on first access.
 
-Invariant: to make a view costs no read and no copy, however long the log is. A view is for use at once: it does not
-survive a deletion.
+Invariant: making a view reads and copies no payload, however long the log is. A view must be used at once, because a
+deletion invalidates it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from cluster.log.segment import Record
 
 
 class EntrySource(Protocol):
-    """What a view takes its entries and their payloads from: the journal."""
+    """Source of the entries and payloads of a view: the journal."""
 
     def entry(self, index: int) -> Entry: ...
 
     def read(self, index: int) -> bytes:
-        """Return the payload of an entry, from the disk if need be."""
+        """Return the payload of the entry at `index`, from memory or from the disk."""
         ...
 
 
 class LazyEntry:
-    """An entry whose payload is read from the disk when it is asked for."""
+    """An entry (payload, index, term) whose payload is read from the disk on first access."""
 
     __slots__ = ("_index", "_payload", "_source", "_term")
 
@@ -55,7 +55,7 @@ class LazyEntry:
         return iter((self[0], self._index, self._term))
 
     def __eq__(self, other: object) -> bool:
-        # The numbers are compared first: an entry that differs in them need not be read.
+        # Index and term are compared first, because comparing payloads may need a read from the disk.
         if not isinstance(other, (tuple, list, LazyEntry)) or len(other) != 3:
             return NotImplemented
         return (self._index, self._term) == (other[1], other[2]) and self[0] == other[0]

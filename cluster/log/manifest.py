@@ -1,14 +1,14 @@
-"""The manifest: which segment files make up a log.
+"""The manifest: the file that lists the segment files of a log.
 
     body = msgpack [next_serial, [[name, first, end, file_bytes, sparse]... sealed, ascending], open name or nil,
-                    first index of the open one, [[index, term]... of the sealed ones]]
+                    first index of the open segment, [[index, term]... of the sealed segments]]
 
-The runs of terms are here, once for all sealed segments, and not fetched from their footers: a start then opens no
-segment but the last, a segment that is rewritten or dropped changes nothing in them, and a reign costs a few bytes.
+The manifest also holds the runs of terms of all sealed segments. So a start opens no segment but the last, and a
+rewritten or removed segment leaves the runs unchanged. A term costs a few bytes.
 
-Invariant: a file that is in it is there, whole; a file that is not is a leftover of a crash. It is replaced atomically,
-after what it names is durable and before what it does not name any more is removed. If you change the format, increment
-`FORMAT_VERSION`.
+Invariant: a listed segment file exists and is whole; a segment file that is not listed is a leftover of a crash. The
+manifest is replaced atomically. New files are durable before the manifest lists them, and old files are removed after
+it stops listing them. If you change the format, increment `FORMAT_VERSION`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"\d{20}-(\d{8,})\.(?:segment|sparse)", re.ASCII)
 
 
 class Row(NamedTuple):
-    """A sealed segment, as the manifest lists it."""
+    """The manifest's row for a sealed segment."""
 
     name: str
     first: int
@@ -46,24 +46,27 @@ class Row(NamedTuple):
 
 class Manifest(NamedTuple):
     next_serial: int = 1
-    """The serial number of the next file, higher than that of any file that was ever part of the log."""
+    """Serial number of the next file, higher than the number of any file that was ever part of the log."""
 
     sealed: tuple[Row, ...] = ()
-    """The sealed segments, ascending; their ranges do not overlap."""
+    """Sealed segments, ascending; their ranges do not overlap."""
 
     open_name: str | None = None
-    """The name of the segment that is written to; None if there is none."""
+    """File name of the open segment; `None` if no segment is open."""
 
     open_first: int = 0
     runs: tuple[Run, ...] = ()
-    """The terms of the entries of the sealed segments."""
+    """Terms of the entries of the sealed segments."""
 
     def names(self) -> list[str]:
         names = [row.name for row in self.sealed]
         return names if self.open_name is None else [*names, self.open_name]
 
     def begun(self, name: str, first: int) -> Manifest:
-        """The manifest with a new open segment, which replaces one that holds nothing if there is one."""
+        """Return the manifest with a new open segment.
+
+        The new segment replaces an open segment without entries, if the manifest has such a segment.
+        """
         return self._replace(open_name=name, open_first=first).counting(name)
 
     def with_open_sealed(self, end: int, file_bytes: int, runs: Sequence[Run]) -> Manifest:
@@ -78,7 +81,10 @@ class Manifest(NamedTuple):
         )
 
     def cut(self, end: int) -> Manifest:
-        """The manifest without the segments from `end` on; the one that `end` lies within is open, again or still."""
+        """Return the manifest without the segments from the index `end` on.
+
+        If `end` lies within a segment, this segment is the open segment of the result.
+        """
         whole = tuple(row for row in self.sealed if row.end <= end)
         name, first = (self.open_name, self.open_first) if self.open_first < end else (None, 0)
         for row in self.sealed:
@@ -88,7 +94,7 @@ class Manifest(NamedTuple):
         return self._replace(sealed=whole, open_name=name, open_first=first, runs=runs)
 
     def replaced(self, old: Sequence[str], new: Row | None) -> Manifest:
-        """The manifest with `new`, or nothing, in place of the consecutive segments `old`."""
+        """Return the manifest with `new` in place of the consecutive segments `old`; `None`: without replacement."""
         position = self.names().index(old[0])
         rows = (() if new is None else (new,)) + self.sealed[position + len(old) :]
         changed = self._replace(sealed=self.sealed[:position] + rows)
@@ -99,14 +105,14 @@ class Manifest(NamedTuple):
         return changed if new is None else changed.counting(new.name)
 
     def adopted(self, rows: Sequence[Row], runs: Sequence[Run]) -> Manifest:
-        """The manifest of a log that consists of these sealed segments only."""
+        """Return the manifest of a log that consists of these sealed segments only."""
         changed = Manifest(self.next_serial, tuple(rows), runs=tuple(runs))
         for row in rows:
             changed = changed.counting(row.name)
         return changed
 
     def counting(self, name: str) -> Manifest:
-        """The manifest with a next serial number above that in this file name."""
+        """Return the manifest with a next serial number above the number in this file name."""
         return self._replace(next_serial=max(self.next_serial, serial_of(name) + 1))
 
 
@@ -115,7 +121,10 @@ def row_of(segment: Segment) -> Row:
 
 
 def log_start(sealed: Sequence[Row | Segment], start: int) -> int:
-    """Find where the entries without a gap begin: at `start`, or where dense segments that reach up to it begin."""
+    """Return the first index of the gapless entries that end at `start`.
+
+    The result is `start`, or the first index of the dense segments that reach up to `start` without a gap.
+    """
     for segment in reversed(sealed):
         if segment.sparse or segment.end != start:
             break
@@ -139,12 +148,15 @@ def serial_of(name: str) -> int:
 
 
 def load_manifest(disk: Disk, path: str, identity: bytes) -> Manifest:
-    """Read a manifest. Raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
+    """Return the manifest. Raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
     return whole_of(load_copies(disk, path, identity), path)
 
 
 def load_copies(disk: Disk, path: str, identity: bytes) -> list[Manifest | None]:
-    """Read both copies, None for a damaged one. Raises UnknownFormat, ForeignJournal or FileNotFoundError."""
+    """Return both copies of the manifest, `None` for a damaged copy.
+
+    Raises UnknownFormat, ForeignJournal or FileNotFoundError.
+    """
     bodies = read_copies(disk, path, _MAGIC, FORMAT_VERSION, identity)
     return [None if body is None else _unpack(body) for body in bodies]
 
@@ -156,5 +168,5 @@ def _unpack(body: bytes) -> Manifest:
 
 
 def store_manifest(disk: Disk, path: str, identity: bytes, manifest: Manifest) -> None:
-    """Store a manifest, durably when this returns, with the names of all files in the directory; raises OSError."""
+    """Store a manifest durably, and with it the names of all files in the directory. Raises OSError."""
     disk.replace_file(path, pack_twice(_MAGIC, FORMAT_VERSION, identity, pack(manifest)))

@@ -1,12 +1,12 @@
-"""Small files that survive the damage of any one place: their content is in them twice.
+"""Mirrored files: small files that hold their content twice, so damage at a single place of the disk loses no data.
 
     file = copy | padding to a multiple of 512 bytes | the same again
     copy = magic 4 bytes | version u32 | sha256 of the identity | length u32 | body | crc32 u32 of all before it
 
 Integers are little endian.
 
-Invariant: a copy is believed with its checksum or not at all. One that is whole, but of another owner or format, is an
-error and never passed over for the other.
+Invariant: a copy counts only if its checksum is right. A whole copy of a foreign owner or an unknown format is an
+error, even if the second copy is fine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pack_twice(magic: bytes, version: int, identity: bytes, body: bytes) -> byte
 
 
 def read_twice(disk: Disk, path: str, magic: bytes, version: int, identity: bytes) -> bytes:
-    """Read the body of a file; a copy that the disk cannot read counts as damaged.
+    """Return the body of a mirrored file; a copy that the disk cannot read counts as damaged.
 
     Raises CorruptJournal if both copies are damaged, UnknownFormat, ForeignJournal or FileNotFoundError.
     """
@@ -51,7 +51,7 @@ def read_twice(disk: Disk, path: str, magic: bytes, version: int, identity: byte
 
 
 def whole_of(copies: Sequence[T | None], path: str) -> T:
-    """The first copy that is not damaged. Raises CorruptJournal if there is none."""
+    """Return the first undamaged copy. Raises CorruptJournal if both are damaged."""
     whole = [copy for copy in copies if copy is not None]
     if not whole:
         raise CorruptJournal(path, 0, "both copies of the content are damaged")
@@ -61,7 +61,10 @@ def whole_of(copies: Sequence[T | None], path: str) -> T:
 
 
 def read_copies(disk: Disk, path: str, magic: bytes, version: int, identity: bytes) -> list[bytes | None]:
-    """Read the body of each copy, None for a damaged one; raises UnknownFormat, ForeignJournal, FileNotFoundError."""
+    """Return the bodies of both copies, `None` for a damaged copy.
+
+    Raises UnknownFormat, ForeignJournal, or FileNotFoundError.
+    """
     file = disk.open(path)
     try:
         half = file.size // 2
@@ -97,7 +100,7 @@ def _body(copy: bytes, path: str, magic: bytes, version: int, identity: bytes) -
 
 @contextmanager
 def unless_there_is_no_space() -> Generator[None]:
-    """Suppress the error of a full disk, for a write that only mends a file and can wait until there is space."""
+    """Suppress the error of a full disk around a write that only repairs a file and can wait for space."""
     try:
         yield
     except OSError as error:

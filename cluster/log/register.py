@@ -1,13 +1,14 @@
-"""A register: a few bytes that change while a node runs, and that neither a crash nor one damaged place may take.
+"""A register: a few bytes that change while a node runs, stored in two files that are overwritten in place.
 
     file = magic 4 bytes | version u32 | sha256 of the identity | sequence u64 | body | zeros
            | crc32 u32 of all before it; 512 bytes
 
-Both files hold the same. They are overwritten in place, one after the other, each made durable before the next: that
-needs no space, and a crash damages at most the one that was being written. Of two that differ, the one with the higher
-sequence number was written later. Before the first one holds anything the last is there, with zeros.
+Both files have the same content. A store overwrites the first file, syncs it, then overwrites the second. That needs no
+space, and a crash damages at most the file that was being written. If the two files differ, the file with the higher
+sequence number is newer. The last file is created, with zeros, before the first file gets any content.
 
-Invariant: once anything is stored, both files are there, and neither loading nor storing needs space.
+Invariant: after the first store both files exist, and neither loading nor storing needs space. A crash, or damage at a
+single place of the disk, does not lose the content.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _START = Struct("<4sI32sQ")
 _CRC_BYTES = 4
 BODY_BYTES_MAX = FILE_BYTES - _START.size - _CRC_BYTES
 _RESERVED = bytes(FILE_BYTES)
-"""What the last file holds before the first store."""
+"""Content of the last file before the first store."""
 
 
 class StoredBody(NamedTuple):
-    """The content of one of the two files of a register."""
+    """The content of a file of a register."""
 
     sequence: int
-    """A number that grows with each store: of two files that differ, the higher one was written later."""
+    """Number that grows with each store; the file with the higher number is newer."""
 
     body: bytes
-    """The body, with the zeros that fill the file up."""
+    """The body, followed by the zeros that fill the file up."""
 
 
 class Register:
-    """The two files `names` in `directory`; `what` names their content in messages."""
+    """The register in the two files `names` in `directory`; `what` names their content in messages."""
 
     def __init__(
         self,
@@ -69,13 +70,13 @@ class Register:
         self._what = what
         self._sequence = 0
         self._has_files = False
-        """Whether both files are known to be there, so that a store needs no space."""
+        """Whether both files are known to exist, so that a store needs no space."""
 
     def load(self) -> bytes | None:
-        """Read the files; what is in only one of them is stored in the other one, too.
+        """Read both files and return the newer body; an outdated or damaged file is written anew.
 
-        None if there is nothing, or, with an error in the log, if both are damaged. Raises UnknownFormat,
-        ForeignJournal, or OSError.
+        Returns `None` if the register was never stored, or if both files are damaged; damage is logged as an error.
+        Raises UnknownFormat, ForeignJournal, or OSError.
         """
         contents = [self._read(path) for path in self._paths]
         found = [self._unpack(data, path) for data, path in zip(contents, self._paths, strict=True)]
@@ -88,8 +89,8 @@ class Register:
         if found != [latest, latest]:
             # The first store may have ended before the name of the first file was durable.
             self._disk.sync_directory(self._directory)
-        # A process may have been killed after it had written a file, and before that was durable. While another one is
-        # written, here or by the next store, this one has to be what is left.
+        # A process may have been killed after it had written a file and before the file was synced. The file must be
+        # durable before its twin is overwritten, here or by the next store, because a crash may damage the twin.
         for path, stored in zip(self._paths, found, strict=True):
             if stored == latest:
                 self._sync(path)
@@ -102,14 +103,14 @@ class Register:
         return latest.body
 
     def load_copies(self) -> list[StoredBody | None]:
-        """What each of the files holds, None for one that is missing or damaged; nothing is written.
+        """Return the content of each file, `None` for a missing or damaged file; writes no file.
 
         Raises UnknownFormat, ForeignJournal, or OSError.
         """
         return [self._unpack(self._read(path), path) for path in self._paths]
 
     def store(self, body: bytes) -> None:
-        """Store the body, durably when this returns; if it raises OSError, the old or the new body may be stored."""
+        """Store the body durably. Raises OSError; then either the old or the new body is stored."""
         data = self._pack(StoredBody(self._sequence + 1, body))
         self._reserve()
         for path in self._paths:
@@ -119,7 +120,8 @@ class Register:
     def _reserve(self) -> None:
         """Create the last file if it is missing.
 
-        After a crash the next load copies into it what is in the first file only, and that must need no space.
+        After a crash in the first store, the next load copies the first file to the last file, and that must need no
+        space.
         """
         if not self._has_files:
             last = self._paths[-1]

@@ -1,4 +1,4 @@
-"""Sealed segments: files that do not change any more, with an index of their records at the end.
+"""The format of sealed segments: files that never change again, with an index of their records in a footer.
 
     footer  = offset u32 of each record | index less `first` u32 of each record, if sparse | runs | trailer
     run     = index u64 | term u64, wherever the term differs from that of the record before
@@ -6,7 +6,7 @@
 
 Integers are little endian; the checksum starts with the file's seed.
 
-Invariant: the footer holds nothing that the records do not say. A bad one costs a scan, and a warning, but no entry.
+Invariant: the footer only repeats facts from the records. So a damaged footer costs a scan and a warning, but no entry.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_BYTES_MAX = 2**20  # consecutive small records are read together up to here
+READ_BYTES_MAX = 2**20  # consecutive small records are read together up to this size
 
 _MAGIC = b"RIDX"
 _TRAILER = Struct("<4sIIIQI")
@@ -65,7 +65,7 @@ class Opened(NamedTuple):
 
 
 def pack_footer(index: RecordIndex, seed: int) -> bytes:
-    """Pack the footer of a segment with these records and terms."""
+    """Return the footer for a segment with these records and terms."""
     sparse = index.indexes is not None
     start = b"".join(
         [
@@ -83,7 +83,7 @@ def footer_bytes(records: int, runs: int, *, sparse: bool) -> int:
 
 
 def read_footer(opened: Opened, name: str) -> RecordIndex | None:
-    """Read the record index in the footer at the end of the file; None if there is no footer, or it is damaged."""
+    """Return the record index from the footer, or `None` if the footer is missing or damaged."""
     file, path, header = opened
     trailer_start = file.size - _TRAILER.size
     if trailer_start < FILE_HEADER_BYTES:
@@ -125,7 +125,7 @@ def open_file(disk: Disk, path: str, identity: bytes) -> Opened:
 
 
 def load_index(disk: Disk, directory: str, identity: bytes, segment: Segment) -> RecordIndex:
-    """Load the record index of a sealed segment, from its footer or, if that is damaged, from a scan.
+    """Return the record index of a sealed segment, from its footer, or from a scan if the footer is damaged.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
@@ -142,7 +142,10 @@ def load_index(disk: Disk, directory: str, identity: bytes, segment: Segment) ->
 
 
 def _scan(opened: Opened, name: str) -> RecordIndex:
-    """Make the record index of a file whose footer is damaged. Raises CorruptJournal if anything else is damaged."""
+    """Rebuild the record index of a file with a damaged footer.
+
+    Raises CorruptJournal if a record is damaged, too.
+    """
     file, path, header = opened
     index, runs = scan_records(read_at(file, path, 0, file.size), path, name, header)
     index.runs = runs
@@ -163,9 +166,9 @@ def _check_range(index: RecordIndex, opened: Opened, segment: Segment) -> None:
 def records(
     disk: Disk, directory: str, identity: bytes, segment: Segment
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Index, term and payload of each record of a sealed segment, verified; on any thread.
+    """Yield index, term and payload of each record of a sealed segment, verified; runs on any thread.
 
-    Holds about a mebibyte of payloads at a time. Raises CorruptJournal, UnknownFormat or ForeignJournal.
+    At most about 1 MiB of payloads is in memory at a time. Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
     index = load_index(disk, directory, identity, segment)
     opened = open_file(disk, path_in(directory, segment.name), identity)
@@ -176,7 +179,7 @@ def records(
 
 
 def verify(disk: Disk, path: str, identity: bytes) -> None:
-    """Check a whole sealed segment, the footer included; on any thread.
+    """Check a whole sealed segment, including its footer; runs on any thread.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
@@ -185,7 +188,7 @@ def verify(disk: Disk, path: str, identity: bytes) -> None:
         index = read_footer(opened, path)
         if index is None:
             raise CorruptJournal(path, max(opened.file.size - _TRAILER.size, 0), "bad index at the end")
-        # Each extent ends where the next begins, and the last one where the footer does: they cover the file.
+        # Each extent ends at the start of the next, and the last extent at the footer, so together they cover the file.
         if (index.offsets[0] if index.offsets else index.size) != FILE_HEADER_BYTES:
             raise CorruptJournal(path, FILE_HEADER_BYTES, "the first record is missing")
         for _ in _iterate(opened, index):
@@ -202,7 +205,7 @@ def _iterate(opened: Opened, index: RecordIndex) -> Iterator[tuple[int, int, byt
 
 
 def _extents(index: RecordIndex) -> Iterator[Extent]:
-    """All records, joined to extents of at most `READ_BYTES_MAX` or one record."""
+    """Yield all records, joined to extents of at most `READ_BYTES_MAX` bytes or a single record."""
     terms = TermRuns(index.runs)
     numbers = index.indexes if index.indexes is not None else range(len(index.offsets))
     whole: Extent | None = None
@@ -221,15 +224,16 @@ def _extents(index: RecordIndex) -> Iterator[Extent]:
         yield whole
 
 
-# Writing a sparse one
+# Writing a sparse segment
 
 
 def write_sparse(
     disk: Disk, path: str, identity: bytes, first: int, end: int, entries: Iterable[Record]
 ) -> int:
-    """Write the entries, of ascending index from `first` to before `end`, to a new sealed segment.
+    """Write a new sealed sparse segment with these entries, and return its durable size in bytes.
 
-    Returns its size in bytes when it is durable. Raises OSError, after removing the file if that is possible.
+    `entries` ascend by index, from `first` to before `end`. Raises OSError, after removing the file if that is
+    possible.
     """
     file = disk.open(path, create=True)
     try:

@@ -1,17 +1,17 @@
-"""One segment of the log: a file of checksummed records, and the index of where its records are.
+"""A segment of the log: a file of checksummed records, and the index of their places in the file.
 
     file   = header | record... | footer, once it is sealed
     header = "RLOG" | version u32 | sha256 of the identity | first u64 | end u64, 0 if dense | seed u32 | crc32 u32
     record = magic u32 | length u32 | payload crc32 u32 | index u64 | term u64 | durable u64 | crc32 u32 | payload
 
-Integers are little endian. A record's header checksum starts with the file's seed: a record of another file, left in a
-reused disk block or sent in a payload, is no record here. The seed is stored, so the segment of another node of the
-cluster becomes this node's with a new header.
+Integers are little endian. The checksum of a record's header starts with the file's seed. So a record of a different
+file, left in a reused disk block or sent in a payload, is invalid here. The seed is stored in the file header, so a
+segment that comes from a peer becomes this node's segment by a new file header.
 
-Invariant: nothing is believed without its checksum, and what was once on stable storage is never dropped as a torn
-tail. Each record says how much of its file was durable when it was written, so a later record convicts an earlier bad
-one. If you change the format, increment `FORMAT_VERSION`; magic, version and checksum of the file header keep their
-place.
+Invariant: data counts only if its checksum is right, and data that was on stable storage is never dropped as a torn
+tail. Each record says how much of its file was durable when it was written, so a later record proves damage of an
+earlier record. If you change the format, increment `FORMAT_VERSION`; magic, version and checksum of the file header
+keep their place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FILE_HEADER = Struct("<4sI32sQQII")
 _RECORD_MAGIC = 0xD1B54A32
 _RECORD_MAGIC_BYTES = _RECORD_MAGIC.to_bytes(4, "little")
 _RECORD_START = Struct("<IIIQQQ")  # magic, payload length, payload crc, index, term, durable
-_RECORD_HEADER = Struct("<IIIQQQI")  # the same and the crc of what precedes
+_RECORD_HEADER = Struct("<IIIQQQI")  # the same fields, then the crc of all bytes before it
 
 FILE_HEADER_BYTES = _FILE_HEADER.size
 RECORD_HEADER_BYTES = _RECORD_HEADER.size
@@ -48,15 +48,15 @@ Record = tuple[bytes, int, int]
 """An entry as pysyncobj knows it: payload, index, term."""
 
 Run = tuple[int, int]
-"""Index and term of the first of consecutive records of one term."""
+"""Index and term of the first of consecutive records with the same term."""
 
 
 class JournalError(Exception):
-    """The files of a log cannot be used as they are."""
+    """Base of all errors about unusable files of a log."""
 
 
 class CorruptJournal(JournalError):
-    """Something that was on stable storage is damaged or missing."""
+    """Data that was on stable storage is damaged or missing."""
 
     def __init__(self, path: str, offset: int, what: str) -> None:
         super().__init__(f"{path}: offset {offset}: {what}")
@@ -65,7 +65,7 @@ class CorruptJournal(JournalError):
 
 
 class UnknownFormat(JournalError):
-    """A file was written by a version of this program with another format."""
+    """A file was written by a version of this program with a different format."""
 
     def __init__(self, path: str, version: int | None = None) -> None:
         what = "this format" if version is None else f"format version {version}"
@@ -75,7 +75,7 @@ class UnknownFormat(JournalError):
 
 
 class ForeignJournal(JournalError):
-    """A file belongs to another node, cluster or group."""
+    """A file belongs to a different node, cluster or group."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -85,30 +85,30 @@ class ForeignJournal(JournalError):
 
 
 class EntryGone(LookupError):
-    """An entry that is asked for is not held, or not any more."""
+    """The requested entry is not in the log, or no longer."""
 
 
 class EntryMoved(EntryGone):
-    """An entry is not where it was when it was asked for: it is elsewhere now, or gone."""
+    """The requested entry was moved to a different file, or removed, after the request."""
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One segment file of a log."""
+    """A segment file of a log."""
 
     name: str
     first: int
     end: int
-    """Index after the last record, or after the range that a sparse segment stands for."""
+    """Index after the last record; in a sparse segment, index after its range."""
 
     file_bytes: int
     """Length of the file in bytes once everything added so far is written."""
 
     sparse: bool
-    """Whether the segment holds only some entries of its range, those that are still needed."""
+    """Whether the segment holds only the live entries of its range."""
 
     sealed: bool
-    """Whether the file is durable as a whole, with its footer, and does not change any more."""
+    """Whether the whole file is durable, with its footer, and never changes again."""
 
     @classmethod
     def sealed_file(cls, name: str, first: int, end: int, file_bytes: int, *, sparse: bool) -> Segment:
@@ -117,25 +117,25 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class RecordIndex:
-    """Where the records of one file are: four bytes for each, eight in a sparse segment."""
+    """Offsets of the records of a file: four bytes of memory per record, eight in a sparse segment."""
 
     name: str
-    """The name of the file."""
+    """Name of the file."""
 
     first: int
-    """Index of the first record of a dense segment; where the range of a sparse one begins."""
+    """Index of the first record of a dense segment; first index of the range of a sparse segment."""
 
     size: int = FILE_HEADER_BYTES
     """Offset after the last record, once everything added so far is written."""
 
     offsets: array[int] = field(default_factory=lambda: array("I"))
-    """Where each record begins in the file."""
+    """File offset of each record."""
 
     indexes: array[int] | None = None
-    """In a sparse segment, the index of each record, less `first`; None in a dense one."""
+    """In a sparse segment, the index of each record, less `first`; `None` in a dense segment."""
 
     runs: Sequence[Run] = ()
-    """The terms of a segment that is being sealed, or is sealed."""
+    """Terms of the records, set when the segment is being sealed."""
 
     @property
     def end(self) -> int:
@@ -143,7 +143,7 @@ class RecordIndex:
         return self.first + len(self.offsets)
 
     def extent(self, index: int) -> tuple[int, int]:
-        """Offsets of the start and the end of a record; raises EntryGone if a sparse segment has none."""
+        """Return the start and end offset of a record; raises EntryGone if a sparse segment lacks it."""
         position = index - self.first
         if self.indexes is not None:
             wanted, position = position, bisect_left(self.indexes, position)
@@ -154,9 +154,10 @@ class RecordIndex:
         return self.offsets[position], end
 
     def fitting(self, index: int, budget: int) -> tuple[int, int]:
-        """How far `budget` bytes of records reach from `index` on, in a dense segment.
+        """Return how far `budget` bytes of records reach from `index` on, in a dense segment.
 
-        Returns the index after the last record that fits, and what is left of the budget at the segment's end, else 0.
+        The result is the index after the last record that fits, and the budget that is left at the segment's end. The
+        budget that is left is 0 if the records do not all fit.
         """
         start = self.offsets[index - self.first]
         if self.size - start <= budget:
@@ -164,19 +165,19 @@ class RecordIndex:
         return self.first + bisect_right(self.offsets, start + budget) - 1, 0
 
     def cut_from(self, index: int) -> RecordIndex:
-        """Make an index of the records before this one."""
+        """Return an index of the records before this log index."""
         position = index - self.first
         return RecordIndex(self.name, self.first, self.offsets[position], self.offsets[:position])
 
 
 class Extent(NamedTuple):
-    """Consecutive records of one term in one file."""
+    """Consecutive records of the same term in a file."""
 
     name: str
-    """The name of the file."""
+    """Name of the file."""
 
     start: int
-    """Offset of the first record; `end` is the offset after the last one."""
+    """Offset of the first record; `end` is the offset after the last record."""
 
     end: int
     first: int
@@ -188,7 +189,7 @@ class Extent(NamedTuple):
     term: int
 
     def joins(self, other: Extent, bytes_max: int) -> bool:
-        """Whether `other` follows at once, and both together have `bytes_max` at most."""
+        """Return whether `other` directly follows this extent, and both together have at most `bytes_max` bytes."""
         return (
             other.name == self.name
             and other.first == self.after
@@ -201,7 +202,7 @@ class Extent(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The records of a file up to the first bad one."""
+    """The records of a file up to the first bad record."""
 
     records: RecordIndex
     runs: list[Run]
@@ -210,7 +211,7 @@ class Scan(NamedTuple):
 class FileHeader(NamedTuple):
     first: int
     end: int
-    """Index after the range of a sparse segment; 0 in a dense one."""
+    """Index after the range of a sparse segment; 0 in a dense segment."""
 
     seed: int
 
@@ -223,7 +224,10 @@ def path_in(directory: str, name: str) -> str:
 
 
 def file_seed(identity: bytes, name: str) -> int:
-    """Start value of the header checksums of a new file; first index and serial number are in the name."""
+    """Return the start value for the record header checksums of a new file.
+
+    It depends on the identity and on the name, which has the first index and the serial number.
+    """
     return crc32(name.encode(), crc32(identity))
 
 
@@ -234,7 +238,7 @@ def pack_file_header(identity: bytes, header: FileHeader) -> bytes:
 
 
 def unpack_file_header(data: bytes, path: str, identity: bytes) -> FileHeader:
-    """Read the header at the start of `data`; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+    """Return the file header at the start of `data`; raises CorruptJournal, UnknownFormat or ForeignJournal."""
     digest, header = _unpack_header(data, path)
     if digest != sha256(identity).digest():
         raise ForeignJournal(path)
@@ -242,9 +246,9 @@ def unpack_file_header(data: bytes, path: str, identity: bytes) -> FileHeader:
 
 
 def adopt_header(data: bytes, identity: bytes) -> bytes:
-    """Rewrite the beginning of a segment of another node of the cluster, so that it belongs to `identity`.
+    """Rewrite the file header of another node's segment so that the file belongs to `identity`; return the new bytes.
 
-    `data` must hold the whole header. Raises CorruptJournal or UnknownFormat.
+    `data` is the segment or its beginning, and must hold the whole header. Raises CorruptJournal or UnknownFormat.
     """
     _, header = _unpack_header(data, "received segment")
     return pack_file_header(identity, header) + data[FILE_HEADER_BYTES:]
@@ -255,7 +259,7 @@ def _unpack_header(data: bytes, path: str) -> tuple[bytes, FileHeader]:
     if len(start) < FILE_HEADER_BYTES:
         raise CorruptJournal(path, 0, "the file header is cut short")
     magic, version, digest, first, end, seed, crc = _FILE_HEADER.unpack(start)
-    # First the checksum: a version that was damaged is not another version.
+    # The checksum is checked first, because a damaged version number must count as damage and not as an unknown format.
     if crc != crc32(start[:-_CRC_BYTES]):
         raise CorruptJournal(path, 0, "wrong checksum of the file header")
     if magic != _FILE_MAGIC:
@@ -269,7 +273,7 @@ def _unpack_header(data: bytes, path: str) -> tuple[bytes, FileHeader]:
 
 
 def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buffer]:
-    """Pack records as buffers to be written: header, payload, header, payload and so on; no payload is copied."""
+    """Return the records as buffers to write: header, payload, header, payload and so on, without copying payloads."""
     buffers: list[Buffer] = []
     pack = _RECORD_START.pack
     for payload, index, term in records:
@@ -280,7 +284,7 @@ def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buf
 
 
 def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
-    """Find all records up to the first bad one; raises CorruptJournal if their indexes are wrong."""
+    """Return all records up to the first bad record; raises CorruptJournal if their indexes are wrong."""
     index = RecordIndex(name, header.first, indexes=array("I") if header.end else None)
     runs: list[Run] = []
     view = memoryview(data)
@@ -306,11 +310,11 @@ def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
 
 
 def check_tail(data: bytes, path: str, bad: int, seed: int, *, writes_lost: bool) -> None:
-    """Check that what begins at `bad` is a torn tail of the open segment; raises CorruptJournal if not.
+    """Check that the bytes from the offset `bad` on are a torn tail of the open segment; raises CorruptJournal if not.
 
-    It is none if a later record tells that it was durable. Unless `writes_lost`, it is none either if the file does not
-    end within that record: a process that was merely killed loses nothing that it had written, so what it leaves behind
-    the last whole record is the beginning of one, or nothing.
+    The bytes are damage if a later record says that they were durable. They are also damage if `writes_lost` is false
+    and the file does not end within the bad record. A killed process loses no completed write, so after the last whole
+    record it can leave only the beginning of a record.
     """
     if _durable_claim(data, bad, seed) > bad:
         raise CorruptJournal(path, bad, "bad record, which a later record knows to have been durable")
@@ -319,7 +323,7 @@ def check_tail(data: bytes, path: str, bad: int, seed: int, *, writes_lost: bool
 
 
 def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
-    """Whether a record begins at `start` and the file ends before that record does."""
+    """Return whether a record begins at `start` and the file ends before the end of that record."""
     if len(data) - start < RECORD_HEADER_BYTES:
         return data[start : start + 4] == _RECORD_MAGIC_BYTES[: len(data) - start]
     record = _record_at(data, start, seed)
@@ -327,9 +331,9 @@ def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
 
 
 def _record_at(data: bytes, offset: int, seed: int) -> tuple[int, int, int, int] | None:
-    """Index, term, end and payload checksum of the record at this offset; None without a valid record header.
+    """Return index, term, end and payload checksum of the record at this offset, `None` if its header is invalid.
 
-    This is called for each record of a backlog that is read; copying so few bytes is cheaper than a view of them.
+    This runs for each record when a backlog is read. Copying the few header bytes is cheaper than making a view.
     """
     start = offset + RECORD_HEADER_BYTES
     if start > len(data):
@@ -341,7 +345,7 @@ def _record_at(data: bytes, offset: int, seed: int) -> tuple[int, int, int, int]
 
 
 def _durable_claim(data: bytes, start: int, seed: int) -> int:
-    """The highest offset that any record from `start` on says to have been durable; 0 if there is none."""
+    """Return the highest durable offset that the records from `start` on claim; 0 if no valid record follows."""
     claim = 0
     offset = data.find(_RECORD_MAGIC_BYTES, start)
     while offset >= 0:
@@ -355,7 +359,7 @@ def _durable_claim(data: bytes, start: int, seed: int) -> int:
 
 
 def read_at(file: File, path: str, offset: int, length: int) -> bytes:
-    """Read from a file; raises CorruptJournal if the disk cannot read that any more, or the file ends before."""
+    """Read `length` bytes; raises CorruptJournal if the disk cannot read them or the file is too short."""
     try:
         data = file.pread(offset, length)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The segments of a log as files in its directory: what is found at a start, and reading records while others write.
+"""Load the segment files of a log at a start, and read records while the writer thread writes.
 
-Invariant: a start reads the manifest and the open segment, however long the log is, and believes of the other files
-only that they are there. What is removed at a start is what no manifest has ever named, or no longer names.
+Invariant: a start reads the manifest and the open segment, however long the log is. Of the sealed segments it checks
+only existence and size. It removes only segment files that the manifest does not list, and temporary files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INDEXES_MAX = 16  # loaded indexes of sealed segments: 256 KiB each if the entries are small
+INDEXES_MAX = 16  # record indexes of sealed segments in memory: 256 KiB each if the entries are small
 
 _SUFFIXES = (".segment", ".sparse")
 
@@ -55,16 +55,16 @@ _SUFFIXES = (".segment", ".sparse")
 
 
 class Loaded(NamedTuple):
-    """A log as it was found on the disk."""
+    """A log as it was loaded from the disk."""
 
     manifest: Manifest
     next_serial: int
     open: Scan | None
-    """What was found in the open segment; None if there is none, or it holds nothing."""
+    """Records of the open segment; `None` if no segment is open, or if it is empty."""
 
 
 def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
-    """Read the manifest, the mark and the open segment, cut a torn tail and make it durable, remove leftovers.
+    """Load the log: read manifest, mark and open segment, cut a torn tail, remove leftovers, and sync the result.
 
     An empty directory becomes a new log. Raises CorruptJournal, UnknownFormat, ForeignJournal or OSError.
     """
@@ -74,13 +74,14 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
         copies = load_copies(disk, path, identity)
         manifest = whole_of(copies, path)
         if None in copies:
-            with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+            with unless_there_is_no_space():  # this repair can wait, because one copy is whole
                 store_manifest(disk, path, identity, manifest)
     else:
         _check_new(directory, names)
         manifest = Manifest()
         store_mark(disk, directory, identity, Mark())
-        # The manifest is there before any segment: segments without one are a log that has lost it.
+        # The manifest is stored before the first segment. So segments without a manifest mean that the manifest is
+        # lost.
         store_manifest(disk, path, identity, manifest)
     for row in manifest.sealed:
         _check_size(disk, path_in(directory, row.name), row)
@@ -102,7 +103,7 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
 def _check_new(directory: str, names: Sequence[str]) -> None:
     """Check that a directory without a manifest holds no segments.
 
-    Raises CorruptJournal, or UnknownFormat for those of the first format, which had other names and no manifest.
+    Raises CorruptJournal, or UnknownFormat for segments of the first format, which had different names and no manifest.
     """
     for name in names:
         if name.endswith(_SUFFIXES):
@@ -125,13 +126,13 @@ def _check_size(disk: Disk, path: str, row: Row) -> None:
 
 def _remove_leftover(disk: Disk, directory: str, name: str) -> None:
     path = path_in(directory, name)
-    with suppress(FileNotFoundError):  # what was written anew since the start went over that name
+    with suppress(FileNotFoundError):  # a file that was written since the start may have replaced it
         disk.remove(path)
         log.info("%s: removed, left over by a crash", path)
 
 
 def _renew_mark(disk: Disk, directory: str, identity: bytes, mark: Mark | None, current: Mark) -> None:
-    """Let the mark say what is durable now; after a power loss it may say less, or nothing that can be believed."""
+    """Store the current mark if the file differs; after a power loss the mark may be too low or invalid."""
     if mark is None:
         log.warning("%s: missing or damaged; made anew", path_in(directory, MARK_NAME))
     if mark != current:
@@ -145,7 +146,7 @@ def _mark_of(manifest: Manifest, found: Scan | None) -> Mark:
 def _load_open(
     disk: Disk, directory: str, identity: bytes, manifest: Manifest, mark: Mark | None, *, writes_lost: bool
 ) -> Scan | None:
-    """Scan the open segment and make it durable as it was read: a killed process may have left it unsynced."""
+    """Scan the open segment and sync it, because a killed process may have left it unsynced."""
     if manifest.open_name is None:
         return None
     opened = open_file(disk, path_in(directory, manifest.open_name), identity)
@@ -164,7 +165,7 @@ def _load_open(
 
 
 def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_lost: bool) -> Scan:
-    """Find the records of the open segment, and check that what follows them may be cut.
+    """Return the records of the open segment, after checking that the bytes behind them may be cut.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
@@ -176,11 +177,12 @@ def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_l
     size = found.records.size
     tail = data[size:]
     found.records.runs = found.runs
-    # If it was being sealed, or was sealed and about to be cut, a footer or its beginning follows the records.
+    # A crash while the segment was sealed, or while a sealed segment was cut, leaves a footer or its beginning behind
+    # the records.
     if tail and not pack_footer(found.records, header.seed).startswith(tail):
         footer = read_footer(opened, manifest.open_name or "")
         if footer is not None and footer.size > size:
-            # The footer is written only when all records are durable.
+            # The footer is written only after all records are durable.
             raise CorruptJournal(path, size, "bad record, which the footer knows to have been durable")
         check_tail(data, path, size, header.seed, writes_lost=writes_lost)
     if mark is not None and mark.name == manifest.open_name and size < mark.size:
@@ -194,18 +196,21 @@ def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_l
 
 
 class IndexCache:
-    """Keeps the record indexes that were used last; on any thread."""
+    """Cache of the `INDEXES_MAX` record indexes that were used last; works on any thread."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
         self._lock = threading.Lock()
-        # The keys are objects and not names: a segment that is cut and sealed again is another one of the same name.
+        # The keys are objects and not names, because a segment that is cut and sealed again keeps its name.
         self._loaded: OrderedDict[Segment, RecordIndex] = OrderedDict()
 
     def get(self, segment: Segment) -> RecordIndex:
-        """The index of a segment, from its file if need be; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+        """Return the record index of a segment, from memory or from its file.
+
+        Raises CorruptJournal, UnknownFormat or ForeignJournal.
+        """
         with self._lock:
             index = self._loaded.get(segment)
             if index is not None:
@@ -227,11 +232,11 @@ class IndexCache:
 
 @dataclass(slots=True)
 class Span:
-    """Consecutive entries of one term in one sealed segment, not yet located in its file."""
+    """Consecutive entries of the same term in a sealed segment, not yet located in its file."""
 
     segment: Segment
     records: RecordIndex | None
-    """The record index of the segment; None if it has to be read from the disk first."""
+    """Record index of the segment; `None` if it must first be read from the disk."""
 
     first: int
     after: int
@@ -240,7 +245,10 @@ class Span:
     term: int
 
     def extents(self, records: RecordIndex) -> Iterator[Extent]:
-        """Where the entries are in the file, in pieces of at most `READ_BYTES_MAX` or one record."""
+        """Yield the places of the entries in the file.
+
+        An extent has at most `READ_BYTES_MAX` bytes, or a single larger record.
+        """
         first = self.first
         while first < self.after:
             stop = first + 1
@@ -253,11 +261,11 @@ class Span:
 
 
 Part = bytes | Extent | Span
-"""A payload that is in memory, or where on the disk payloads are: a part of what a reading job returns."""
+"""Part of a read job: a payload in memory, or the place of payloads on the disk."""
 
 
 def add_extent(parts: list[Part], extent: Extent) -> None:
-    """Add an extent; if it follows the one before it at once, both become one and are read together."""
+    """Append an extent, or merge it with the extent before it if it directly follows, so that both are read at once."""
     previous = parts[-1] if parts else None
     if isinstance(previous, Extent) and previous.joins(extent, READ_BYTES_MAX):
         parts[-1] = previous.join(extent)
@@ -266,7 +274,7 @@ def add_extent(parts: list[Part], extent: Extent) -> None:
 
 
 class Reader:
-    """Reads records for one job, with files of its own: the writer may close its files meanwhile."""
+    """Reader of records for a single job, with files of its own, because the writer may close its files meanwhile."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes, indexes: IndexCache) -> None:
         self._disk = disk
@@ -277,7 +285,7 @@ class Reader:
         self._opened: Opened | None = None
 
     def read(self, parts: Sequence[Part], bytes_max: int | None) -> list[bytes]:
-        """Return the payloads in order. Once they have `bytes_max`, no further part is read.
+        """Return the payloads in order. After `bytes_max` bytes no further part is read.
 
         Raises CorruptJournal, or EntryGone for an entry that a sparse segment lacks.
         """
@@ -298,7 +306,7 @@ class Reader:
         return payloads
 
     def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:
-        """Put extents in place of the spans among the parts."""
+        """Replace the spans among the parts by their extents."""
         located: list[bytes | Extent] = []
         for part in parts:
             if isinstance(part, Span):

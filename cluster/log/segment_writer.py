@@ -1,13 +1,15 @@
-"""What is done to the files of a log, and in which order.
+"""The operations on the files of a log, and the order of their writes and syncs.
 
-Invariant: after a crash at any moment the files hold a state that the log was in, or was on the way to, since the last
-completed sync. Hence:
-- a segment is durable, with its footer, before the next one is begun: only the last can have a torn tail;
-- what the manifest names is durable before it names it, and is removed after it does not name it any more;
-- before entries are given up for good, those that make up for them are durable;
-- a truncation is durable before anything is written in its place: no stale record follows a new one;
-- the mark of what is synced (synced.py) is lowered before the open segment is cut, and raised after it was synced.
-An operation that found no space has changed nothing that counts, and may be carried out again.
+Invariant: after a crash at any moment the files hold a state of the log between the last completed sync and the newest
+operation. Hence:
+- A segment is durable, with its footer, before the next segment is begun. So only the last segment can have a torn
+  tail.
+- A file is durable before the manifest lists it, and is removed after the manifest stops listing it.
+- Entries are dropped only after the entries that replace them are durable.
+- A truncation is durable before new records are written in its place. So no stale record follows a new record.
+- The sync mark (sync_mark.py) is lowered before the open segment is cut, and raised after the segment was synced.
+
+After an operation that found no space, the log on the disk is unchanged, and the operation can be repeated.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFull(OSError):
-    """There was no space for an operation; it and those after it can be carried out later."""
+    """Raised when an operation found no space; it and the operations after it can be carried out later."""
 
 
 class Begin(NamedTuple):
-    """Create a new open segment, if there is none or it holds nothing."""
+    """Create a new open segment if no segment is open, or if the open segment is empty."""
 
     name: str
     first: int
 
 
 class AppendRecords(NamedTuple):
-    """Write records at the end of the open segment."""
+    """Append records to the open segment."""
 
     records: list[Record]
 
@@ -69,59 +71,62 @@ class Truncate(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Remove the segments from the index `end` on; the one that `end` lies within is open again, with `size` bytes."""
+    """Remove the segments from the index `end` on.
+
+    A segment in whose range `end` lies becomes the open segment again, cut to `size` bytes.
+    """
 
     end: int
     size: int
 
 
 class Replace(NamedTuple):
-    """Put a segment that is durable, or nothing, in the place of consecutive sealed segments."""
+    """Replace the consecutive sealed segments `old` by the durable segment `new`; `None` removes them."""
 
     old: list[str]
     new: Row | None
 
 
 class Adopt(NamedTuple):
-    """Let the log consist of these sealed segments only, which are durable."""
+    """Replace the whole log by these durable sealed segments."""
 
     rows: list[Row]
     runs: list[Run]
 
 
 class Store(NamedTuple):
-    """Store something beside the log."""
+    """Store a value in a file beside the log."""
 
     store: Callable[[], None]
-    """Store the value; may be called again when it has found no space."""
+    """Store the value; called again if it raised OSError for lack of space."""
 
 
 Operation = Store | Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
 
 
 class SegmentWriter:
-    """Carries out operations on the files of a log; only one job at a time may use it, on the writer thread."""
+    """Executor of operations on the files of a log, for the writer thread; it runs a single job at a time."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes, manifest: Manifest) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
         self._manifest = manifest
-        """The manifest after the operations so far; `_stored` is the one on the disk."""
+        """The manifest after the operations so far; `_stored` is the manifest on the disk."""
         self._stored = manifest
         self._mark = MarkFile(disk, directory, identity)
         self._file: File | None = None
         self._seed = 0
         self._size = 0
-        """How many bytes of the open file count; a write that found no space may have left more."""
+        """Valid bytes of the open file; a write that found no space may have left more bytes."""
         self._durable = 0
         self._sync_failed = False
         self._dropped: list[str] = []
 
     def run(self, operations: deque[Operation]) -> None:
-        """Carry out the operations in order, taking each off when it is done, and make them durable.
+        """Carry out the operations in order, remove each from the queue when it is done, then sync everything.
 
-        Raises DiskFull, or another OSError after which the disk cannot be trusted.
+        Raises DiskFull, or a different OSError after which the disk cannot be trusted.
         """
         try:
             self._cut_back()
@@ -130,23 +135,24 @@ class SegmentWriter:
                 operations.popleft()
             self._settle()
         except OSError as error:
-            # What a sync could not write is lost, whatever the reason.
+            # A failed sync has lost its data, even if the reason was a full disk.
             if self._sync_failed or error.errno not in _NO_SPACE:
                 raise
             with suppress(OSError):
-                self._cut_back()  # the part that was written is in the way
+                self._cut_back()  # frees the space of the part that was written
             if self._sync_failed:
                 raise
             dropped = self.take_dropped()
             if not dropped:
                 raise DiskFull(*error.args) from error
-            self._remove(dropped)  # here and now, because this run needs the space
+            self._remove(dropped)  # removed at once, because this run needs the space
             self.run(operations)
 
     def take_dropped(self) -> list[str]:
-        """The files that housekeeping has replaced, and that are to be removed: each is told once, between two runs.
+        """Return the files that housekeeping has replaced, for the caller to remove; call it between two runs.
 
-        That is not done here, because every sync would wait: a file system takes a tenth of a second for a large file.
+        Each file is returned once. A run does not remove these files itself, because every sync would wait for it: a
+        file system takes a tenth of a second to remove a large file.
         """
         dropped, self._dropped = self._dropped, []
         return dropped
@@ -165,7 +171,8 @@ class SegmentWriter:
             case Seal():
                 self._seal(operation.records)
             case Truncate():
-                # What is kept may have been written in this run, and not be durable before the cut is.
+                # The kept records may have been written in this run, so they may not be durable before the cut is.
+                # Hence the minimum.
                 self._lower_mark(self._manifest, min(operation.size, self._durable))
                 self._truncate(operation.size)
             case Cut():
@@ -187,7 +194,7 @@ class SegmentWriter:
         try:
             file.append([pack_file_header(self._identity, FileHeader(first, 0, seed))])
             self._sync(file)
-            self._disk.sync_directory(self._directory)  # the manifest must not be more durable than the name
+            self._disk.sync_directory(self._directory)  # the name is durable before the manifest lists it
             self._store(self._manifest.begun(name, first))
         except OSError:
             file.close()
@@ -198,12 +205,12 @@ class SegmentWriter:
         try:
             return self._disk.open(path, create=True)
         except FileExistsError:
-            self._disk.remove(path)  # left over of an attempt that found no space
+            self._disk.remove(path)  # left over from an attempt that found no space
             return self._disk.open(path, create=True)
 
     def _seal(self, records: RecordIndex) -> None:
         file = self._open()
-        self._sync_open()  # a footer that is there vouches for all records, also if the manifest does not name it yet
+        self._sync_open()  # a footer vouches for all records, even before the manifest lists the segment as sealed
         self._write(file, [pack_footer(records, self._seed)])
         self._sync(file)
         self._manifest = self._manifest.with_open_sealed(records.end, self._size, records.runs)
@@ -220,7 +227,7 @@ class SegmentWriter:
         manifest = self._manifest.cut(operation.end)
         self._lower_mark(
             manifest, operation.size
-        )  # an earlier mark of the segment that is open again may be there
+        )  # the segment that is opened again may have an older, higher mark
         self._store(manifest)
         if manifest.open_name is not None:
             self._truncate(operation.size)
@@ -229,7 +236,7 @@ class SegmentWriter:
         self._sync(self._mark.write(Mark(manifest.open_name or "", size)))
 
     def _raise_mark(self) -> None:
-        with suppress(OSError):  # a mark that lags behind is true as well
+        with suppress(OSError):  # a mark that is too low is still true
             self._mark.write(Mark(self._manifest.open_name or "", self._durable))
 
     def _close_open(self) -> None:
@@ -238,11 +245,11 @@ class SegmentWriter:
             self._file = None
 
     def _open(self) -> File:
-        """Return the file of the open segment, opened if need be."""
+        """Return the file of the open segment, and open it if necessary."""
         if self._file is None:
             name = self._manifest.open_name or ""
             opened = open_file(self._disk, path_in(self._directory, name), self._identity)
-            # The segment was made durable when the log was opened, or when it was sealed.
+            # The segment was made durable when the log was loaded, or when the segment was sealed.
             self._take(opened.file, opened.header.seed)
         file = self._file
         if file is None:
@@ -283,7 +290,10 @@ class SegmentWriter:
             raise
 
     def _store(self, manifest: Manifest, *, removes_later: bool = False) -> None:
-        """Replace the manifest, and remove the files that are not part of the log any more, or drop them."""
+        """Replace the manifest and remove the files that it no longer lists.
+
+        With `removes_later` the files are collected for `take_dropped` instead.
+        """
         store_manifest(self._disk, path_in(self._directory, MANIFEST_NAME), self._identity, manifest)
         kept = set(manifest.names())
         unneeded = [name for name in self._stored.names() if name not in kept]
@@ -298,7 +308,7 @@ class SegmentWriter:
 
 
 def remove_segments(remove: Callable[[str], None], directory: str, names: Iterable[str]) -> None:
-    """Remove files that are no part of the log; it is fine if one is not there any more."""
+    """Remove files that are no longer part of the log; missing files are skipped."""
     for name in names:
         with suppress(FileNotFoundError):
             remove(path_in(directory, name))

@@ -1,13 +1,13 @@
-"""The mark: how much of the open segment is known to be on stable storage, kept outside that segment.
+"""The sync mark: a file that records how many bytes of the open segment are on stable storage.
 
     file = "RSYN" | version u32 | name of the open segment, 64 bytes | bytes synced u64 | crc32 u32 of all before it
 
-The checksum starts with the identity: another node's mark is none. Integers are little endian.
+The checksum starts with the identity, so the mark of a different node is invalid. Integers are little endian.
 
-Invariant: the mark is never ahead of what is on stable storage. It is raised after a sync, without one of its own: a
-process that is killed leaves it exact, and a power loss leaves an earlier one or none that can be believed. It is
-lowered, durably, before the segment is cut. So a file that holds less than its mark says is damaged; of one that holds
-more, nothing follows.
+Invariant: the mark never claims more than what is on stable storage. The writer raises it after a sync of the segment,
+without a sync of the mark. So after a kill the mark is exact, and after a power loss it is an older or an invalid mark.
+The writer lowers the mark durably before it cuts the segment. So a segment with fewer bytes than its mark is damaged. A
+segment with more bytes than its mark may be damaged or whole.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _CRC_BYTES = 4
 
 class Mark(NamedTuple):
     name: str = ""
-    """The name of the segment, empty if none was open yet. A mark of a segment that is not open says nothing."""
+    """Name of the segment; empty before the first segment. A mark whose segment is not the open segment is ignored."""
 
     size: int = 0
-    """How many bytes of the segment are known to be on stable storage."""
+    """Number of bytes of the segment that are known to be on stable storage."""
 
 
 class MarkFile:
-    """The file with the mark in `directory`, kept open by the one that writes it."""
+    """The mark's file in `directory`, which the segment writer keeps open."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
@@ -48,7 +48,10 @@ class MarkFile:
         self._file: File | None = None
 
     def write(self, mark: Mark) -> File:
-        """Overwrite the mark. Returns the file, which must be synced if it shall be durable; raises OSError."""
+        """Overwrite the mark and return its file; the caller must sync the file to make the mark durable.
+
+        Raises OSError.
+        """
         if self._file is None:
             self._file = self._disk.open(self._path)
         self._file.overwrite(_pack(mark, self._identity))
@@ -61,7 +64,7 @@ class MarkFile:
 
 
 def load_mark(disk: Disk, directory: str, identity: bytes) -> Mark | None:
-    """Read the mark; None if there is none that can be believed. Raises UnknownFormat or OSError."""
+    """Return the mark, or `None` if it is missing or damaged. Raises UnknownFormat or OSError."""
     path = path_in(directory, MARK_NAME)
     try:
         data = disk.read_file(path)
@@ -83,7 +86,7 @@ def load_mark(disk: Disk, directory: str, identity: bytes) -> Mark | None:
 
 
 def store_mark(disk: Disk, directory: str, identity: bytes, mark: Mark) -> None:
-    """Store the mark, durably when this returns; needs no space if the file is there. Raises OSError."""
+    """Store the mark durably; needs no space if the file exists. Raises OSError."""
     path, data = path_in(directory, MARK_NAME), _pack(mark, identity)
     try:
         disk.overwrite_file(path, data)

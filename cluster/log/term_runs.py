@@ -1,7 +1,7 @@
-"""The term of every entry, in memory.
+"""The term of every entry, in memory, as runs of equal terms.
 
-Invariant: memory and time grow with the number of reigns, not with the number of entries; only entries that are there
-may be asked for.
+Invariant: memory and time grow with the number of terms, not with the number of entries. Callers must ask only for
+entries that the log holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TermRuns:
-    """The term of every entry, as runs: a term is a reign, not an entry."""
+    """The term of every entry, as runs: the entries of a leader's term form a single run."""
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._starts: list[int] = []
@@ -24,7 +24,7 @@ class TermRuns:
 
     @property
     def last(self) -> int:
-        """The term of the last entry, -1 if there is none."""
+        """Term of the last entry; -1 for an empty log."""
         return self._terms[-1] if self._terms else -1
 
     def add(self, index: int, term: int) -> None:
@@ -42,7 +42,10 @@ class TermRuns:
         return self._terms[bisect_right(self._starts, index) - 1]
 
     def between(self, first: int, end: int) -> list[Run]:
-        """The runs of the entries `first` to before `end`, at least one; the first run begins with `first`."""
+        """Return the runs of the entries from `first` to before `end`; the first run begins with `first`.
+
+        The result has at least a single run.
+        """
         position = bisect_right(self._starts, first)
         runs = [(first, self.at(first))]
         while position < len(self._starts) and self._starts[position] < end:

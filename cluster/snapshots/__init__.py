@@ -1,1 +1,1 @@
-"""Snapshots between nodes, backups, and new clusters that begin with one."""
+"""Snapshots for followers that are too far behind, backups, and new clusters from a backup or a survivor's log."""

@@ -1,14 +1,14 @@
-"""A backup: the files of which a new cluster can begin, what they are, and whether they are whole.
+"""The format of a backup, from which a new cluster can begin, and the check that a backup is whole.
 
-It is what a node that has to catch up is given (catch_up.py): a checkpoint and all sealed segments, up to one entry.
-Everything in it is committed. The files are as the node had them; whose they were is in `backup.json`.
+A backup has the same files as a snapshot (catch_up.py): a checkpoint and all sealed segments, up to a last entry. All
+its entries are committed. The files are byte for byte the node's files; `backup.json` names their owner.
 
-    backup.json             what the backup is of, and its files (Contents)
+    backup.json             description of the backup and its files (Contents)
     NUMBER.checkpoint       the state
     NUMBER-SERIAL.segment, NUMBER-SERIAL.sparse      the log, and the live messages below it
     SHA256SUMS              a line for each of the files above, in their order; `sha256sum --check` understands it
 
-Invariant: `SHA256SUMS` is written last and covers everything, so what is cut or changed anywhere is no backup.
+Invariant: `SHA256SUMS` is written last and covers all files, so a backup that was cut or changed anywhere is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KIND = "qq backup"
 
 
 class BadBackup(Exception):
-    """The files are no backup, or not a whole one; the text says what is wrong with which."""
+    """The files are not a whole backup; the text names the file and the fault."""
 
 
 class BackupSegment(NamedTuple):
@@ -48,7 +48,7 @@ class BackupSegment(NamedTuple):
     name: str
     first: int
     end: int
-    """Index after its last entry, or after the range of a sparse one."""
+    """Index after its last entry; in a sparse segment, index after its range."""
     file_bytes: int
     sparse: bool
 
@@ -58,32 +58,32 @@ class BackupSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `backup.json` says."""
+    """The content of `backup.json`."""
 
     cluster: str
-    """The name of the cluster that the backup is of."""
+    """Name of the cluster that the backup was made of."""
     cluster_id: bytes
-    """The id of that cluster; empty if its log had no configuration."""
+    """Id of that cluster; empty if its log had no configuration."""
     node: str
-    """The name of the node that has given the files."""
+    """Name of the node that provided the files."""
     group: int
     version: int
-    """The version of the state that the log had agreed on."""
+    """Version of the state that the log had agreed on."""
     index: int
-    """The index of the last entry: the backup holds everything up to here, and nothing else."""
+    """Index of the last entry: the backup holds all entries up to this index, and none behind it."""
     term: int
     time_ms: int
-    """The cluster's time when the backup was made."""
+    """Time of the cluster when the backup was made, in milliseconds."""
     directory: str
-    """The directory of the node where the files are. Whoever makes the backup may find them there, too."""
+    """Directory of the node with the files; a client on the same machine can find them there."""
     checkpoint_index: int
     checkpoint_bytes: int
     segments: tuple[BackupSegment, ...]
-    """The segments, ascending. The last ones without a gap between them are the log."""
+    """Segments, ascending; the gapless segments at the end are the log."""
 
     @property
     def owner(self) -> Owner:
-        """The identity of the node whose files they were, which their headers carry, too."""
+        """Identity of the node that owned the files; the file headers carry it, too."""
         return Owner(self.cluster, self.node, self.group)
 
     @property
@@ -102,7 +102,7 @@ class Contents:
 
 
 def pack_contents(contents: Contents) -> bytes:
-    """Make the file `backup.json`."""
+    """Return the content of the file `backup.json`."""
     document = _fields(contents) | {
         "cluster_id": contents.cluster_id.hex(),
         "segments": [segment._asdict() for segment in contents.segments],
@@ -111,7 +111,7 @@ def pack_contents(contents: Contents) -> bytes:
 
 
 def unpack_contents(data: bytes) -> Contents:
-    """Read the file `backup.json`. Raises BadBackup."""
+    """Parse the file `backup.json`. Raises BadBackup."""
     try:
         document = json.loads(data)
         if document.pop("kind") != _KIND:
@@ -135,7 +135,7 @@ def _fields(contents: Contents) -> dict[str, Any]:
 
 
 def _check_fields(contents: Contents) -> None:
-    """Raise ValueError unless everything is of its type, and the names are those of files of a log."""
+    """Raise ValueError unless all values have their types, and the names are names of log files."""
     rows = [
         (_fields(contents), ("cluster", "node", "directory")),
         *((segment._asdict(), ("name",)) for segment in contents.segments),
@@ -162,7 +162,7 @@ class Digest(Protocol):
 
 
 def sum_line(digest: str, name: str) -> str:
-    """The line of a file in `SHA256SUMS`."""
+    """Return the line of a file in `SHA256SUMS`."""
     return f"{digest}  {name}\n"
 
 
@@ -170,17 +170,17 @@ def sum_line(digest: str, name: str) -> str:
 
 
 class FileFound(NamedTuple):
-    """A file of a backup."""
+    """Finding about a file of a backup."""
 
     name: str
     file_bytes: int
     what: str
-    """What is in the file, in words; empty if that is not known."""
+    """Content of the file in words; empty if unknown."""
     problem: str | None
 
 
 def read_contents(disk: Disk) -> Contents:
-    """Read what the backup in the root of `disk` contains. Raises BadBackup or OSError."""
+    """Return the description of the backup in the root of `disk`. Raises BadBackup or OSError."""
     names = disk.list_directory("")
     if CONTENTS not in names:
         raise BadBackup(f"this is not a backup: there is no {CONTENTS}")
@@ -191,9 +191,9 @@ def read_contents(disk: Disk) -> Contents:
 
 
 def examine(disk: Disk, contents: Contents, describe_state: Callable[[bytes], str]) -> Iterator[FileFound]:
-    """Check every file, each as a whole and every record in it; one file after the other is found. Raises OSError.
+    """Check every file as a whole and every record in it, and yield a finding per file. Raises OSError.
 
-    `describe_state` is one line about the state; it raises ValueError if this program cannot load it.
+    `describe_state` returns a line about the state, or raises ValueError if this program cannot load it.
     """
     sums = disk.read_file(SUMS)
     lines = [sum_line(_digest(disk, CONTENTS), CONTENTS)]
@@ -220,14 +220,14 @@ def examine(disk: Disk, contents: Contents, describe_state: Callable[[bytes], st
 
 
 def check(disk: Disk, contents: Contents, describe_state: Callable[[bytes], str]) -> None:
-    """Raise BadBackup for the first file that is damaged or incomplete; raises OSError."""
+    """Raise BadBackup for the first file that is damaged or incomplete. Raises OSError, too."""
     for found in examine(disk, contents, describe_state):
         if found.problem is not None:
             raise BadBackup(f"{found.name}: {found.problem}; make another backup, or use an earlier one")
 
 
 def _describe(disk: Disk, contents: Contents, name: str, describe_state: Callable[[bytes], str]) -> str:
-    """One line about the file. Raises JournalError or ValueError if it is not what it should be."""
+    """Return a line about the file. Raises JournalError or ValueError if its content is wrong."""
     identity = contents.owner.key()
     if name == contents.checkpoint:
         checkpoint = read_checkpoint(disk, name, identity)

@@ -1,11 +1,11 @@
-"""The files of a backup, on the node that gives them.
+"""The node's side of a backup: it pins the files of a backup and reads them for the client.
 
-A backup ends with an entry behind which the log was sealed and up to which everything is applied here: so all of it is
-committed, and none of its files will ever change. Nothing is copied, and nobody waits for it: the files are kept from
-being removed until whoever wanted them has them.
+A backup ends with an entry after which a segment was sealed, and up to which all entries are applied here. So all its
+entries are committed, and its files never change again. Files are pinned instead of copied, so no request waits for a
+backup. They stay pinned until the client has them.
 
-Invariant: a file that was given is the same until it is given back. Only where a node is sent another log meanwhile
-(catch_up.py) it is gone, and reading it fails.
+Invariant: a pinned file stays the same until `give_back`. The exception is a node that installs a snapshot meanwhile
+(catch_up.py): the file is gone then, and reading it fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class BackupSource:
-    """Gives backups of the log of one group; all methods are called on the loop."""
+    """Provider of backups of a group's log; all methods must be called on the event loop."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class BackupSource:
         self._ask_for_turn = ask_for_turn
 
     def take(self, least: int, data_dir: str) -> Contents | None:
-        """Keep the files of a backup that holds all entries up to `least`, which is applied here, until `give_back`.
+        """Pin and describe the files of a backup with all entries up to `least`, which must be applied here.
 
-        None if they are not there yet: what is needed for it has been asked for, so try again in a moment. `data_dir`
-        is where the disk's paths begin.
+        Returns `None` if the files do not exist yet. They were requested then, so the caller must try again in a
+        moment. `data_dir` is the directory to which the disk's paths are relative. The files stay pinned until
+        `give_back`.
         """
         checkpoint = self._housekeeping.newest
         if checkpoint is None:
@@ -95,7 +96,7 @@ class BackupSource:
         return contents
 
     def give_back(self, contents: Contents) -> None:
-        """Let the files go that `take` has kept."""
+        """Unpin the files that `take` has pinned."""
         self._housekeeping.unpin(_names(contents))
 
     def read(
@@ -106,9 +107,9 @@ class BackupSource:
         digest: Digest,
         done: Callable[[bytes | None, Exception | None], None],
     ) -> None:
-        """Read a part of a file that is kept, off the loop; then `done` is told it, or the error.
+        """Read a part of a pinned file off the event loop, then call `done` with the part or the error.
 
-        It is also added to `digest`.
+        The part is also added to `digest`.
         """
         self._disk.submit_read(
             partial(_read, self._disk, f"{self._log}/{name}", offset, length, digest), done

@@ -1,11 +1,12 @@
-"""Catching up by snapshot: a log that ends before the leader's begins is replaced by a copy of the leader's files.
+"""Catch-up by snapshot: both sides of replacing a follower's log by a copy of the leader's files (InstallSnapshot).
 
-A snapshot is the newest checkpoint and all sealed segments: the state, the live messages and the retained log. The one
-who needs it asks for the files chunk by chunk, a few at a time, so that it is never sent more than it can store; a
-broken link costs the chunks under way. Giving goes on when the leader changes: what was committed stays so.
+A follower needs a snapshot if its log ends before the leader's log begins. A snapshot is the newest checkpoint and all
+sealed segments: the state, the live messages and the retained log. The follower requests the files chunk by chunk, a
+few at a time, so it is never sent more than it can store. A broken link costs the requested chunks. A transfer
+continues when the leader changes, because committed entries stay committed.
 
-Invariant: nothing that arrives is believed before the whole file has been verified, and the node's own log is untouched
-until everything is there, verified and durable. Files are read and written off the loop.
+Invariant: received data counts only after the whole file was verified. The node's own log is untouched until all files
+are there, verified and durable. Files are read and written off the event loop.
 """
 
 from __future__ import annotations
@@ -47,55 +48,53 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 WINDOW = 4
-"""Chunks asked for and not yet stored: enough to keep link and disk busy, a megabyte of memory at most."""
+"""Largest number of chunks requested and not yet stored: it keeps link and disk busy with 1 MiB of memory at most."""
 PATIENCE_S = 5.0
-"""A transfer that has made no progress for this long is given up when another snapshot is offered."""
+"""Seconds without progress after which a transfer gives way to the offer of a different snapshot."""
 GIVEN_S = 60.0
-"""The files of a snapshot are kept for this long after the last request; a transfer that is stuck ends then, too."""
+"""Seconds after the last request for which the files of a snapshot are kept; a stuck transfer ends then, too."""
 REPEAT_S = 1.0
 SPACE_PAUSE_MIN_S = 2.0
 SPACE_PAUSE_MAX_S = 60.0
-"""How long a transfer is not tried again for which there was no space: twice as long each time, up to this.
-
-Else the beginning of a large snapshot would be sent every other second, for as long as the disk is too small.
-"""
+"""Longest pause in seconds before a transfer without space is tried again; the pause doubles each time up to this.
+Without the pauses the beginning of a large snapshot would be sent every other second as long as the disk is too
+small."""
 FED_RETAINED_MAX = 8
-"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
-
-One that is sent a snapshot keeps what follows on that, up to the snapshot's own size, until it has that, too: else it
-would need another one by the time that it has it, unless the log grows faster than a snapshot is sent.
-"""
+"""Entries that a follower is being sent are kept up to this many times `retained_bytes`. For a follower that is being
+sent a snapshot, the entries behind the snapshot are kept up to the snapshot's size until the follower has them.
+Otherwise it would need a new snapshot when it has installed the first, unless the log grows faster than a snapshot is
+sent."""
 _DAMAGE = (errno.EIO, errno.ENOENT)
-"""Errors that show that a file is damaged or missing on the disk; other errors may pass."""
+"""Errors that show that a file is damaged or missing on the disk; other errors may be temporary."""
 
 Send = Callable[[str, Message], None]
 
 
 @dataclass(slots=True)
 class _Given:
-    """A snapshot that one peer may fetch."""
+    """A snapshot that a peer may fetch."""
 
     offer: Offer
     names: list[str]
-    """The names of files 0, 1, ... of the snapshot in the log's directory."""
+    """Names of the files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
     pace: Pace | None
-    """How fast the peer is sent the snapshot, if it is a learner."""
+    """Rate at which the snapshot is sent, if the peer is a learner; otherwise `None`."""
     waiting: deque[Fetch] = field(default_factory=deque)
-    """What the peer has asked for and is not being read yet, because it is sent nothing for a moment."""
+    """Requests of the peer that are not being read yet, because the rate of a learner demands a rest."""
 
 
 class _Sealing(NamedTuple):
-    """The sealing of the open segment, after which it can be part of a snapshot."""
+    """The sealing of the open segment, after which the segment can be part of a snapshot."""
 
     sync_point: int
-    """The journal's count of changes with which the segment is sealed on the disk."""
+    """Sync point of the sealing: the count of journal changes at which the segment is sealed on the disk."""
     end: int
     """Index after the last entry that the snapshot may hold."""
 
 
 class SnapshotGiver:
-    """Gives what this node has on disk to peers that need it."""
+    """Sender of snapshots: offers this node's files to peers that are too far behind, and sends the chunks."""
 
     def __init__(
         self,
@@ -109,9 +108,9 @@ class SnapshotGiver:
         first_id: int,
         retained_bytes: int,
     ) -> None:
-        """Snapshots are numbered from `first_id`, which no earlier life of this node has reached.
+        """Number snapshots from `first_id`, which no earlier incarnation of this node has reached.
 
-        So many `retained_bytes` of the log are kept for everybody.
+        `retained_bytes`: bytes of the log that are kept for all followers anyway.
         """
         self._disk = disk
         self._directory = directory
@@ -125,12 +124,12 @@ class SnapshotGiver:
         self._given: dict[str, _Given] = {}
         self._retained_bytes = retained_bytes
         self._last_offers: dict[str, Offer] = {}
-        """The last snapshot of each peer that has it, or is given it, and not yet what follows on it in the log."""
+        """Last snapshot of each peer that fetches it, or has it but still lacks the entries behind it."""
         self._spoilt_index = 0
         """Index of the last checkpoint that was found damaged."""
 
     def turn(self, engine: Engine) -> None:
-        """Make an offer to each peer that the engine finds too far behind."""
+        """Offer a snapshot to each peer that the engine finds too far behind."""
         if not engine.is_leader:
             self._sealing.clear()
             return
@@ -140,17 +139,17 @@ class SnapshotGiver:
                 continue
             given = self._given.get(peer)
             if given is not None and next_index > given.offer.index:
-                self._take_back(peer)  # the peer has installed it, but by now the log begins even later
+                self._take_back(peer)  # the peer has installed it, but the log begins even later now
             if peer not in self._given:
                 self._prepare(peer, progress.pace)
 
     def tick(self, engine: Engine) -> None:
-        """Repeat offers that were not heard, and take back those that nobody uses; to be called once a second."""
+        """Repeat offers without an answer, and withdraw unused offers; must be called once a second."""
         now_s = self._runtime.monotonic()
         for peer, given in list(self._given.items()):
             idle_s = now_s - given.used_s
             progress = engine.progress.get(peer)
-            if progress is None:  # it is no member any more
+            if progress is None:  # the peer was removed
                 self._take_back(peer)
             elif idle_s > GIVEN_S or (engine.is_leader and progress.lacks_from is None):
                 self._take_back(peer)
@@ -162,7 +161,7 @@ class SnapshotGiver:
                 del self._last_offers[peer]
 
     def _has_come_up(self, progress: Progress | None) -> bool:
-        """Whether a peer needs no more of the log than is kept for everybody, or is no member any more."""
+        """Return whether a peer needs only entries that are kept for all followers, or was removed."""
         if progress is None:
             return True
         index = progress.acknowledged
@@ -171,7 +170,7 @@ class SnapshotGiver:
         )
 
     def needed_from(self, engine: Engine, peers: Iterable[str]) -> int | None:
-        """Index of the first entry that must stay in the log for these followers; None if none must."""
+        """Return the index of the first entry to keep in the log for these followers, or `None`."""
         needed: int | None = None
         for peer in peers:
             bytes_max = FED_RETAINED_MAX * self._retained_bytes
@@ -179,16 +178,16 @@ class SnapshotGiver:
             offer = self._last_offers.get(peer)
             if offer is not None:
                 bytes_max = max(bytes_max, offer.size)
-                if index < self._journal.first_index:  # it has not said yet that it has the snapshot
+                if index < self._journal.first_index:  # the peer has not installed it yet
                     index = offer.segments[-1].end
             if index < self._journal.first_index:
-                continue  # what the peer has is unknown, or it needs a snapshot anyway
+                continue  # the peer's log is unknown, or it needs a snapshot anyway
             if self._journal.bytes_from(index) <= bytes_max:
                 needed = index if needed is None else min(needed, index)
         return needed
 
     def fetch(self, peer: str, request: Fetch) -> None:
-        """Send a peer the chunk that it asks for, once it is read."""
+        """Send a peer the requested chunk after reading it."""
         given = self._given_to(peer, request.snapshot, request.file)
         if given is None:
             self._send(peer, Withdrawn(request.snapshot))
@@ -199,10 +198,10 @@ class SnapshotGiver:
             self._give(peer, given)
 
     def _give(self, peer: str, given: _Given) -> None:
-        """Read what waits, in the order in which it was asked for, and rest in between if the peer is a learner.
+        """Read the waiting requests in their order, with the rests in between that a learner's rate demands.
 
-        The peer takes chunks in that order only: one that came early would be lost, and with it all that it has asked
-        for, until it asks again a second or two later.
+        The peer accepts chunks only in the order of its requests. It would drop a chunk that came early, and with it
+        all requested chunks, until it repeats the requests a second or two later.
         """
         while given.waiting:
             now_s = self._runtime.monotonic()
@@ -224,7 +223,7 @@ class SnapshotGiver:
         if self._given_to(peer, request.snapshot, request.file) is None:
             self._send(peer, Withdrawn(request.snapshot))
         elif isinstance(error, OSError) and error.errno not in _DAMAGE:
-            # There may be too many open files, for example. The peer will ask for the chunk again.
+            # The cause may be too many open files, for example. The peer will request the chunk again.
             log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
         elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
@@ -232,7 +231,7 @@ class SnapshotGiver:
             self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
     def spoilt(self, peer: str, message: Spoilt) -> None:
-        """Verify a file that a peer has found damaged, and take its snapshot back: it may be damaged here, too."""
+        """Verify a file that arrived damaged at a peer, because it may be damaged here, too; withdraw the offer."""
         given = self._given_to(peer, message.snapshot, message.file)
         if given is None:
             return
@@ -245,7 +244,7 @@ class SnapshotGiver:
         self._take_back(peer)
 
     def _given_to(self, peer: str, snapshot: int, file: int) -> _Given | None:
-        """What the peer may fetch, if that is this snapshot and the file is still as it was offered; else None."""
+        """Return the snapshot that the peer may fetch; `None` if it differs from `snapshot` or its file has changed."""
         given = self._given.get(peer)
         if given is None or given.offer.snapshot != snapshot or file >= len(given.names):
             return None
@@ -255,7 +254,7 @@ class SnapshotGiver:
         return given
 
     def _is_sealed(self, name: str) -> bool:
-        """Whether the segment is still sealed, as it was when it was offered: it may have been cut since."""
+        """Return whether the segment is still sealed, as it was when it was offered; it may have been cut since."""
         return any(segment.name == name and segment.sealed for segment in self._journal.segments())
 
     def _checked(self, given: _Given, file: int, _result: object, error: Exception | None) -> None:
@@ -309,16 +308,16 @@ class SnapshotGiver:
 
 
 class Installable(NamedTuple):
-    """A snapshot whose files are in the log's directory, verified and durable, but not yet part of the log."""
+    """A snapshot whose files are verified and durable in the log's directory, but not yet part of the log."""
 
     checkpoint: Checkpoint
     segments: list[Segment]
     runs: TermRuns
-    """The terms of the segments' entries."""
+    """Terms of the segments' entries."""
 
 
 class _Part(NamedTuple):
-    """A chunk that is to be fetched."""
+    """A chunk to fetch."""
 
     file: int
     offset: int
@@ -333,37 +332,37 @@ class _Taking:
     peer: str
     offer: Offer
     parts: Iterator[_Part]
-    """The chunks that this node has not asked for yet."""
+    """Chunks that this node has not requested yet."""
     moved_s: float
-    """When it was last seen that the transfer goes on."""
+    """Time of the last progress in seconds, on the monotonic clock."""
     began_s: float
     asked: deque[_Part] = field(default_factory=deque)
     storing: int = 0
-    """How many chunks the disk has been given and has not stored yet."""
+    """Number of chunks that the disk was given and has not stored yet."""
     file: File | None = None
-    """The file that is being written; only the background thread uses it."""
+    """File that is being written; only the background thread uses it."""
     names: Sequence[str] = ()
-    """The names of its segments in the log's directory, once all chunks are there and the files may be moved."""
+    """Names of the segments in the log's directory; set when all chunks are there and the files may be moved."""
     lost: bool = False
-    """Whether the transfer was given up; jobs on the background thread that still run for it do nothing."""
+    """Whether the transfer has ended early; its jobs that are still queued on the background thread do no work."""
 
 
 @dataclass(slots=True)
 class _Unplaced:
-    """A snapshot for which there was no space on the disk."""
+    """A snapshot for which the disk had no space."""
 
     offer: Offer
     pause_s: float
     again_s: float
-    """When it is tried again, however much space is said to be free: a quota shows nowhere else."""
+    """Time of the next attempt in seconds, regardless of the reported free space, because that may ignore a quota."""
     is_seen: bool = False
-    """Whether the space that is free was seen to be too little since then: then it is tried once there is enough."""
+    """Whether the free space was found too small since then; if so, the next attempt comes when it suffices."""
 
 
 class SnapshotTaker:
-    """Fetches a snapshot into a directory of its own and hands it over when it is complete.
+    """Receiver of snapshots: fetches the files into a directory of their own, verifies them and installs them.
 
-    `install` is called on the loop.
+    `install` is called on the event loop.
     """
 
     def __init__(
@@ -385,28 +384,28 @@ class SnapshotTaker:
         self._install = install
         self._taking: _Taking | None = None
         self.times = Histogram(LONG_BOUNDS_S)
-        """How long it took to catch up by snapshots, each from its offer until it was installed."""
+        """Durations of catch-ups by snapshot in seconds, each from its offer until it was installed."""
         self._unplaced: _Unplaced | None = None
-        """The last snapshot for which there was no space on the disk; None if one has come since."""
+        """Last snapshot for which the disk had no space; `None` after a later snapshot has arrived."""
 
     @property
     def lacks_space(self) -> bool:
-        """Whether there was no space for a snapshot that this log still needs, also while it is tried again."""
+        """Whether the disk had no space for a snapshot that this log still needs, even while it is being retried."""
         unplaced = self._unplaced
         return unplaced is not None and self.is_of_use(unplaced.offer.index, unplaced.offer.term)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a transfer is under way."""
+        """Whether a transfer is in progress."""
         return self._taking is not None
 
     def is_of_use(self, index: int, term: int) -> bool:
-        """Whether the log lacks the entry at `index`, which is committed (Raft paper, figure 13, step 6)."""
+        """Return whether the log lacks the committed entry at `index` (Raft paper, figure 13, step 6)."""
         journal = self._journal
         return journal.last_index < index or (index >= journal.first_index and journal.term_at(index) != term)
 
     def offered(self, peer: str, offer: Offer) -> None:
-        """Begin to fetch the snapshot, or go on with it if it is under way already, unless another one is."""
+        """Begin to fetch the snapshot, or continue it, unless a different transfer is making progress."""
         now_s = self._runtime.monotonic()
         taking = self._taking
         if taking is not None:
@@ -419,17 +418,17 @@ class SnapshotTaker:
         if not self.is_of_use(offer.index, offer.term):
             return
         if self._journal.synced_index == 0:
-            return  # the last snapshot is not yet durable as the log: a start would still need its directory
+            return  # the last snapshot is not yet durable as the log, so a start would still need its directory
         if not self._may_fit(offer, now_s):
             return
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s, now_s)
-        taking.storing = WINDOW  # nothing is asked for until the directory is there
+        taking.storing = WINDOW  # blocks requests until the directory exists
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
 
     def _may_fit(self, offer: Offer, now_s: float) -> bool:
-        """Whether it is time to try a snapshot, after there was no space for one."""
+        """Return whether to try a snapshot now, after a snapshot that found no space."""
         unplaced = self._unplaced
         if unplaced is None or now_s >= unplaced.again_s:
             return True
@@ -449,24 +448,24 @@ class SnapshotTaker:
         self._unplaced = _Unplaced(offer, pause_s, self._runtime.monotonic() + pause_s)
 
     def connected(self, peer: str) -> None:
-        """Ask a peer with a new link again for the chunks that were under way on the old one."""
+        """Repeat the requests for the chunks that were lost with the old link of `peer`."""
         if self._taking is not None and self._taking.peer == peer:
             self._ask_again(self._taking)
 
     def part_received(self, peer: str) -> None:
-        """Count a part of a message from `peer` as progress: the chunks that were asked for come after it."""
+        """Count a part of a message from `peer` as progress, because requested chunks arrive behind it."""
         if self._taking is not None and self._taking.peer == peer:
             self._taking.moved_s = self._runtime.monotonic()
 
     def remove_installed(self) -> None:
-        """Remove the directory of a snapshot that was installed durably, unless the next one is being fetched."""
+        """Remove the directory of a snapshot that was installed durably, unless the next transfer uses it."""
         if self._taking is None:
             self._disk.submit_background(
                 partial(self._disk.remove_directory, self._directory.incoming), _ignore
             )
 
     def tick(self) -> None:
-        """Give up a transfer that is stuck or not needed any more; to be called once a second."""
+        """End a transfer that is stuck or no longer needed; must be called once a second."""
         taking = self._taking
         if taking is not None:
             is_stuck = taking.moved_s + GIVEN_S < self._runtime.monotonic()
@@ -479,7 +478,7 @@ class SnapshotTaker:
             self._give_up()
 
     def chunk(self, peer: str, chunk: SnapshotChunk) -> None:
-        """Store the chunk if it is the one that is due."""
+        """Store the chunk if it is the next expected chunk."""
         taking = self._taking
         if (
             taking is None
@@ -501,7 +500,7 @@ class SnapshotTaker:
             partial(self._store, taking, part, chunk.data), partial(self._stored, taking, part)
         )
 
-    # Asking
+    # Requesting
 
     def _begun(self, taking: _Taking, _result: None, error: Exception | None) -> None:
         if self._is_on(taking, error):
@@ -529,14 +528,14 @@ class SnapshotTaker:
             return
         self._taking = None
         taking.lost = True
-        # The checkpoint stays if it is one of this log: it may be this node's own.
+        # The checkpoint stays if its entry is in this log, because it may be this node's own.
         stray = self.is_of_use(taking.offer.index, taking.offer.term)
         self._disk.submit_background(partial(self._clean_up, taking, stray=stray), _ignore)
 
     # Storing: on the background thread
 
     def _clean_up(self, taking: _Taking, *, stray: bool) -> None:
-        """Remove the fetched files, also those that were moved; `stray`: the checkpoint that was moved, too."""
+        """Remove all fetched files, even moved segments; `stray`: remove the moved checkpoint, too."""
         if taking.file is not None:
             taking.file.close()
         if taking.names:
@@ -552,7 +551,7 @@ class SnapshotTaker:
         self._disk.make_directory(self._directory.incoming)
 
     def _store(self, taking: _Taking, part: _Part, data: Buffer) -> None:
-        """Write the chunk; make the file durable and verify it if it ends here."""
+        """Write the chunk; if it ends the file, sync and verify the file."""
         if taking.lost:
             return
         identity = self._directory.identity
@@ -574,12 +573,13 @@ class SnapshotTaker:
                 read_checkpoint(self._disk, path, identity)
 
     def _move(self, taking: _Taking) -> Installable | None:
-        """Rename the complete files into the log's directory, where nothing refers to them yet."""
+        """Rename the complete files into the log's directory, where the manifest does not list them yet."""
         if taking.lost:
             return None
         directory = self._directory
         checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
-        # The checkpoint is moved before its segments: a start in between must know that the log has lost nothing.
+        # The checkpoint is moved before its segments. The file `moving` tells a start in between that the log has lost
+        # no entry.
         directory.note_moving(checkpoint.index)
         for number, name in enumerate([checkpoint_name(checkpoint.index), *taking.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")
@@ -593,7 +593,7 @@ class SnapshotTaker:
     def _path(self, file: int) -> str:
         return f"{self._directory.incoming}/{file:08}"
 
-    # Stored: on the loop
+    # Stored: on the event loop
 
     def _stored(self, taking: _Taking, part: _Part, _result: None, error: Exception | None) -> None:
         if not self._is_on(taking, error, part.file):
@@ -606,7 +606,7 @@ class SnapshotTaker:
             self._ask(taking)
 
     def _is_on(self, taking: _Taking, error: Exception | None, file: int = 0) -> bool:
-        """Whether the transfer goes on after a job on `file` has ended; with an error it is given up."""
+        """Return whether the transfer goes on after a job on `file` has ended; an error ends the transfer."""
         if self._taking is not taking:
             return False
         if error is None:
@@ -629,7 +629,8 @@ class SnapshotTaker:
     def _moved(self, taking: _Taking, installable: Installable | None, error: Exception | None) -> None:
         if not self._is_on(taking, error) or installable is None:
             return
-        # The loop goes on while a large state is read, which takes seconds. All has come: it is not given up for that.
+        # Reading a large state takes seconds, while the event loop goes on. All files have arrived, so the transfer
+        # must not time out meanwhile.
         taking.moved_s = math.inf
         self._disk.submit_background(
             partial(self._directory.read_state, self._state, installable.checkpoint),
@@ -640,7 +641,7 @@ class SnapshotTaker:
         self, taking: _Taking, installable: Installable, state: ReadState | None, error: Exception | None
     ) -> None:
         if error is not None:
-            self._runtime.fail(error)  # it is whole, so another program has written it
+            self._runtime.fail(error)  # a different version of the program wrote it
         if self._taking is not taking or state is None:
             return
         if not self.is_of_use(installable.checkpoint.index, installable.checkpoint.term):
@@ -667,4 +668,4 @@ def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Ignore an error: what was not removed is a leftover, and is removed at the next start."""
+    """Ignore an error, because a leftover is removed at the next start."""

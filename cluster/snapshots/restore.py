@@ -1,15 +1,16 @@
-"""A new cluster of one member, which begins with what an old one had: a backup, or what a survivor has left.
+"""Making a new cluster of a single member, from a backup (`qq restore`) or from a survivor's directory (`qq recover`).
 
-Everything in the old log is taken as committed, and applied. The new log begins with one entry, a configuration
-(configuration.py): the id of a new cluster, and this node as its only member. From that entry follows, as from any
-other one of its kind, that the old cluster's nodes hold nothing any more. The state behind it is in a checkpoint.
+All entries of the old log count as committed and are applied. The new log begins with a configuration entry
+(configuration.py): the id of a new cluster, and this node as its only member. As every configuration does, this entry
+evicts all nodes that it does not list, so the old cluster's nodes hold nothing any more. A checkpoint has the state
+behind this entry.
 
-Between the last entry of the old log and that one an index is left out. So what is before it is no log any more, only
-files with messages that still live (log/journal.py): nobody who is given this log sees the configurations of the old
-cluster in it, and the node is of the new cluster from the first moment of its start.
+An index is left out between the last entry of the old log and this entry. So the earlier entries are below the log:
+only files with live messages (log/journal.py). A peer that receives the new log never sees the old cluster's
+configurations. The node belongs to the new cluster from the first moment of its start.
 
-Invariant: a directory is of the new cluster when its manifest names the segment with that entry, and of no other one
-before. Whoever does not know whether it was done may do it again.
+Invariant: a directory belongs to the new cluster from the moment when its manifest names the segment with this entry,
+and not before. Both commands may be repeated if it is unknown whether they have finished.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ if TYPE_CHECKING:
     from cluster.storage.identity import Claim, Owner
 
 UNFINISHED = f"{GROUPS}/restoring"
-"""The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""
+"""Name of a group's directory while it is made from a backup; renamed after all files are durable."""
 TERM_LEAP = 2**20
-"""The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry
-one is, and the old cluster may go on behind the same one: its next terms are not to be those of the new one."""
+"""Largest distance of the new cluster's first term from the last term, drawn at random. Index and term must identify an
+entry. The old cluster may continue behind the same entry, so its next terms must differ from the new cluster's
+terms."""
 _UNKNOWN_PORT = 0
-"""Stands in place of a port that no log has told. The node tells its address as soon as it is started."""
+"""Stands for a port that is in no log. The node reports its address as soon as it has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,16 @@ class NewCluster:
 
 
 class OldLog(NamedTuple):
-    """Up to where the old log went, and its version of the state."""
+    """The old log's version of the state, and whether its cluster had an id."""
 
     version: int
-    """The version of the state that the old log had agreed on."""
+    """Version of the state that the old log had agreed on."""
     is_named: bool
-    """Whether the old cluster had an id: its version then goes on, and else the first one with ids begins."""
+    """Whether the old cluster had an id. If so, its version stays; otherwise the first version with ids begins."""
 
 
 def version_of(old: OldLog, versions: Versions, what: str) -> int:
-    """The version of the state that the new cluster begins with. Raises OtherVersion."""
+    """Return the version of the state with which the new cluster begins. Raises OtherVersion."""
     version = old.version if old.is_named else old.version + 1
     if not versions.include(version):
         raise OtherVersion(what, version, versions)
@@ -102,7 +104,7 @@ def restore(
     wall_ms: int,
     random: Random,
 ) -> NewCluster:
-    """Make the directory `path` on `disk`, empty or not there yet, of the backup in `source`, which was checked.
+    """Make the directory `path` on `disk`, empty or missing so far, from the checked backup in `source`.
 
     Raises OSError, OtherVersion, and the errors of a log.
     """
@@ -130,7 +132,7 @@ def _copy(
     header_bytes: int,
     adopt: Callable[[bytes, bytes], bytes],
 ) -> None:
-    """Copy a file of the backup and make it this node's; durable but for its name."""
+    """Copy a file of the backup with a new header that makes it this node's; its name is not durable yet."""
     given, copy = source.open(name), disk.open(f"{directory.log}/{name}", create=True)
     try:
         copy.append([adopt(given.pread(0, header_bytes), directory.identity)])
@@ -146,7 +148,7 @@ def _copy(
 
 
 def recover(disk: Disk, path: str, machine: Machine, wall_ms: int, random: Random) -> NewCluster:
-    """Let the node whose directory this is be a new cluster; nothing is done again if it is the only member already.
+    """Make the node of this directory a new cluster; unchanged if the node already is the only member of its cluster.
 
     Raises OSError, OtherVersion, ForeignDirectory, and the errors of a log.
     """
@@ -159,7 +161,7 @@ def recover(disk: Disk, path: str, machine: Machine, wall_ms: int, random: Rando
     return _begin(disk, directory, claim, identity.owner, version, None, machine, random)
 
 
-# Both
+# Both ways
 
 
 def _begin(
@@ -172,7 +174,10 @@ def _begin(
     machine: Machine,
     random: Random,
 ) -> NewCluster:
-    """Open the log as a start does, and let it go on as that of a new cluster; without an `address` as that it has."""
+    """Open the log as a start does, and continue it as the log of a new cluster.
+
+    Without an `address` the node keeps the address in its configuration.
+    """
     state = GroupState(machine)
     open_journal = partial(_open_journal, disk, directory)
     journal, checkpoint = directory.start(claim, state, open_journal, repairable=False)
@@ -189,8 +194,8 @@ def _begin(
     configuration = Configuration.of(version, [member], cluster=random.randbytes(ID_BYTES))
     hard = directory.hard_state.state
     term = max(hard.term if hard else 0, journal.last_term) + random.randint(1, TERM_LEAP)
-    # A start asks the directory whether it has to look for configurations in the log, and stores a term before entries
-    # of that term. Neither promises anything as long as the entry is not there.
+    # A start asks the directory whether to look for configurations in the log, and a term is stored before entries of
+    # that term. Both are harmless until the configuration entry is there.
     directory.note_configuration(Configurations(configuration), journal)
     standing = hard.standing if hard else Standing.LEARNER
     directory.hard_state.store(HardState(term, owner.node, standing))
@@ -207,9 +212,9 @@ def _go_on_with(
     configuration: Configuration,
     term: int,
 ) -> None:
-    """Begin a log with this configuration behind the one that there is, of whose end the state is.
+    """Begin a new log with this configuration behind the current log; `state` is the state at the current log's end.
 
-    As with a snapshot (catch_up.py), a start that finds the checkpoint and not the entry removes it again.
+    As with a snapshot (catch_up.py), a start that finds the checkpoint without the entry removes the checkpoint.
     """
     index = journal.last_index + 2
     entry = make_configuration(state.time_ms, configuration)
@@ -235,7 +240,7 @@ def _go_on_with(
 
 
 def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) -> None:
-    """Apply what is behind `index`, of which the state is; the node `name` carries out nothing of the effects.
+    """Apply the entries after `index`, the index of `state`; the effects for the node `name` are dropped.
 
     Raises CorruptJournal.
     """
@@ -252,7 +257,7 @@ def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) 
 
 
 def _be_member(directory: GroupDirectory, name: str) -> None:
-    """Let the node vote: what it has is all that there is. Durable when this returns."""
+    """Make the node a voter, because it has all entries of its cluster. Durable when this returns."""
     directory.forget_removed()
     hard_state = directory.hard_state
     known = hard_state.state

@@ -1,1 +1,1 @@
-"""The data directory of a node: its identity, its files, and when the node stops because of them."""
+"""A node's data directory: its identity and files, how a node starts from it, and when a failure stops the node."""

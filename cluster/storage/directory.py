@@ -1,20 +1,20 @@
-"""The directory of one group on one node: what is in it, and how a node starts from it.
+"""The directory of a group on a node: its files, and how a node starts from them.
 
-    identity                whose it is (identity.py)
+    identity                owner of the directory (identity.py)
     member                  its id as a member of a cluster (identity.py)
     start-0, -1             its incarnation, whether writes may be lost (identity.py)
-    hardstate-0, -1         term, vote, standing (log/hardstate.py)
+    hardstate-0, -1         term, vote, voter status (log/hardstate.py)
     log/                    segments, manifest, checkpoints
-    incoming/               a snapshot on its way (catch_up.py)
+    incoming/               a snapshot on its way (snapshots/catch_up.py)
     incoming/moving         index of its checkpoint, once its files may be in the log's directory
     damage                  why the log must not be used any more; found while it was in use
-    removed                 this directory is no member of its cluster any more: for whoever looks into it
+    removed                 marks this directory as removed from its cluster, for programs that inspect it
     damaged-N/              a log that was set aside, kept until this node has caught up
-    obsolete/               a log that was given up for want of space; the next start removes it
+    obsolete/               a log that was discarded for lack of space; the next start removes it
 
-Invariant: damage that a checksum or a missing file shows never ends in a silent start with less: the log is set aside
-and the node comes back as a learner. What an operator must put right (another node's files, another version's) is an
-error.
+Invariant: damage that a checksum or a missing file shows never leads to a silent start with fewer entries. The log is
+set aside, and the node comes back as a learner. A fault that an operator must fix (files of a different node or
+version) is an error.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class OpenJournal(Protocol):
     """A function that opens the journal."""
 
     def __call__(self, *, writes_lost: bool) -> SegmentedJournal:
-        """`writes_lost` tells whether writes that were not synced may be lost."""
+        """Open the journal; `writes_lost` says whether unsynced writes may be lost."""
         ...
 
 
 class GroupDirectory:
-    """The directory with the files of one group on this node."""
+    """The directory with the files of a group on this node."""
 
     def __init__(self, disk: Disk, path: str, owner: Owner) -> None:
         self.path = path
@@ -88,29 +88,29 @@ class GroupDirectory:
     ) -> Claim:
         """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`.
 
-        With `is_blank` the directory has promised nothing to anybody yet.
+        With `is_blank` the directory has promised no peer anything yet.
         """
         names = tuple(sorted(members))
         self._identity, claim = claim_directory(
             self._disk, self.path, self._owner, versions, names, wall_ms, leap, is_blank=is_blank
         )
         self._names = self._identity.members if is_blank else names_of(self._disk, self.path, self._identity)
-        """Who the members are where the log has no configuration; nobody, once it must have one."""
+        """Names of the members while the log has no configuration; empty once the log must have a configuration."""
         return claim
 
     @property
     def lists_members(self) -> bool:
-        """Whether the members are those that each node's file lists if the log has no configuration.
+        """Whether the members are the names in each node's file as long as the log has no configuration.
 
-        Else a log without one is not all that there is: it was lost, or has not come yet.
+        If false, a log without a configuration is incomplete: it was lost, or has not arrived yet.
         """
         return bool(self._names) and not self._id.cluster
 
     def note_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
-        """Let a start know by what the log goes now: which version, whether it says who the members are, which cluster.
+        """Record the version, the member list and the cluster of the newest configuration for the next start.
 
-        A program that cannot run a version must not meet entries of it. So a higher one is stored before such an entry
-        is, and all else behind the changes of the log that it follows from.
+        A program that cannot run a version must not read entries of it. So a higher version is stored before its first
+        entry. All other changes are stored after the entries that cause them.
         """
         newest = held.newest
         if held.cluster:
@@ -126,14 +126,14 @@ class GroupDirectory:
             journal.store_beside(partial(self._store, identity, directory_id), first=first)
 
     def _store(self, identity: Identity, directory_id: DirectoryId) -> None:
-        """Store both; the names are in one file at least, whenever the process ends."""
+        """Store both files; after a crash at any moment at least one of them has the names."""
         store_directory_id(self._disk, self.path, self._owner, directory_id)
         store_identity(self._disk, self.path, identity)
 
     def id(self, incarnation: int) -> DirectoryId:
-        """Which member of which cluster this directory is, once it is started.
+        """Return the directory's member id and cluster id; must be called after `start`.
 
-        It becomes another one now, named by this incarnation, if it is none yet or has forgotten what it had promised.
+        The directory gets a new id, derived from this incarnation, if it has no id or has lost its hard state.
         """
         is_new = self.hard_state.state is None
         self._id = directory_id(self._disk, self.path, self._owner, incarnation, self._names, is_new=is_new)
@@ -146,8 +146,8 @@ class GroupDirectory:
     ) -> tuple[SegmentedJournal, Checkpoint | None]:
         """Open the log, and load the newest checkpoint into `state`.
 
-        Raises the errors of the journal. With `repairable`, or if this directory has heard of other members, a damaged
-        log is set aside instead.
+        A damaged log is set aside with `repairable`, or if this directory knows of other members. Otherwise the errors
+        of the journal are raised.
         """
         hard = self.hard_state.load()
         self._remove_obsolete()
@@ -162,7 +162,7 @@ class GroupDirectory:
             journal, checkpoint = open_log(self.hard_state.state)
         forget_writes_lost(self._disk, self.path, self._owner)
         if hard is not None and hard.term < journal.last_term:
-            # Raft stores a term before its first entry, so the file was lost or is an old one.
+            # Raft stores a term before the term's first entry, so this file must be outdated.
             log.error("%s: term %d is below the log's, so it is not believed", self.path, hard.term)
             self.hard_state.forget()
         return journal, checkpoint
@@ -190,9 +190,9 @@ class GroupDirectory:
         return journal, self._load_checkpoint(journal, state)
 
     def _load_checkpoint(self, journal: SegmentedJournal, state: GroupState) -> Checkpoint | None:
-        """Load the newest whole checkpoint into `state`; None if there is none.
+        """Load the newest whole checkpoint into `state` and return it; `None` if there is no whole checkpoint.
 
-        Raises CorruptJournal if the log does not reach back to it or, without one, to entry 1.
+        Raises CorruptJournal if the log does not reach back to the checkpoint or, without a checkpoint, to entry 1.
         """
         checkpoint = load_newest(self._disk, self.log, self.identity, journal.last_index)
         if checkpoint is None and journal.first_index <= 1:
@@ -209,38 +209,39 @@ class GroupDirectory:
         return checkpoint
 
     def restore(self, state: GroupState, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint into `state`. Raises what `read_state` does."""
+        """Load a checkpoint into `state`. Raises the errors of `read_state`."""
         state.adopt(self.read_state(state, checkpoint))
 
     def read_state(self, state: GroupState, checkpoint: Checkpoint) -> ReadState:
-        """Read a checkpoint, which `state` may adopt; on any thread.
+        """Read a checkpoint, for `state` to adopt later; runs on any thread.
 
-        Raises UnknownFormat if another version of this program wrote it, and OtherVersion.
+        Raises OtherVersion, or UnknownFormat if a different version of this program wrote the checkpoint.
         """
         try:
             return state.read(checkpoint.body)
         except ValueError as error:
-            # Its checksum is right, so it is whole: another version of this program wrote it.
+            # The checksum is right, so the checkpoint is whole, and a different version of this program wrote it.
             path = f"{self.log}: checkpoint of entry {checkpoint.index}: {error}"
             raise UnknownFormat(path) from error
 
     # Damage
 
     def _has_others(self) -> bool:
-        """Whether this directory has heard of other members."""
+        """Return whether this directory knows of other members."""
         if MEMBER_FILE not in self._disk.list_directory(self.path):
             return False
         copies = load_member_copies(self._disk, self.path, self.identity)
         return any(copy is not None and copy.has_others for copy in copies)
 
     def _set_aside(self, claim: Claim, hard: HardState | None) -> None:
-        """Keep the damaged log, for the case that the others lose theirs, and go on without one."""
+        """Keep the damaged log, in case the other members lose theirs, and go on without a log."""
         if hard is not None:
             self.hard_state.store(hard._replace(standing=Standing.LEARNER))
         names = self._disk.list_directory(self.path)
         if "log" in names:
             if any(name.startswith(ASIDE_PREFIX) for name in names):
-                # An earlier repair was not finished: the log that was set aside then has more than this one.
+                # An earlier repair was not finished. The log that was set aside then has more entries than the current
+                # log.
                 self._disk.remove_directory(self.log)
             else:
                 self._disk.rename(self.log, f"{self.path}/{ASIDE_PREFIX}{claim.incarnation}")
@@ -250,9 +251,9 @@ class GroupDirectory:
             self._disk.sync_directory(self.path)
 
     def give_up_log(self) -> None:
-        """Have the next start begin without this log; needs no space. Raises OSError.
+        """Make the next start begin without this log; needs no space. Raises OSError.
 
-        What was promised with it is forgotten, so this node is a learner from now on, before the log has gone.
+        Its acknowledgements are forgotten with it. So this node becomes a learner first, before the log is renamed.
         """
         hard = self.hard_state.state
         if hard is not None:
@@ -261,35 +262,35 @@ class GroupDirectory:
         self._disk.sync_directory(self.path)
 
     def _remove_obsolete(self) -> None:
-        """Remove a log that was given up, before anything is written: there may be no space until then."""
+        """Remove a discarded log before anything is written, because until then the disk may have no space."""
         if OBSOLETE in self._disk.list_directory(self.path):
             self._disk.remove_directory(f"{self.path}/{OBSOLETE}")
             self._disk.sync_directory(self.path)
 
     def note_moving(self, index: int) -> None:
-        """Let a start know that the checkpoint of this index is a snapshot's, if the log ends before it."""
+        """Record for a start that the checkpoint of this index belongs to a snapshot, unless the log includes it."""
         self._disk.replace_file(f"{self.incoming}/{MOVING}", str(index).encode())
 
     def note_damage(self, error: Exception) -> None:
-        """Let the next start know that the log is not to be used; best effort."""
+        """Record for the next start that the log must not be used; errors are suppressed."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{DAMAGE}", str(error).encode())
 
     def note_removed(self) -> None:
-        """Let whoever looks into the directory know that it is no member any more; best effort."""
+        """Mark the directory as removed from its cluster, for programs that inspect it; errors are suppressed."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{REMOVED}", b"")
 
     def forget_removed(self) -> None:
-        """The directory is a member again, of a new cluster. Raises OSError."""
+        """Clear the mark of removal, because the directory is a member of a new cluster. Raises OSError."""
         if REMOVED in self._disk.list_directory(self.path):
             self._disk.remove(f"{self.path}/{REMOVED}")
             self._disk.sync_directory(self.path)
 
     def make_durable(self, journal: SegmentedJournal) -> None:
-        """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
+        """Sync the changes that opening made to the journal, such as a new log's first entry. Raises OSError.
 
-        Unless the disk is merely full, the next start is told then that writes may be lost.
+        If the error is more than a full disk, the next start will assume that writes may be lost.
         """
         try:
             journal.sync_now()
@@ -299,7 +300,7 @@ class GroupDirectory:
             raise
 
     def note_writes_lost(self) -> None:
-        """Let the next start know that what was not synced may be lost; best effort."""
+        """Record for the next start that unsynced writes may be lost; errors are suppressed."""
         note_writes_lost(self._disk, self.path, self._owner)
 
     # Cleaning
@@ -308,7 +309,7 @@ class GroupDirectory:
         remove_checkpoints(self._disk, self.log, [index])
 
     def remove_set_aside(self) -> None:
-        """Remove the damaged logs that were set aside, because this node has everything again; off the loop."""
+        """Remove the damaged logs that were set aside, because this node has all entries again; off the event loop."""
         for name in self._disk.list_directory(self.path):
             if name.startswith(ASIDE_PREFIX):
                 remove = partial(self._disk.remove_directory, f"{self.path}/{name}")
@@ -316,7 +317,7 @@ class GroupDirectory:
 
 
 def moving_checkpoint(disk: Disk, incoming: str) -> int | None:
-    """The index that `note_moving` has noted; None if it has not, or what is there cannot be believed."""
+    """Return the index that `note_moving` has stored, or `None` if the file is missing or damaged."""
     try:
         return int(disk.read_file(f"{incoming}/{MOVING}"))
     except (OSError, ValueError):
@@ -324,4 +325,4 @@ def moving_checkpoint(disk: Disk, incoming: str) -> int | None:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Ignore an error: what was not removed is removed later."""
+    """Ignore an error, because a directory that was not removed now is removed later."""

@@ -1,7 +1,7 @@
-"""A node stops by itself: its disk fails, its log is damaged or obsolete, a leader contradicts it, or it was removed.
+"""Fail-stop: a node stops itself when its disk fails, its log cannot be used, or the cluster has removed it.
 
-Invariant: with damage of what was once stored a node with peers goes on until the others can do without it; with any
-other failure of its disk it stops at once, because what it has said to be stored may not be.
+Invariant: after damage to stored data, a node with peers goes on until the other voters are a majority without it.
+After every other disk failure it stops at once, because entries that it has acknowledged may not be stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RemovedFromCluster(Exception):
-    """The node was removed: its data directory was that of a member, and is not any more."""
+    """The cluster has removed this node, so its data directory no longer belongs to a member."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -34,11 +34,11 @@ class RemovedFromCluster(Exception):
 
 
 class ObsoleteLog(JournalError):
-    """A log that is whole leaves no space for what the other members have instead of it."""
+    """An undamaged log fills the disk, so the node cannot store the entries that replaced it."""
 
 
 class Stopping:
-    """Whether and why this node stops, or is about to."""
+    """Whether and why this node stops or is about to stop."""
 
     def __init__(
         self,
@@ -50,12 +50,13 @@ class Stopping:
         give_way: Callable[[], bool],
         take_checkpoint: Callable[[], None],
     ) -> None:
-        """`give_way` makes this node lead no more; it returns True once the others can go on without it.
+        """`give_way` hands over leadership, and returns True once the other voters are a majority without this node.
 
-        `take_checkpoint` writes one of all that is applied.
+        `take_checkpoint` writes a checkpoint of all applied entries.
         """
         self.damage: CorruptJournal | None = None
-        """The damage found in the log while it was in use; the node stops once the others can go on without it."""
+        """Damage found in the log while it was in use. The node stops once the other voters are a majority without
+        it."""
         self.is_removed = False
         """Whether this node has stopped because it was removed from the cluster."""
         self._name = name
@@ -67,9 +68,9 @@ class Stopping:
         self._take_checkpoint = take_checkpoint
 
     def disk_failed(self, error: Exception) -> None:
-        """Stop because the disk cannot be trusted, and let the next start know why.
+        """Stop because the disk cannot be trusted, and store the reason for the next start.
 
-        With damage of what was once stored, a node with peers stops only when the others can go on without it: it
+        After damage to stored data, a node with peers stops only when the other voters are a majority without it. It
         comes back as a learner.
         """
         if isinstance(error, CorruptJournal) and self._has_peers:
@@ -80,18 +81,21 @@ class Stopping:
             self.stop_for(error)
 
     def configuration_unreadable(self, error: CorruptJournal) -> None:
-        """An entry cannot be read that may hold a configuration; a lone node finds out when it applies it."""
+        """Record damage to an entry that may hold a configuration; a lone node finds the damage when it applies it."""
         if self._has_peers:
             self._note_damage(error)
 
     def leave_if_the_others_can_go_on(self) -> None:
-        """Stop for damage, if there is any, as a follower whom the other voters do not need for a majority."""
+        """Stop because of known damage, if this node is a follower and the other voters are a majority without it."""
         if self.damage is not None and self._turns.is_on and self._give_way():
             self._directory.note_damage(self.damage)
             self.stop_for(self.damage)
 
     def log_is_obsolete(self, error: ObsoleteLog) -> None:
-        """Give the log up and stop; the others must hold all that is committed, and go on without this node."""
+        """Discard the log and stop.
+
+        The other voters must hold all committed entries, and must be a majority without this node.
+        """
         try:
             self._directory.give_up_log()
         except OSError as failure:
@@ -100,18 +104,18 @@ class Stopping:
             self.stop_for(error)
 
     def removed(self) -> None:
-        """Stop because this node was removed."""
+        """Stop because this node was removed from the cluster."""
         self.is_removed = True
         self._directory.note_removed()
         self.stop_for(RemovedFromCluster(self._name))
 
     def foreign_log(self, error: ForeignLog) -> None:
-        """Write a checkpoint and stop: the next start knows what was applied, and refuses the same leader again."""
+        """Write a checkpoint and stop, so that the next start knows the applied entries and rejects the same leader."""
         self._take_checkpoint()
         self.stop_for(error)
 
     def stop_for(self, error: BaseException) -> None:
-        """Take no more turns, and report the error."""
+        """Stop the turns of the group and report the error."""
         self._turns.is_on = False
         self._runtime.fail(error)
 

@@ -1,14 +1,15 @@
-"""Whose data directory this is, how often it was started, and whether the disk may have lost unsynced writes since.
+"""The identity of a data directory, its count of starts, and whether the disk may have lost unsynced writes.
 
-A directory belongs to one node of one cluster, and its log is at one version of the state: a program that cannot run
-that one would not make the same of the entries. As long as the log has no configuration, the directory also belongs to
-one list of members, once it has promised those anything. Its incarnation grows with every start: the cluster tells by
-it that what an earlier process of the same name held is gone. Its id as a member is made once.
+A directory belongs to a node of a cluster. Its log is at a single version of the state, because a program that cannot
+run this version would compute a different state from the entries. Until the log has a configuration, the directory also
+belongs to a fixed list of members, once it has promised them anything. Its incarnation grows with every start. By the
+incarnation the cluster sees that everything held by an earlier process of the same name is gone. Its member id is made
+once.
 
     body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
 
-Invariant: that writes may have been lost is on the disk until the log was opened with that knowledge; and a claim of a
-directory that was claimed before needs no space.
+Invariant: the flag that writes may have been lost stays on the disk until the log was opened with that knowledge. A
+claim of a directory that was claimed before needs no space.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ MEMBER_FILE = "member"
 MEMBER_FORMAT_VERSION = 1
 
 _OTHER_FORMATS = (2, 3)
-"""Earlier formats, which were written by other versions of the machine."""
+"""Earlier formats of `identity`, written by earlier versions of the machine."""
 _MAGIC = b"RIDY"
 _MEMBER_MAGIC = b"RMEM"
 _START_FORMAT = 1
 _START_MAGIC = b"RSTA"
 _START = Struct("<QBH")
-_ANYBODY = b""  # the owner is in the body: an error shall name the one that was found
+_ANYBODY = b""  # the owner is in the body instead, so that an error can name it
 
 
 class ForeignDirectory(Exception):
-    """The directory holds the data of another node, another cluster or another group."""
+    """The directory holds the data of a different node, cluster or group."""
 
 
 class OtherMembers(JournalError):
-    """The directory belongs to a cluster with another list of members."""
+    """The directory belongs to a cluster with a different list of members."""
 
     def __init__(self, directory: str, found: Sequence[str], wanted: Sequence[str]) -> None:
         super().__init__(
@@ -64,7 +65,7 @@ class Owner(NamedTuple):
     group_id: int
 
     def key(self) -> bytes:
-        """The owner as bytes; a digest or checksum of them ties a file of the group to its owner."""
+        """Return the owner as bytes; a digest or checksum of these bytes ties a file of the group to its owner."""
         return f"{self.cluster}/{self.node}/{self.group_id}".encode()
 
 
@@ -73,26 +74,26 @@ class Identity(NamedTuple):
 
     owner: Owner
     machine_version: int
-    """The version of the state that the log has agreed on."""
+    """Version of the state that the log has agreed on."""
     members: tuple[str, ...]
-    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change. It is empty if
-    the log tells who the members are, or will tell."""
+    """Names of all nodes of the cluster, ascending, without their addresses, which may change. Empty if the log has a
+    configuration or will have one."""
     before: tuple[str, ...] = ()
-    """What is in the file `member` now (`DirectoryId.before`). Release 0.1 cannot read an identity that has it."""
+    """Content of `DirectoryId.before`, from the file `member`. Release 0.1 cannot read an identity with this field."""
 
 
 class DirectoryId(NamedTuple):
     """The content of the file `member`."""
 
     member: bytes
-    """`ID_BYTES` that stand for this directory, as a member of a cluster."""
+    """Member id: `ID_BYTES` that identify this directory as a member of a cluster."""
     cluster: bytes = b""
-    """`ID_BYTES` that stand for the cluster; empty as long as that has no committed configuration in its log."""
+    """Cluster id of `ID_BYTES`; empty until the cluster has a committed configuration in its log."""
     has_others: bool = False
-    """Whether the cluster has other members, as far as this directory has heard: they have what it loses."""
+    """Whether the cluster has other members, as far as this directory knows; they hold the entries that it loses."""
     before: tuple[str, ...] = ()
-    """`Identity.members`, kept here as long as the first configuration is not known to be committed: if the log turns
-    out not to have it, they are the members still."""
+    """Copy of `Identity.members`, kept until the first configuration is known to be committed. If the log turns out to
+    lack that configuration, these names are still the members."""
 
 
 class Start(NamedTuple):
@@ -100,15 +101,15 @@ class Start(NamedTuple):
 
     incarnation: int
     writes_lost: bool
-    """Whether writes that were not synced may be lost: the machine was started anew, or a sync has failed since."""
+    """Whether unsynced writes may be lost, because the machine rebooted or a sync has failed since."""
     session: str
-    """The disk's session (`Disk.session`) at the last claim."""
+    """Session of the disk (`Disk.session`) at the last claim."""
 
 
 class Claim(NamedTuple):
     incarnation: int
     writes_lost: bool
-    """Whether writes that were not synced may be lost: the machine was started anew, or a sync has failed."""
+    """Whether unsynced writes may be lost, because the machine rebooted or a sync has failed."""
 
 
 def claim_directory(
@@ -122,37 +123,39 @@ def claim_directory(
     *,
     is_blank: bool = False,
 ) -> tuple[Identity, Claim]:
-    """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
+    """Claim the directory for `owner`, and count a new incarnation durably; `members` are the names in the node's file.
 
-    With `is_blank` it has promised nothing to anybody yet, so the list that it was started with does not bind it; but
-    with a list of itself alone it would begin a cluster of its own, though it knows that there are others.
+    With `is_blank` the directory has promised no peer anything yet, so it may change to a different list of members.
+    But it may not change to a list with only itself, because it would found a cluster of its own beside the known
+    members.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat, ForeignJournal or OSError. The incarnation is at
-    least `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to
-    go on from, it is `leap` above that: clocks that start anew with the machine may give the same time again.
+    least `wall_ms`, so a node that lost its directory still comes back with a higher number. Without an earlier count
+    the incarnation is `wall_ms + leap`, because a clock that restarts with the machine may give the same time again.
     """
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
     identity = new if is_new else _checked(disk, directory, owner, versions, members, is_blank=is_blank)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
-    # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
+    # Session and loss are stored at once: a start that reads the new session cannot detect the loss, so it must read
+    # it.
     writes_lost = last is None or last.writes_lost or last.session != session
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
     copies = [] if is_new else load_copies(disk, directory)
     if identity not in copies:
-        # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
+        # The identity is stored last, so a directory with an identity has all the files that its next claim overwrites.
         store_identity(disk, directory, identity)
     elif None in copies:
-        with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+        with unless_there_is_no_space():  # this repair can wait, because one copy is whole
             store_identity(disk, directory, identity)
     return identity, Claim(start.incarnation, writes_lost)
 
 
 def names_of(disk: Disk, directory: str, identity: Identity) -> tuple[str, ...]:
-    """Who the members are where the log has no configuration; nobody, if it must have one.
+    """Return the names of the members while the log has no configuration; empty if it must have a configuration.
 
     Raises UnknownFormat, ForeignJournal or OSError.
     """
@@ -166,11 +169,11 @@ def names_of(disk: Disk, directory: str, identity: Identity) -> tuple[str, ...]:
 def directory_id(
     disk: Disk, directory: str, owner: Owner, incarnation: int, before: tuple[str, ...], *, is_new: bool
 ) -> DirectoryId:
-    """Which member of which cluster this data directory is; another one with `is_new`, or if it is none yet.
+    """Return the member id and cluster id of this data directory; make a new id with `is_new`, or if it has no id.
 
-    A new id is made of the incarnation that begins now, because no other life of this node has the same number; who
-    the members are (`before`) goes over to it. Raises ForeignDirectory if the file is damaged, ForeignJournal,
-    UnknownFormat or OSError. It is a file of its own because programs of release 0.1 do not know it.
+    A new id is derived from the incarnation that begins now, because no other start of this node has the same number.
+    The new id takes over the names in `before`. The file is separate because programs of release 0.1 do not know it.
+    Raises ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError.
     """
     if is_new or MEMBER_FILE not in disk.list_directory(directory):
         new = DirectoryId(sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES], before=before)
@@ -184,13 +187,13 @@ def directory_id(
             "empty data directory"
         )
     if None in copies:
-        with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+        with unless_there_is_no_space():  # this repair can wait, because one copy is whole
             store_directory_id(disk, directory, owner, known)
     return known
 
 
 def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[DirectoryId | None]:
-    """Each of the two copies of what the directory is, None for a damaged one.
+    """Return both copies of the file `member`, `None` for a damaged copy.
 
     Raises UnknownFormat, ForeignJournal or FileNotFoundError.
     """
@@ -205,41 +208,41 @@ def _unpack_directory_id(body: bytes) -> DirectoryId:
 
 
 def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
-    """Store durably that the directory is this member from now on. Raises OSError."""
+    """Store the file `member` durably. Raises OSError."""
     data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), pack([*known]))
     disk.replace_file(path_in(directory, MEMBER_FILE), data)
 
 
 def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
-    """Store durably whose directory this is. Raises OSError."""
+    """Store the file `identity` durably. Raises OSError."""
     fields = [*identity.owner, identity.machine_version, identity.members]
-    if identity.before:  # a copy is mended as it was: the file `member` has not got the names yet
+    if identity.before:  # a repaired copy must keep the names, because the file `member` may lack them
         fields.append(identity.before)
     body = pack(fields)
     disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
 
 
 def note_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
-    """Let the next claim report that writes may be lost, because a sync has failed; best effort on such a disk."""
+    """Make the next claim report that writes may be lost, because a sync has failed; errors are suppressed."""
     with suppress(OSError):
         _note(disk, directory, owner, writes_lost=True)
 
 
 def forget_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
-    """Note that no earlier loss matters any more: the log was opened and made durable as it was. Raises OSError."""
+    """Clear the flag of lost writes, because the log was opened and made durable as it was. Raises OSError."""
     _note(disk, directory, owner, writes_lost=False)
 
 
 def _note(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
     register, last = _last_start(disk, directory, owner)
-    if last is not None:  # else the next claim reports lost writes in any case
+    if last is not None:  # otherwise the next claim reports lost writes anyway
         register.store(_packed(last._replace(writes_lost=writes_lost)))
 
 
 def load_start(disk: Disk, directory: str, owner: Owner) -> tuple[Start | None, list[str]]:
-    """Read what the last claim has noted, None if that is lost, and the names of those `START_FILES` that differ.
+    """Return the record of the last claim, `None` if it is lost, and the names of the `START_FILES` that are bad.
 
-    Nothing is written. Raises UnknownFormat, ForeignJournal, or OSError.
+    A bad file is damaged, missing or older. Writes no file. Raises UnknownFormat, ForeignJournal, or OSError.
     """
     copies = _register(disk, directory, owner).load_copies()
     latest = max((copy for copy in copies if copy is not None), default=None)
@@ -269,7 +272,10 @@ def _unpacked(body: bytes) -> Start:
 
 
 def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
-    """Read each of the two copies in the file, None for a damaged one. Raises UnknownFormat or FileNotFoundError."""
+    """Return both copies of the file `identity`, `None` for a damaged copy.
+
+    Raises UnknownFormat or FileNotFoundError.
+    """
     bodies = read_copies(disk, path_in(directory, FILE), _MAGIC, FORMAT_VERSION, _ANYBODY)
     return [None if body is None else _unpack(body) for body in bodies]
 
@@ -288,9 +294,10 @@ def _checked(
     *,
     is_blank: bool,
 ) -> Identity:
-    """Return what the directory says of itself, if it is this node's, or is to say from now on.
+    """Return the directory's identity after checking owner, version and members.
 
-    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
+    With `is_blank` it may take over a new list of members. Raises ForeignDirectory, OtherVersion, OtherMembers,
+    UnknownFormat or ForeignJournal.
     """
     path = path_in(directory, FILE)
     try:

@@ -1,6 +1,7 @@
-"""The lives of a node: each start, and each return of a node that was given up, has a number above all earlier ones.
+"""Incarnations: each start of a node, and each return of an evicted node, gets a number above all earlier numbers.
 
-Invariant: no life has a number that another one may have had, even if a directory or a clock was lost in between.
+Invariant: no incarnation reuses a number that an earlier incarnation may have had, even if a directory or a clock was
+lost in between.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from cluster.storage.identity import Claim
 
 INCARNATION_LEAP = 2**20
-"""A node that may have lost count leaves out up to this many numbers, drawn at random."""
+"""Largest gap in the numbers: a node that may have lost count draws the gap before its next number at random."""
 
 
 class Incarnations:
-    """Begins the lives of one node, which are counted in its directory."""
+    """Source of a node's incarnations, which are counted in its directory."""
 
     def __init__(
         self, directory: GroupDirectory, runtime: Runtime, versions: Versions, members: Sequence[str]
@@ -32,8 +33,8 @@ class Incarnations:
         self._members = members
 
     def begin(self, known: int | None = None) -> Claim:
-        """Begin a life with a number above `known`, the last one in the log; raises as `GroupDirectory.claim` does."""
-        # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
+        """Begin an incarnation above `known`, the last in the log; raises the errors of `GroupDirectory.claim`."""
+        # `known + 1` would be unsafe, because a lost incarnation may have used it in entries that will still arrive.
         least = 0 if known is None else known + self._leap()
         wall_ms = max(bounded(self._runtime.wall_ms()), least)
         is_blank = known is None and not self._directory.hard_state.was_stored()

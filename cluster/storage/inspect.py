@@ -1,7 +1,7 @@
-"""What is in a group's directory, and whether it is whole: for a person, while no node works with it.
+"""Inspection of a group's directory for an operator, while no node uses it (`qq inspect`).
 
-Invariant: nothing is written, repaired, cut or removed, whatever is found; and damage of one file keeps no other from
-being looked at. A log is never in memory as a whole: sealed segments are read a piece at a time.
+Invariant: an inspection writes, repairs, cuts and removes no file. Damage to a file does not keep the rest from being
+inspected. Sealed segments are read piece by piece, so a log is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ INDEX_MAX = 2**64 - 1
 _LOG = "log"
 
 DescribeState = Callable[[bytes], str]
-"""One line about the state in a checkpoint's body; raises ValueError if it is of another version."""
+"""Function that returns a line about the state in a checkpoint's body; raises ValueError for an unknown version."""
 
 
 class Cure(IntEnum):
-    """What the node's next start does about a problem; the worst last."""
+    """How a problem gets solved, mostly by the node's next start; the worst is last."""
 
     SPARE = 1
-    """The node repairs the problem by itself: what is damaged exists twice, or can be made anew."""
+    """The node repairs the problem by itself, from a second copy or by writing the file anew."""
 
     HEARING = 2
-    """The node waits until every other member has told its term, and then catches up (recovery.py)."""
+    """The node waits until every other member has reported its term, and then catches up (engine/rejoin.py)."""
 
     REPAIR = 3
-    """The node sets its log aside, and the other nodes give it theirs."""
+    """The node sets its log aside and gets the log of the other nodes."""
 
     OPERATOR = 4
-    """The node refuses to start until somebody has done something."""
+    """The node refuses to start until an operator has acted."""
 
 
 class Problem(NamedTuple):
@@ -73,20 +73,20 @@ class Problem(NamedTuple):
 
 
 class Whose(NamedTuple):
-    """What was found in the files that tell whose the directory is."""
+    """Findings about the owner of the directory."""
 
     identity: Identity | None
     start: Start | None
-    """What the last start has noted; None if that is lost: then the next start assumes that writes were lost."""
+    """Record of the last start; `None` if it is lost, and then the next start assumes lost writes."""
     problem: Problem | None
 
 
 class HardStateFound(NamedTuple):
-    """What was found in the two files of term, vote and standing."""
+    """Findings about the two files of term, vote and voter status."""
 
     state: HardState | None
     copies: tuple[str, ...]
-    """The condition of each of the two files: "ok", "older", "damaged", "missing" or "unreadable"."""
+    """Condition of each of the two files: "ok", "older", "damaged", "missing" or "unreadable"."""
 
     problem: Problem | None
 
@@ -97,23 +97,23 @@ class ManifestFound(NamedTuple):
 
 
 class LogFound(NamedTuple):
-    """The log as its manifest and its open segment describe it."""
+    """The log according to its manifest and its open segment."""
 
     first_index: int
-    """Index of the first of the entries without a gap; the segments below it hold single entries."""
+    """Index of the first entry of the gapless log; the segments below it hold single entries."""
 
     last_index: int | None
-    """Index of the last entry; 0 in an empty log, None if the open segment is damaged."""
+    """Index of the last entry; 0 in an empty log, `None` if the open segment is damaged."""
 
     file_bytes: int
-    """How many bytes all segment files have together."""
+    """Total size of all segment files in bytes."""
 
     files: int
-    """How many segment files there are."""
+    """Number of segment files."""
 
 
 class MarkFound(NamedTuple):
-    """What was found in the mark, which says how much of the open segment was synced."""
+    """Findings about the sync mark, which records how much of the open segment was synced."""
 
     mark: Mark | None
     problem: Problem | None
@@ -122,19 +122,20 @@ class MarkFound(NamedTuple):
 class SegmentFound(NamedTuple):
     name: str
     kind: str
-    """"dense", "sparse" or "open"."""
+    """Kind of segment: "dense", "sparse" or "open"."""
 
     first: int
     end: int
-    """Index after the last entry, or after the range of a sparse segment; `first` in an open one that is damaged."""
+    """Index after the last entry, or after the range of a sparse segment; equal to `first` in a damaged open
+    segment."""
 
     entries: int | None
     file_bytes: int
     terms: tuple[int, int] | None
-    """The terms of the first and of the last entry; None if there are none or they are unknown."""
+    """Terms of the first and the last entry; `None` if the segment is empty or its terms are unknown."""
 
     torn_bytes: int
-    """Bytes at the end of the open segment of a write that a crash interrupted; they are cut at the next start."""
+    """Bytes of an interrupted write at the end of the open segment; the next start cuts them."""
 
     problem: Problem | None
 
@@ -157,7 +158,7 @@ class Leftover(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A problem that belongs to none of the other findings."""
+    """A problem outside of all other findings."""
 
     path: str
     problem: Problem
@@ -186,10 +187,11 @@ class EntryFound:
 def inspect(
     disk: Disk, directory: str, describe_state: DescribeState, versions: Versions
 ) -> Iterator[Finding]:
-    """Look at everything in a group's directory; each finding comes as soon as it is known.
+    """Inspect everything in a group's directory, and yield each finding as soon as it is known.
 
-    `versions` are those that the program which is to start there can run. If it is unknown whose the directory is,
-    `Whose` is the only finding, because no other file can be checked then. Raises OSError.
+    `versions` are the versions of the state that the program of the next start can run. If the owner of the directory
+    is unknown, `Whose` is the only finding, because the files of a directory cannot be checked without it. Raises
+    OSError.
     """
     inspection = _Inspection(disk, directory, describe_state, versions)
     yield inspection.whose
@@ -200,7 +202,7 @@ def inspect(
 def entries(
     disk: Disk, directory: str, first: int = 0, last: int = INDEX_MAX
 ) -> Iterator[EntryFound | Trouble]:
-    """The entries of the directory from index `first` to `last`, as far as they can be read. Raises OSError."""
+    """Yield the readable entries of the directory from index `first` to `last`. Raises OSError."""
     inspection = _Inspection(disk, directory, lambda _: "", None)
     whose = inspection.whose
     if whose.identity is None:
@@ -289,7 +291,7 @@ class _Inspection:
         return Whose(whole[0], start, _half(len(whole)))
 
     def _find_member_trouble(self) -> Iterator[Trouble]:
-        """Find the problem with the member's id, if there is one; a directory of release 0.1 has no id yet."""
+        """Yield the problem with the member id, if any; a directory of release 0.1 has no member id yet."""
         if MEMBER_FILE not in self._names:
             return
         try:
@@ -401,7 +403,7 @@ class _Inspection:
         return found._replace(torn_bytes=size - index.size), scan
 
     def _writes_lost(self) -> bool:
-        """Whether the next start must expect that what was not synced is lost."""
+        """Return whether the next start must assume that unsynced writes are lost."""
         start = self.whose.start
         return start is None or start.writes_lost or start.session != self._disk.session()
 
@@ -436,10 +438,10 @@ class _Inspection:
             yield Trouble(_LOG, Problem(what, Cure.REPAIR))
 
     def _is_too_new(self, index: int, newest: int, last_index: int | None) -> bool:
-        """Whether this is the newest whole checkpoint and the log ends before it, so that the log has lost entries."""
+        """Return whether this is the newest whole checkpoint and is newer than the log, which then has lost entries."""
         if last_index is None:
             return False
-        # A snapshot's checkpoint is moved into the log's directory before its segments.
+        # The checkpoint of a snapshot is moved into the log's directory before its segments.
         moving = moving_checkpoint(self._disk, path_in(self._directory, INCOMING))
         return index == newest > last_index and index != moving
 
@@ -539,7 +541,7 @@ class _Inspection:
             yield Trouble(path_in(_LOG, name), _problem(error))
 
     def _open_entries(self, manifest: Manifest, name: str) -> Iterator[EntryFound]:
-        """The entries of the open segment, up to a damaged one; raises JournalError after them if there is one."""
+        """Yield the entries of the open segment up to damage, if any; then raise JournalError for the damage."""
         path = path_in(self._log, name)
         opened = open_file(self._disk, path, self._identity)
         try:
@@ -556,7 +558,7 @@ class _Inspection:
 
 
 def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
-    """The first and the last index of the entries without a gap."""
+    """Return the first and the last index of the gapless entries."""
     grown = scan is not None and bool(scan.records.offsets)
     end = scan.records.end if grown and scan else manifest.sealed[-1].end if manifest.sealed else 1
     return log_start(manifest.sealed, manifest.open_first if grown else end), end - 1

@@ -1,13 +1,13 @@
-"""Where a node has the files of a group, as all know it who look for them, with no more than their names."""
+"""Names of the files and directories of a group, for modules that need only the names."""
 
 from __future__ import annotations
 
 GROUPS = "groups"
-"""In a node's data directory, the directory with those of its groups."""
+"""Directory with the directories of the groups, in a node's data directory."""
 REMOVED = "removed"
-"""In a group's directory, the file that is there if the node has heard that its cluster has removed it."""
+"""File in a group's directory that marks the node as removed from its cluster."""
 
 
 def group_path(group_id: int) -> str:
-    """The directory of a group, in a node's data directory."""
+    """Return the path of a group's directory, relative to a node's data directory."""
     return f"{GROUPS}/{group_id}"

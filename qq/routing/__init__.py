@@ -1,1 +1,1 @@
-"""Exchanges: which queues a message goes to. Pure; knows names, not queues."""
+"""Routing: the matching rules of each exchange type, from a message to queue names. Pure: it has no queues."""

@@ -1,4 +1,4 @@
-"""The parts of a message that routing may look at, besides its routing keys."""
+"""The parts of a message that routing may read, besides its routing keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """What routers see of one message."""
+    """Headers and properties of a message, for routers."""
 
     headers: Mapping[str, object]
     properties: Mapping[str, str]
-    """The message's properties that are in `HASH_PROPERTIES` (hashing.py); the timestamp in decimal digits."""
+    """Properties of the message that are in `HASH_PROPERTIES` (hashing.py); the timestamp in decimal digits."""
     number: int
-    """A number that differs from message to message, and is the same on every node."""
+    """Number that differs from message to message, and is the same on every node."""
 
 
 class NeedsContent(Exception):
-    """The route depends on the message, and none was given: route each message by itself."""
+    """Raised when the route depends on a message's content and no content was given; route each message by itself."""

@@ -1,7 +1,7 @@
-"""Exchanges and their bindings: from an exchange and a message's routing keys to the queues.
+"""Exchanges of a virtual host and their bindings: from an exchange and a message's routing keys to queue names.
 
-Invariant: the result depends on the bindings that are there, not on the order in which they came. What a route costs is
-bounded, whatever is bound to what: limits below refuse the message, and limits of some types refuse a binding.
+Invariant: a route depends on the set of bindings, not on their order of arrival. The cost of a route is bounded for any
+bindings: the limits below refuse the message, and limits of some exchange types refuse a binding.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from qq.routing.routers import (
 
 DEFAULT_EXCHANGE = ""
 DEFAULT_EXCHANGE_SHOWN = "amq.default"
-"""The name of the default exchange in permissions and in paths of the HTTP API."""
+"""Name of the default exchange in permissions and in paths of the HTTP API."""
 DELAYED = "x-delayed-message"
-"""The type of the plugin: messages are routed as the argument x-delayed-type says, and may be delayed."""
+"""Exchange type of the delayed message plugin: routes by the argument x-delayed-type, and may delay messages."""
 
 
 QUEUES_MAX = 5000
-"""The most queues that one message may reach: each costs some microseconds."""
+"""Largest number of queues that a message may reach; each costs some microseconds."""
 ROUTE_STEPS_MAX = 75_000
-"""The most that routing a message may cost (`Router.steps`, and a step for each binding that takes it): some 30 ms."""
+"""Largest number of steps to route a message, about 30 ms: the sum of `Router.steps`, and a step per matching
+binding."""
 
 EXCHANGE_TYPES: dict[str, type[Router]] = {
     "direct": Direct,
@@ -41,12 +42,12 @@ EXCHANGE_TYPES: dict[str, type[Router]] = {
     "headers": Headers,
     "topic": Topic,
     "x-consistent-hash": ConsistentHash,
-    # In RabbitMQ one of the queues on the publisher's node. Here every queue is on every node.
+    # In RabbitMQ it picks a queue on the publisher's node. Here every queue is on every node.
     "x-local-random": Random,
     "x-modulus-hash": ModulusHash,
     "x-random": Random,
 }
-"""The types of RabbitMQ's core and of the plugins that come with it, with what routes for them."""
+"""Router of each exchange type of RabbitMQ's core and of the plugins that come with it."""
 
 
 class RouteTooLong(Exception):
@@ -54,11 +55,14 @@ class RouteTooLong(Exception):
 
 
 class UnknownExchangeType(InvalidExchange):
-    """There is no such type."""
+    """The exchange type is unknown."""
 
 
 def routing_type(exchange_type: str, arguments: Arguments) -> str:
-    """The key in `EXCHANGE_TYPES` that routes for an exchange of that type. Raises UnknownExchangeType."""
+    """Return the key in `EXCHANGE_TYPES` whose router serves an exchange of that type.
+
+    Raises UnknownExchangeType.
+    """
     if exchange_type == DELAYED:
         # rabbitmq-delayed-message-exchange, rabbit_exchange_type_delayed_message.erl, validate.
         argument = arguments.get("x-delayed-type")
@@ -73,7 +77,7 @@ def routing_type(exchange_type: str, arguments: Arguments) -> str:
 
 
 def check_exchange(exchange_type: str, arguments: Arguments) -> None:
-    """Raise InvalidExchange if no exchange can be made of that type and those arguments."""
+    """Raise InvalidExchange if an exchange of that type cannot have those arguments."""
     _router(exchange_type, arguments)
 
 
@@ -87,24 +91,24 @@ class RoutingTable:
 
     def __init__(self) -> None:
         self.steps = 0
-        """The steps that the last route has cost."""
+        """Steps that the last route has cost."""
         self._default = Direct({})
         self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: self._default}
         self._alternates: dict[str, str] = {}
         self._onward: dict[str, dict[str, int]] = {}
-        """For each exchange, how many bindings lead from it to each other exchange."""
+        """Number of bindings between exchanges: source -> destination exchange -> number."""
         self._lookers: dict[str, bool] = {}
-        """Remembered answers of `looks_at_content`."""
+        """Cache of the results of `looks_at_content`."""
 
     def add_exchange(self, name: str, exchange_type: str, arguments: Arguments) -> None:
-        """Add an exchange. Raises InvalidExchange as `check_exchange` does."""
+        """Add an exchange. Raises the InvalidExchange of `check_exchange`."""
         self._routers[name] = _router(exchange_type, arguments)
         self._lookers.clear()
 
     def remove_exchange(self, name: str) -> Router | None:
-        """Forget an exchange, whether or not it has a router, with its own bindings; those to it are gone already.
+        """Remove an exchange, with or without a router, and its own bindings; bindings to it must already be gone.
 
-        Returns its router, in which there may be very much.
+        Returns its router, which may be large, so that the caller can free it bit by bit.
         """
         router = self._routers.pop(name, None)
         self._onward.pop(name, None)
@@ -113,7 +117,10 @@ class RoutingTable:
         return router
 
     def set_alternate(self, exchange: str, alternate: str | None) -> None:
-        """Say where the messages go that `exchange` does not route; nothing need be there. None is nowhere."""
+        """Set the exchange that gets the messages which `exchange` does not route; `None` removes it.
+
+        Neither exchange has to exist.
+        """
         if alternate is None:
             self._alternates.pop(exchange, None)
         else:
@@ -124,32 +131,32 @@ class RoutingTable:
         self._default.bind(_default_binding(name), {})
 
     def remove_queue(self, name: str) -> None:
-        """Forget a queue; its bindings are gone already."""
+        """Remove a queue; its bindings must already be gone."""
         self._default.unbind(_default_binding(name))
 
     def check_binding(self, source: str, routing_key: str, arguments: Arguments) -> None:
-        """Raise InvalidBinding if the exchange, which is there, takes no such binding."""
+        """Raise InvalidBinding if the existing exchange `source` accepts no such binding."""
         self._routers[source].check(routing_key, arguments)
 
     def bind(self, binding: Binding, arguments: Arguments) -> None:
-        """Add a binding that is not there and that the exchange takes, between things that are.
+        """Add a new binding that `check_binding` has accepted, between an existing source and destination.
 
-        `arguments` is what is packed in `binding.arguments`.
+        `arguments` is the unpacked table of `binding.arguments`.
         """
         self._routers[binding.source].bind(binding, arguments)
         self._count(binding, 1)
 
     def unbind(self, binding: Binding) -> None:
-        """Forget a binding that is there."""
+        """Remove an existing binding."""
         self._routers[binding.source].unbind(binding)
         self._count(binding, -1)
 
     def take_apart(self) -> list[dict[Any, Any]]:
-        """Return what holds everything in this table, which is not used any more."""
+        """Return the containers of everything in this table, to be freed bit by bit; the table is unusable then."""
         return [self._default.bindings, self._routers]
 
     def _count(self, binding: Binding, change: int) -> None:
-        """Keep how many bindings lead from exchange to exchange."""
+        """Update the number of bindings between two exchanges."""
         kind, name = binding.destination
         if kind is DestinationKind.EXCHANGE:
             onward = self._onward.setdefault(binding.source, {})
@@ -161,7 +168,7 @@ class RoutingTable:
             self._lookers.clear()
 
     def looks_at_content(self, exchange: str) -> bool:
-        """Whether a message may get from that exchange, if it is there, to one that looks at more than its keys."""
+        """Return whether a message from `exchange` can reach an exchange whose router reads more than routing keys."""
         answer = self._lookers.get(exchange)
         if answer is None:
             answer = self._lookers[exchange] = any(map(self._wants_content, self._reachable(exchange)))
@@ -172,7 +179,7 @@ class RoutingTable:
         return router is not None and router.wants_content
 
     def _reachable(self, exchange: str) -> list[str]:
-        """The exchanges that a message may get to from one, which is the first of them."""
+        """Return the exchanges that a message from `exchange` can reach, beginning with itself."""
         reached = {exchange: None}
         pending = [exchange]
         while pending:
@@ -191,12 +198,12 @@ class RoutingTable:
         content: Content | None = None,
         steps_max: int = ROUTE_STEPS_MAX,
     ) -> tuple[str, ...]:
-        """The names of the queues that a message with these keys reaches through `exchange`, each once, sorted.
+        """Return the names of the queues that a message with these keys reaches through `exchange`, each once, sorted.
 
-        An exchange at which no binding matches any of the keys passes the message on to its alternate exchange.
-        Exchanges without a router match nothing; exchanges may be bound in circles, and be alternates of each other.
-        Without `content`, raises NeedsContent if the message gets to an exchange that looks at more than the keys.
-        Raises RouteTooLong; if a router alone takes more than `steps_max`, before that has cost anything.
+        If no binding of an exchange matches any of the keys, the message goes on to its alternate exchange. Exchanges
+        without a router match no message. Exchanges may be bound in circles, and be alternates of each other. Without
+        `content`, raises NeedsContent if the message reaches an exchange whose router reads more than the keys. Raises
+        RouteTooLong; if a single router needs more than `steps_max`, it is raised before that router runs.
         """
         queues: dict[str, None] = {}
         steps = self.steps = 0
@@ -213,7 +220,7 @@ class RoutingTable:
                     matched = True
                     steps += 1
                     if steps > steps_max:
-                        break  # many keys may each match all that is bound here
+                        break  # many keys may each match all these bindings
                     kind, name = binding.destination
                     if kind is DestinationKind.QUEUE:
                         queues[name] = None
@@ -225,14 +232,15 @@ class RoutingTable:
                 if alternate not in seen:
                     seen[alternate] = None
                     pending.append(alternate)
-        # The bindings of the last exchange count, too: which is the last does not follow from what is bound.
+        # The bindings of the last exchange must count, too, because the set of bindings does not determine the last
+        # exchange.
         self._count_steps(steps, steps_max)
         if len(queues) > QUEUES_MAX:
             raise RouteTooLong(f"the message reaches {len(queues)} queues, above the limit ({QUEUES_MAX})")
         return tuple(sorted(queues)) if len(queues) > 1 else tuple(queues)
 
     def _count_steps(self, steps: int, steps_max: int) -> None:
-        """Note what the route has cost so far. Raises RouteTooLong."""
+        """Record the steps that the route has cost so far. Raises RouteTooLong."""
         self.steps = steps
         if steps > steps_max:
             raise RouteTooLong(

@@ -1,6 +1,7 @@
-"""Exchanges that pick one of their destinations: by a hash, or as if by chance.
+"""Exchange types that pick a single destination per message: by a hash, or at random.
 
-Invariant: integers only, and nothing that differs between processes or platforms: every node picks the same.
+Invariant: only integers, and only data that is equal in all processes and on all platforms, so every node picks the
+same destination.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from qq.routing.values import comparable, erlang_term
 
 HASH_PROPERTIES = ("correlation_id", "message_id", "timestamp")
 WEIGHT_MAX = 10_000
-"""The greatest weight of a binding (rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT)."""
+"""Largest weight of a binding (rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT)."""
 HASH_STEPS_MAX = 4000
-"""The most that a message may cost in one consistent-hash exchange: a step for each binding, more for each weight."""
+"""Largest number of steps per message in a consistent-hash exchange: a step per binding, `_WEIGHT_STEPS` per weight."""
 _WEIGHT_STEPS = 15
-"""The steps of each weight: comparing two weights costs so much more than comparing two bindings of one weight."""
+"""Steps per distinct weight: comparing two weights costs that many times more than comparing two bindings."""
 
 _BITS = 64
 _MASK = 2**_BITS - 1
@@ -30,7 +31,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 class _OneOf(Router):
-    """A router that picks one of its bindings, sorted: the one at the place that is a number modulo their count."""
+    """Base of routers that pick a single binding: from the sorted bindings, at a number modulo their count."""
 
     __slots__ = ("_bindings",)
 
@@ -52,7 +53,7 @@ class _OneOf(Router):
 
 
 class ModulusHash(_OneOf):
-    """x-modulus-hash: the same routing keys go to the same destination, until a binding comes or goes."""
+    """x-modulus-hash: the same routing keys go to the same destination, until a binding is added or removed."""
 
     __slots__ = ()
 
@@ -61,7 +62,7 @@ class ModulusHash(_OneOf):
 
 
 class Random(_OneOf):
-    """x-random: a destination that is drawn from the message's number."""
+    """x-random: the destination is a hash of the message's number."""
 
     __slots__ = ()
 
@@ -76,14 +77,15 @@ class Random(_OneOf):
 
 
 class ConsistentHash(Router):
-    """x-consistent-hash: a key keeps its destination; a binding that comes or goes moves only its own share of keys.
+    """x-consistent-hash: a key keeps its destination; a new or removed binding moves only its own share of the keys.
 
-    The key is the first routing key, or what the exchange's argument hash-header or hash-property names; all messages
-    without it go to one destination. The binding key is a weight: the destination's share of the keys. A destination
-    that is bound more than once has the greatest of its weights. (In RabbitMQ it has the first.)
+    The key is the first routing key, or the header or property that the exchange's argument hash-header or
+    hash-property names. All messages without this header or property go to the same destination. The binding key is a
+    weight: the destination's share of the keys. A destination with several bindings has the greatest of their weights.
+    (In RabbitMQ it has the first.)
 
-    This is weighted rendezvous hashing: a key and a destination make a number u between 0 and 1, and the destination
-    with the least -log(u) / weight has the key. Among those of one weight that is simply the greatest number.
+    This is weighted rendezvous hashing. A key and a destination make a number u between 0 and 1. The destination with
+    the least -log(u) / weight gets the key. Among destinations of the same weight that is simply the greatest number.
     """
 
     __slots__ = ("_header", "_property", "_steps", "_weights")
@@ -96,9 +98,9 @@ class ConsistentHash(Router):
         if self._property is not None and self._property not in HASH_PROPERTIES:
             raise InvalidExchange(f"Unsupported property: {self._property}")
         self._weights: dict[int, dict[Binding, int]] = {}
-        """The bindings of each weight, with the hash of the destination, which is odd."""
+        """Bindings of each weight: weight -> binding -> hash of its destination, which is odd."""
         self._steps = 0
-        """The steps that a match costs."""
+        """Steps that a match costs."""
 
     @property
     def wants_content(self) -> bool:
@@ -137,7 +139,7 @@ class ConsistentHash(Router):
             self._steps -= _WEIGHT_STEPS
 
     def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
-        # Odd numbers, so that their product is never 0, which has no logarithm.
+        # The numbers are odd, so their product modulo 2**64 is never 0, which has no logarithm.
         key = _hash(self._key(routing_keys, content)) | 1
         greatest = [
             (weight, *max((key * destination & _MASK, binding) for binding, destination in group.items()))
@@ -173,10 +175,11 @@ def _weighed(greatest: tuple[int, int, Binding]) -> tuple[int, Binding]:
 
 
 def _log2(number: int) -> int:
-    """The logarithm of a number of at most 64 bits, in units of 2**-24 and right to one of them.
+    """Return the logarithm of a number of at most 64 bits, in units of 2**-24, exact to a unit.
 
-    Digit by digit, because a platform's own logarithm may differ from another's in the last bit: the 16th power of a
-    number m between 1 and 2 is between 1 and 2**16, and 4 digits of m's logarithm stand before the point of its own.
+    It is computed digit by digit, because the logarithms of two platforms may differ in the last bit. The 16th power of
+    a number m between 1 and 2 is between 1 and 2**16. So the integer part of its logarithm is the next 4 digits of m's
+    logarithm.
     """
     log = number.bit_length() - 1
     mantissa = number << (_BITS - 1 - log) >> (_BITS - 32)
@@ -189,5 +192,5 @@ def _log2(number: int) -> int:
 
 
 def _hash(*parts: Hashable) -> int:
-    """Hash what `comparable` makes, and numbers, to 64 bits."""
+    """Hash results of `comparable`, and numbers, to 64 bits."""
     return int.from_bytes(blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")

@@ -1,11 +1,12 @@
 """The headers exchange: a binding's arguments say which headers a message must have.
 
-A binding is a set of conditions, and a message offers a set of them: for each header that it is there, and that it
-has its value. `all` wants every condition of the binding to be among the offered, `any` one of them.
+A binding is a set of conditions. A message meets two conditions per header: that the header is present, and that it has
+its value. With `all` a binding matches if the message meets all its conditions, with `any` if it meets at least a
+single condition.
 
-Invariant: a match costs a look-up for each condition that the message offers, and some operations on sets of bindings
-(masks.py), however many bindings have the same conditions: those that want all of theirs are counted, all at once.
-What is in a header that no binding names costs nothing, and neither does what is larger than any binding's arguments.
+Invariant: a match costs a lookup for each condition that the message meets, and some operations on sets of bindings
+(masks.py), however many bindings share a condition. Bindings with `all` are counted in parallel, a bit at a time.
+Headers that no binding names cost no lookup, and so do values that are larger than any binding's arguments.
 """
 
 from __future__ import annotations
@@ -20,34 +21,40 @@ from qq.routing.values import comparable, erlang_term, type_name, values_inside
 
 MATCH: Final = "x-match"
 VALUES_MAX: Final = 1_000
-"""A header with more values inside equals no argument of a binding: a quarter of them would be too large to be kept."""
+"""A header with more nested values than this equals no binding argument, because a quarter of them would exceed the
+size limit of arguments."""
 
 _NO_NAMES: dict[str, int] = {}
-"""Of exchanges without conditions, as nearly all are: it is never changed."""
+"""Shared empty value of `_names` for exchanges without conditions, which are nearly all; must not be changed."""
 
 Condition = tuple[str, Hashable]
-"""A header and what stands for its value, or None: the header is there. (A void value has nothing to be equal to.)"""
+"""A header name and the comparable form of its value, or `None` for "the header is present". A void argument of a
+binding has the form `None`, too, so it tests presence only."""
 
 
 class Headers(Router):
-    """`x-match`: all (the default) or any, which ignore arguments that begin with `x-`; with `-with-x` these count."""
+    """Router of the headers exchange; `x-match` is all (the default), any, all-with-x or any-with-x.
+
+    With all and any, arguments that begin with `x-` are ignored; with the variants `-with-x` they are conditions, too.
+    """
 
     __slots__ = ("_all", "_any", "_bindings", "_conditions", "_names", "_wanted", "_wants_all")
 
     def __init__(self, _arguments: Arguments) -> None:
         self._bindings: Numbered[Binding] = Numbered()
         self._conditions: dict[Binding, tuple[int, bool, list[Condition]]] = {}
-        """For each binding its number, whether it wants all of its conditions, and the conditions."""
+        """Binding -> its number, whether it has `all`, and its conditions."""
         self._any: Masks[Condition] = Masks()
-        """For each condition, the bindings that match if it is met."""
+        """Condition -> bindings with `any` that have it."""
         self._all: Masks[Condition] = Masks()
-        """For each condition, the bindings that have it and want all of theirs to be met."""
+        """Condition -> bindings with `all` that have it."""
         self._names = _NO_NAMES
-        """The headers that conditions are about, with the number of these."""
+        """Header name -> number of conditions about it."""
         self._wants_all = 0
-        """The set of all bindings that want all of their conditions to be met."""
+        """Set of all bindings with `all`."""
         self._wanted: list[int] = []
-        """How many conditions each of these has, as sets: those with the lowest bit of that number set, the next ..."""
+        """Number of conditions of each `all` binding, sliced by bits: item i is the set of bindings whose number has
+        bit i set."""
 
     @property
     def wants_content(self) -> bool:
@@ -127,8 +134,9 @@ class Headers(Router):
         return super().steps(routing_keys, content) + 2 * headers * (1 + len(self._bindings) // AT_ONCE)
 
     def _with_all(self, offered: Iterable[Condition]) -> int:
-        """The bindings that want all of their conditions and have them."""
-        # For each binding, its bits in found[0], found[1] ... are a number: how many of its conditions are offered.
+        """Return the set of `all` bindings whose conditions are all met."""
+        # `found` counts the met conditions of each binding in binary, sliced by bits: the binding's bit in found[0] is
+        # the lowest bit of its count, the bit in found[1] the next.
         found = [0] * len(self._wanted)
         for condition in offered:
             carry = self._all.get(condition)
@@ -142,7 +150,7 @@ class Headers(Router):
         return matching
 
     def _change_wanted(self, number: int, count: int) -> None:
-        """Note, or forget, how many conditions a binding has."""
+        """Add or remove the number of conditions of a binding; calling it twice undoes it."""
         wanted = self._wanted
         while count >> len(wanted):
             wanted.append(0)

@@ -1,7 +1,7 @@
-"""Sets of small numbers, as the bits of integers.
+"""Sets of small numbers, stored as the bits of integers.
 
-Invariant: to combine two sets costs a word of the machine for each 64 numbers, so it costs about the same for one
-member as for thousands. A set of few members takes no more memory than these need.
+Invariant: combining two sets costs a machine word per 64 numbers, so a set with a single member costs about the same as
+a set with thousands. The memory of a set with few members depends only on these members.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 AT_ONCE = 4096
-"""How many numbers are combined in one step of cost. More take longer."""
+"""Numbers that are combined per step of cost; larger sets cost more steps."""
 FEW_MAX = 8
-"""A set of up to so many members is kept as these, one by one."""
+"""Largest set that is stored as a tuple of its members and not as bits."""
 
 
 class Numbered(Generic[T]):
-    """Things that are numbered without a gap.
+    """Items numbered without gaps.
 
-    Limits go by how many there are: they must be the same on a node that has seen things come and go, and on one that
-    has loaded those that are left.
+    Limits depend only on the number of items. They must be equal on a node that has added and removed many items, and
+    on a node that has loaded the remaining items.
     """
 
     __slots__ = ("_things", "everything")
@@ -30,19 +30,19 @@ class Numbered(Generic[T]):
     def __init__(self) -> None:
         self._things: list[T] = []
         self.everything = 0
-        """The set of all numbers."""
+        """Set of all numbers."""
 
     def add(self, thing: T) -> int:
-        """Give the thing a number."""
+        """Add an item and return its number."""
         number = len(self._things)
         self._things.append(thing)
         self.everything |= 1 << number
         return number
 
     def remove(self, number: int) -> T | None:
-        """Forget the thing with that number, which is there.
+        """Remove the item with an existing number, and give this number to the item with the highest number.
 
-        Returns the thing that had the highest number and has this one now; None if it is the one that was forgotten.
+        Returns the renumbered item; `None` if the removed item had the highest number.
         """
         moved = self._things.pop()
         last = len(self._things)
@@ -53,7 +53,7 @@ class Numbered(Generic[T]):
         return moved
 
     def of(self, mask: int) -> Iterator[T]:
-        """The things of a set, in the order of their numbers."""
+        """Yield the items of a set, in the order of their numbers."""
         bits = bin(mask)
         last = len(bits) - 1
         position = bits.rfind("1")
@@ -62,12 +62,12 @@ class Numbered(Generic[T]):
             position = bits.rfind("1", 0, position)
 
     def __len__(self) -> int:
-        """How many things there are."""
+        """Return the number of items."""
         return len(self._things)
 
 
 class Masks(Generic[K]):
-    """A set of numbers under each of some keys."""
+    """A set of numbers for each key."""
 
     __slots__ = ("_few", "_many")
 
@@ -76,7 +76,7 @@ class Masks(Generic[K]):
         self._many: dict[K, int] = {}
 
     def add(self, key: K, number: int) -> None:
-        """Add a number that is not in the set."""
+        """Add a new number to the set of a key."""
         many = self._many.get(key)
         if many is not None:
             self._many[key] = many | 1 << number
@@ -89,7 +89,7 @@ class Masks(Generic[K]):
             self._many[key] = _mask(few)
 
     def remove(self, key: K, number: int) -> None:
-        """Take out a number that is in the set."""
+        """Remove an existing number from the set of a key."""
         many = self._many.get(key)
         if many is not None:
             left = many ^ 1 << number
@@ -105,7 +105,7 @@ class Masks(Generic[K]):
             del self._few[key]
 
     def get(self, key: K) -> int:
-        """The set under a key; 0 is the empty one."""
+        """Return the set of a key; 0 is the empty set."""
         many = self._many.get(key)
         if many is not None:
             return many
@@ -113,7 +113,7 @@ class Masks(Generic[K]):
         return 0 if few is None else _mask(few)
 
     def __len__(self) -> int:
-        """How many keys have a set."""
+        """Return the number of keys with a set."""
         return len(self._few) + len(self._many)
 
 

@@ -1,6 +1,6 @@
-"""Routers: the bindings of one exchange, arranged so that its type can match fast.
+"""Routers: the bindings of an exchange, indexed for the matching rule of its type.
 
-Invariant: what matches depends on the bindings that are there, not on the order in which they came.
+Invariant: a match depends on the set of bindings, not on their order of arrival.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qq.routing.topics import TopicPatterns, words_of
 Arguments = Mapping[str, object]
 
 TOPIC_STEPS_MAX = 50_000
-"""The most that a match in one topic exchange may cost: 100,000 wildcard keys of six words, or 4000 of 194."""
+"""Largest cost of a match in a topic exchange, in steps: 100,000 wildcard keys of six words, or 4000 of 194."""
 
 
 class DestinationKind(IntEnum):
@@ -32,7 +32,7 @@ class Destination(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """One binding; its identity is all of it. `arguments` is the packed table, so that bindings are hashable."""
+    """A binding, identified by all its fields. `arguments` is the packed table, so that bindings are hashable."""
 
     source: str
     destination: Destination
@@ -41,15 +41,15 @@ class Binding(NamedTuple):
 
 
 class InvalidExchange(ValueError):
-    """No exchange can be made of that type and those arguments; the text is RabbitMQ's."""
+    """An exchange of that type cannot have those arguments; the text is RabbitMQ's."""
 
 
 class InvalidBinding(ValueError):
-    """An exchange of that type takes no such binding; the text is RabbitMQ's."""
+    """An exchange of that type accepts no such binding; the text is RabbitMQ's."""
 
 
 class Router(ABC):
-    """The bindings of one exchange. It is made with the exchange's arguments; raises InvalidExchange for wrong ones."""
+    """The bindings of an exchange; the constructor takes the exchange's arguments and raises InvalidExchange."""
 
     __slots__ = ()
 
@@ -58,34 +58,35 @@ class Router(ABC):
 
     @property
     def wants_content(self) -> bool:
-        """Whether the bindings that match depend on more than the keys."""
+        """Whether matching depends on more than the routing keys."""
         return False
 
     def check(self, routing_key: str, arguments: Arguments, /) -> None:  # noqa: B027  # most types take any binding
-        """Raise InvalidBinding for a binding that this type does not take; `bind` need not be asked for it."""
+        """Raise InvalidBinding for a binding that this type does not accept; `bind` relies on this check."""
 
     @abstractmethod
     def bind(self, binding: Binding, arguments: Arguments, /) -> None:
-        """Add a binding that is not there. `arguments` are the binding's own, as a table."""
+        """Add a new binding; `arguments` are its arguments as a table."""
 
     @abstractmethod
     def unbind(self, binding: Binding) -> None:
-        """Forget a binding that is there."""
+        """Remove an existing binding."""
 
     @abstractmethod
     def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
-        """The bindings that a message takes; one may come twice. Raises NeedsContent if they depend on the content.
+        """Return the bindings that match a message, possibly with repeats.
 
-        With several keys they are found one key at a time, as they are asked for: whoever has seen enough may stop.
+        Raises NeedsContent if the match depends on the content and none is given. With several keys the bindings are
+        found lazily, a key at a time, so the caller may stop early.
         """
 
     def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
-        """The most that a match costs, without what it finds. A step takes less than a microsecond."""
+        """Return the largest cost of a match in steps, without its results. A step takes less than a microsecond."""
         return len(routing_keys)
 
 
 class Direct(Router):
-    """The routing key equals the binding key."""
+    """Direct exchange: the routing key equals the binding key."""
 
     __slots__ = ("bindings",)
 
@@ -102,13 +103,13 @@ class Direct(Router):
             del self.bindings[binding.routing_key]
 
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
-        if len(routing_keys) == 1:  # as nearly always, and this is the way of every message
+        if len(routing_keys) == 1:  # nearly always true, and every message passes here
             return self.bindings.get(routing_keys[0], ())
         return (binding for key in routing_keys for binding in self.bindings.get(key, ()))
 
 
 class Fanout(Router):
-    """Every binding matches."""
+    """Fanout exchange: every binding matches."""
 
     __slots__ = ("_bindings",)
 
@@ -126,7 +127,7 @@ class Fanout(Router):
 
 
 class Topic(Router):
-    """The binding key is a pattern of words."""
+    """Topic exchange: the binding key is a pattern of words."""
 
     __slots__ = ("_patterns",)
 
@@ -148,7 +149,7 @@ class Topic(Router):
         self._patterns.remove(binding.routing_key, binding)
 
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
-        if len(routing_keys) == 1:  # as nearly always
+        if len(routing_keys) == 1:  # nearly always true
             return self._patterns.match(routing_keys[0])
         return (binding for key in routing_keys for binding in self._patterns.match(key))
 

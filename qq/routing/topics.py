@@ -1,11 +1,11 @@
-"""Binding keys of topic exchanges, and which of them match a routing key.
+"""Matching of topic exchanges: which binding keys match a routing key.
 
-A binding key with wildcards is an automaton that stands before one of its words, or behind the last. All of them are
-moved at once: for each place there is the set of binding keys that stand there, as the bits of an integer. Those
-without wildcards are found by the routing key itself.
+A binding key with wildcards is an automaton. Its state is a place: before a word of the key, or behind the last word.
+All automata advance at once: each place has the set of binding keys in this state, as the bits of an integer. Binding
+keys without wildcards are looked up by the routing key itself.
 
-Invariant: a match costs words of the routing key x words of the longest binding key, times one for each 4096 binding
-keys (AT_ONCE), whatever the binding keys are; a place where none stands costs nothing.
+Invariant: a match costs at most words of the routing key x words of the longest binding key, times 1 for each 4096
+binding keys (AT_ONCE). A place without binding keys costs no time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T")
 ANY_WORD = "*"
 ANY_WORDS = "#"
 WORDS_MAX = 256
-"""The most words of a routing key: it has 255 octets, and all words may be empty."""
+"""Largest number of words in a routing key, because it has 255 octets and all words may be empty."""
 
 
 class _Place:
-    """The words that binding keys have at one place, as sets of the keys' numbers."""
+    """The words that binding keys have at the same position: word -> set of the keys' numbers."""
 
     __slots__ = ("any_word", "any_words", "ends", "words")
 
@@ -32,23 +32,23 @@ class _Place:
         self.any_word = 0
         self.any_words = 0
         self.ends = 0
-        """The keys that have no word there any more."""
+        """Keys that end before this place."""
 
     def __bool__(self) -> bool:
         return bool(self.any_word or self.any_words or self.ends or self.words)
 
 
 class TopicPatterns(Generic[T]):
-    """Items under binding keys; one item may be there under several keys."""
+    """Items by binding key; an item may have several keys."""
 
     __slots__ = ("_exact", "_numbers", "_patterns", "_places")
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[T, None]] = {}
-        """The items under each binding key without wildcards."""
+        """Items of each binding key without wildcards."""
         self._patterns: Numbered[tuple[str, dict[T, None]]] = Numbered()
         self._numbers: dict[str, tuple[int, dict[T, None]]] = {}
-        """The number of each binding key with wildcards, and its items."""
+        """Number and items of each binding key with wildcards."""
         self._places: list[_Place] = []
 
     def add(self, binding_key: str, item: T) -> None:
@@ -64,7 +64,7 @@ class TopicPatterns(Generic[T]):
         known[1][item] = None
 
     def remove(self, binding_key: str, item: T) -> None:
-        """Take the item away from under this key; raises KeyError if it is not there."""
+        """Remove the item from this key; raises KeyError if it is missing."""
         words = words_of(binding_key)
         if not _has_wildcards(words):
             items = self._exact[binding_key]
@@ -86,7 +86,7 @@ class TopicPatterns(Generic[T]):
                 self._numbers[binding_key] = number, items
 
     def match(self, routing_key: str) -> dict[T, None]:
-        """Every item with a binding key that matches, each once."""
+        """Return all items with a matching binding key, each once."""
         found = dict(self._exact.get(routing_key, ()))
         if self._numbers:
             for _, items in self._patterns.of(self._matching(words_of(routing_key))):
@@ -94,11 +94,11 @@ class TopicPatterns(Generic[T]):
         return found
 
     def steps(self, words: int) -> int:
-        """The most that a match with a key of so many words costs."""
+        """Return the largest cost of a match for a routing key with so many words, in steps."""
         return 1 + words * len(self._places) * (1 + len(self._patterns) // AT_ONCE)
 
     def steps_with(self, binding_key: str) -> int:
-        """The most that a match with the longest key would cost if this binding key were there, too."""
+        """Return the largest cost of a match, in steps, if this binding key were added."""
         words = words_of(binding_key)
         if not _has_wildcards(words) or binding_key in self._numbers:
             return 0
@@ -135,10 +135,10 @@ class TopicPatterns(Generic[T]):
             places.pop()
 
     def _matching(self, words: list[str]) -> int:
-        """The numbers of the binding keys that match these words."""
+        """Return the set of the binding keys that match these words."""
         places = self._places
         last = len(places) - 1
-        # For each place, the binding keys that stand there; none do below `low` or above `high`.
+        # For each place, the set of binding keys in this state; places below `low` and above `high` are empty.
         standing = [0] * (last + 2)
         standing[0] = self._patterns.everything
         low = 0
@@ -163,7 +163,7 @@ class TopicPatterns(Generic[T]):
         return matching
 
     def _pass_over(self, standing: list[int], low: int, high: int) -> int:
-        """Let a `#` stand for no word at all. Returns the last place where any stand then."""
+        """Let each `#` match zero words. Returns the last place with a binding key then."""
         at, last = low, len(self._places) - 1
         while at <= high:
             on = standing[at] & self._places[at].any_words
@@ -175,7 +175,7 @@ class TopicPatterns(Generic[T]):
 
 
 def words_of(key: str) -> list[str]:
-    """The words of a key; the empty key has none (as in RabbitMQ), while "." has two empty ones."""
+    """Return the words of a key; the empty key has no words (as in RabbitMQ), while "." has two empty words."""
     return key.split(".") if key else []
 
 

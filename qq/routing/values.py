@@ -1,4 +1,4 @@
-"""Values of AMQP field tables: when two are equal, and how RabbitMQ names and prints them."""
+"""Values of AMQP field tables: their equality in a headers exchange, and RabbitMQ's way to name and print them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SIGNED_INT = range(-(2**31), 2**31)
 
 
 def comparable(value: object) -> Hashable:
-    """Return a form of the value that equals, in Python, another value's form exactly if headers with them match.
+    """Return a hashable form of the value; two forms are equal in Python exactly if the two values match in RabbitMQ.
 
-    As in RabbitMQ, numbers of different widths are equal if their values are, and strings if their octets are; values
-    of different classes (1, 1.0, true) are not. rabbit_exchange_type_headers.erl, match/2, compares with `=:=`.
+    Numbers of different widths are equal if their values are, and strings if their octets are. Values of different
+    classes (1, 1.0, true) are unequal. rabbit_exchange_type_headers.erl, match/2, compares with `=:=`.
     """
     match value:
         case str():
@@ -53,7 +53,10 @@ def comparable(value: object) -> Hashable:
 
 
 def values_inside(values: Iterable[object]) -> int:
-    """How many values there are in the tables and arrays among these, those within others too; an empty one counts."""
+    """Return the number of values nested in the tables and arrays among `values`, at all depths.
+
+    Each table and array counts as an additional value.
+    """
     count = 0
     pending = [value for value in values if isinstance(value, dict | list)]
     while pending:
@@ -65,7 +68,7 @@ def values_inside(values: Iterable[object]) -> int:
 
 
 def type_name(value: object) -> str:
-    """AMQP's name of a value's type. A number has no width of its own here, so the smallest usual one is named."""
+    """Return AMQP's name of a value's type; for an integer the smallest usual type, because its width is unknown."""
     if value is None:
         return "void"
     for kind, name in _TYPE_NAMES:
@@ -75,7 +78,7 @@ def type_name(value: object) -> str:
 
 
 def erlang_term(value: object) -> str:
-    """Print a value as RabbitMQ's texts do."""
+    """Return a value in the notation of RabbitMQ's texts."""
     match value:
         case None:
             return "undefined"

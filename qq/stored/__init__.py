@@ -1,12 +1,13 @@
-"""What is stored of a message, and what is made of that: the one description that all protocols share.
+"""The stored form of a message, shared by all protocols, and functions to make, read and edit it.
 
-A message is stored as the content header frame and the body frames of AMQP 0-9-1 (2.3.5), as its publisher sent them,
-so that what comes and goes by that protocol is written as it is. A client of another protocol publishes what
-`editing.make` makes, and is delivered what `editing.content` takes apart.
+A message is stored as the content header frame and the body frames of AMQP 0-9-1 (2.3.5), as its publisher sent them.
+So a message that arrives and leaves by AMQP 0-9-1 is written as it is. For a client of a different protocol,
+`editing.make` makes the stored form at publishing, and `editing.content` takes it apart at delivery.
 
-    layout.py    where things are in these octets       properties.py  what of them matters to exchanges and queues
-    fields.py    tables and properties, decoded         content.py     what of them exchanges may look at
-    editing.py   made, taken apart, with other headers, in other frames
+    layout.py         offsets in these octets           properties.py   properties that matter to exchanges and queues
+    fields.py         tables and properties, decoded    content.py      headers and properties for routing
+    trace_context.py  the publisher's trace
+    editing.py        making messages, taking them apart, changing their headers or frames
 
 Pure: no clock, no randomness, no I/O.
 """

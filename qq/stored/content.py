@@ -1,7 +1,7 @@
-"""What routing may look at of a stored message.
+"""Headers and properties of a stored message for routing.
 
-Invariant: every node reads the same from the same bytes, and nothing that the log can hold makes it raise. What cannot
-be read is not there.
+Invariant: every node reads the same values from the same bytes, and no message in the log makes it raise. Unreadable
+headers and properties count as missing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from qq.stored import layout
 from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
 
 KNOWN_MAX = 1000
-"""How many distinct properties are remembered: many messages have the same."""
+"""Largest number of distinct property lists that are remembered, because many messages have equal properties."""
 
 _U64 = Struct(">Q")
 _SHORT_STRINGS = {"correlation_id": layout.CORRELATION_ID, "message_id": layout.MESSAGE_ID}
 
 Read = tuple[Mapping[str, object], Mapping[str, str]]
-"""The headers and properties of a message."""
+"""Headers and properties of a message."""
 
 _NOTHING: Read = ({}, {})
 
 
 def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
-    """What routers see of a message; its `number` differs from those of others, and is the same on every node."""
+    """Return a message's content for routers; `number` is unique to the message, and the same on every node."""
     try:
         header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
         read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
@@ -39,7 +39,7 @@ def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
 
 
 def _read(header: bytes) -> Read:
-    """Read a content header frame. Raises what `decode_table` raises."""
+    """Read a content header frame. Raises the errors of `decode_table`."""
     present = layout.flags(header)
     properties = {
         name: layout.short_string(header, layout.place(header, flag)).decode(errors="surrogateescape")

@@ -1,6 +1,6 @@
-"""Stored messages, made and taken apart, with other headers, or in other frames.
+"""Making stored messages, taking them apart, and changing their headers or frames.
 
-Invariant: where the broker has something to add to a message's headers, the octets of the client's own are kept.
+Invariant: when the broker adds headers to a message, the octets of the client's own headers are kept.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pamqp import commands
 
 HeaderValue = None | bool | int | float | str | datetime | list["HeaderValue"] | dict[str, "HeaderValue"]
-"""What the broker itself puts into headers: nothing, a boolean, a long, a double, a long string, a timestamp (aware),
-an array, a table."""
+"""A header value that the broker itself writes: void, boolean, long, double, long string, timestamp (aware), array,
+table."""
 
 WORTHWHILE_BYTES = 32 * 1024
-"""Body frames of so many octets are sent as they are; smaller ones are put together as far as the receiver allows."""
+"""Body frames of at least so many octets are sent as they are; smaller frames are merged up to the frame limit."""
 
 LONGS = range(-(2**63), 2**63)
 
@@ -50,11 +50,12 @@ class DecodedMessage(NamedTuple):
 
 
 def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> bytes:
-    """Make a stored message, in frames of channel 1 of at most `frame_max` octets; its headers are `HeaderValue`s.
+    """Make a stored message with frames of channel 1 of at most `frame_max` octets; all headers are `HeaderValue`s.
 
-    Raises ValueError for properties.
+    Raises ValueError for invalid properties.
     """
-    # pamqp writes floats of 32 bits, which most numbers are not, and integers of as few bits as they need.
+    # pamqp would write floats with 32 bits, which most numbers do not fit, and integers with as few bits as they need.
+    # So `with_headers` writes the headers.
     others = copy(properties)
     others.headers = None
     head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=others), 1)
@@ -64,9 +65,9 @@ def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> 
 
 
 def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
-    """Rewrite a stored message for a channel: its number in each frame, body frames of at most `frame_max`.
+    """Rewrite a stored message for a channel: its number in each frame, body frames of at most `frame_max` octets.
 
-    A content header cannot be split: one that is larger than `frame_max` is sent as it is, as RabbitMQ does.
+    A content header cannot be split, so a header larger than `frame_max` is sent as it is, as RabbitMQ does.
     """
     number = _U16.pack(channel)
     header_stop = layout.frame_stop(message, 0)
@@ -83,7 +84,7 @@ def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
 
 
 def _frames_that_fit(message: bytes, header_stop: int, frame_max: int) -> list[int] | None:
-    """Where the body frames begin, if they can be sent as they are; None if others are to be made of them."""
+    """Return the offsets of the body frames if they can be sent as they are, or `None` if they must be rebuilt."""
     frames: list[int] = []
     at, end = header_stop, len(message)
     while at < end:
@@ -96,7 +97,7 @@ def _frames_that_fit(message: bytes, header_stop: int, frame_max: int) -> list[i
 
 
 def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
-    """The same message for another channel. It may be so large that each copy of it makes others wait."""
+    """Return the message for a different channel, in a single copy, because copying a large message delays clients."""
     if message[1:3] == number:
         return message
     view = memoryview(message)
@@ -110,7 +111,7 @@ def _renumbered(message: bytes, number: bytes, frames: Sequence[int]) -> bytes:
 
 
 def body_frames(body: bytes | bytearray, channel: int, frame_max: int) -> bytes:
-    """Make body frames of at most `frame_max` octets."""
+    """Return the body in frames of at most `frame_max` octets."""
     payload_max = frame_max - FRAME_OVERHEAD
     frames: list[bytes | bytearray] = []
     for at in range(0, len(body), payload_max):
@@ -126,10 +127,10 @@ def with_headers(
     removals: Collection[str] = (),
     drop_expiration: bool = False,
 ) -> list[bytes]:
-    """Change headers of stored messages; all else, and all other headers, stay octet for octet as they were.
+    """Change headers of stored messages; all other headers and properties stay octet for octet as they were.
 
-    `additions` take the place of headers with the same names, `drop_expiration` removes that property. Raises
-    ValueError for a number that no header holds.
+    `additions` replace headers with the same names, `drop_expiration` removes that property. Raises ValueError for an
+    integer that does not fit into 64 bits.
     """
     pairs = {name.encode(): _pair(name, value) for name, value in additions.items()} if additions else {}
     added = b"".join(pairs.values())
@@ -169,7 +170,7 @@ def _with_headers(message: bytes, removed: Collection[bytes], added: bytes, drop
 
 
 def with_properties(message: bytes, values: Mapping[str, str | int]) -> bytes:
-    """Give a stored message other values of properties, by pamqp's names; all else stays octet for octet as it was."""
+    """Replace properties of a stored message, by pamqp's names; all other octets stay as they were."""
     header_stop = layout.frame_stop(message, 0)
     properties = split_properties(message[layout.FLAGS_AT : header_stop - 1])
     properties |= {name: property_of(name, value) for name, value in values.items()}
@@ -180,7 +181,7 @@ def with_properties(message: bytes, values: Mapping[str, str | int]) -> bytes:
 
 
 def _without(message: bytes, table_at: int, removed: Collection[bytes]) -> tuple[int, bytes]:
-    """Where the table at `table_at` ends, and its pairs without those that are to be removed."""
+    """Return the end of the table at `table_at`, and its pairs without the removed headers."""
     at = stop = table_at + 4
     kept: list[bytes] = []
     for name, pair_at, _, stop in layout.pairs(message, table_at):

@@ -1,8 +1,8 @@
-"""The fields of stored messages: how property lists and field tables are checked and become values.
+"""Checking and decoding the property lists and field tables of stored messages.
 
-Invariant: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
-of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones). A table that
-is read is one that the log can hold (qq/tables.py).
+Invariant: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length of
+the input. (pamqp copies the rest of a table for each field, and accepts truncated strings as whole strings.) Every
+decoded table is a table that the log can hold (qq/tables.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pamqp import common
 
 VALID_PROPERTIES_MAX = 4096
-"""How many octets of properties are remembered as valid, for all connections of the process."""
+"""Largest number of property lists remembered as valid, for all connections of the process."""
 VALID_PROPERTIES_BYTES_MAX = 512
-"""The longest property bytes that are remembered: longer ones are checked each time, so that the memory has a bound."""
+"""Size in octets of the longest remembered property list, which bounds the memory; longer lists are checked anew."""
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
@@ -50,7 +50,7 @@ _PROPERTIES = (
     ("app_id", _SHORTSTR),
     ("cluster_id", _SHORTSTR),
 )
-"""The properties with their sizes in octets, in the order of their flags, from bit 15 down to bit 2."""
+"""Properties with their sizes in octets, in the order of their flags, from bit 15 down to bit 2."""
 _SIZES = dict(_PROPERTIES)
 
 
@@ -59,11 +59,11 @@ class FieldError(ValueError):
 
 
 class TableLimitExceeded(FieldError):
-    """The bytes are a table, but a larger one than the log can hold."""
+    """The bytes are a valid table, but larger than the log can hold."""
 
 
 def long_string(data: bytes, at: int, end: int) -> tuple[str | bytes, int]:
-    """Decode the long string at `at`, and say where it ends; one that is not UTF-8 stays octets."""
+    """Return the long string at `at` and its end; a string that is not UTF-8 is returned as bytes."""
     raw, stop = _octets(data, at, end)
     try:
         return raw.decode(), stop
@@ -79,7 +79,7 @@ def _octets(data: bytes, at: int, end: int) -> tuple[bytes, int]:
 
 
 def decode_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[common.FieldTable, int]:
-    """Decode the table at `at`, which must end at or before `end`, and say where it ended.
+    """Return the table at `at` and its end, which must not be behind `end`.
 
     Raises FieldError, IndexError, StructError or UnicodeDecodeError.
     """
@@ -140,7 +140,10 @@ def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValu
 
 
 def _timestamp(seconds: int) -> datetime | int:
-    """Read a timestamp as pamqp does: a value beyond 2106 is in milliseconds. What no calendar has stays a number."""
+    """Read a timestamp as pamqp does: a value beyond 2106 is in milliseconds.
+
+    A value outside of the calendar stays a number.
+    """
     try:
         return datetime.fromtimestamp(seconds / 1000 if seconds > 0xFFFFFFFF else seconds, tz=UTC)
     except (ValueError, OverflowError, OSError):
@@ -163,11 +166,11 @@ FIXED = {
         "d": ">d",
     }.items()
 }
-"""Field types of a fixed size that `struct` can read, by the octet that names them."""
+"""Field types of a fixed size that `struct` can read, by the octet of the type."""
 
 
 def properties_valid(properties: bytes) -> bool:
-    """Whether `check_properties` finds nothing wrong."""
+    """Return whether `check_properties` accepts the properties."""
     try:
         check_properties(properties)
     except FieldError:
@@ -178,7 +181,7 @@ def properties_valid(properties: bytes) -> bool:
 def check_properties(properties: bytes) -> None:
     """Raise FieldError unless these are the flags and values of a basic content header.
 
-    Short strings need not be UTF-8: RabbitMQ passes on binary correlation ids and so do we.
+    Short strings need not be UTF-8, because RabbitMQ passes on binary correlation ids and so do we.
     """
     if properties in valid_properties:
         return
@@ -199,7 +202,7 @@ def check_properties(properties: bytes) -> None:
 
 
 def split_properties(properties: bytes) -> dict[str, bytes]:
-    """The values of properties that `properties_valid` has accepted, as they are written, by their names."""
+    """Return the encoded values of valid properties (see `properties_valid`), by their names."""
     values: dict[str, bytes] = {}
     flags, at = _U16.unpack_from(properties)[0], 2
     for bit, (name, size) in enumerate(_PROPERTIES):
@@ -213,7 +216,7 @@ def split_properties(properties: bytes) -> dict[str, bytes]:
 
 
 def join_properties(values: Mapping[str, bytes]) -> bytes:
-    """Write properties whose values `split_properties` has found, or others that are written in the same way."""
+    """Encode properties from encoded values, such as the results of `split_properties`."""
     flags, parts = 0, list[bytes]()
     for bit, (name, _) in enumerate(_PROPERTIES):
         if name in values:
@@ -223,7 +226,7 @@ def join_properties(values: Mapping[str, bytes]) -> bytes:
 
 
 def property_of(name: str, value: str | int) -> bytes:
-    """Write the value of a property. Raises KeyError, ValueError or OverflowError if there is no such value."""
+    """Encode the value of a property. Raises KeyError, ValueError or OverflowError for an impossible value."""
     size = _SIZES[name]
     if isinstance(value, int):
         return value.to_bytes(size, "big")
@@ -232,7 +235,7 @@ def property_of(name: str, value: str | int) -> bytes:
 
 
 def decode_properties(properties: bytes) -> commands.Basic.Properties:
-    """Decode what `properties_valid` has accepted; octets that are not UTF-8 are replaced."""
+    """Decode valid properties (see `properties_valid`); octets that are not UTF-8 are replaced."""
     values: dict[str, Any] = {}
     flags, at = _U16.unpack_from(properties)[0], 2
     for bit, (name, size) in enumerate(_PROPERTIES):
@@ -244,7 +247,8 @@ def decode_properties(properties: bytes) -> commands.Basic.Properties:
         elif size == _TABLE:
             values[name], at = decode_table(properties, at, len(properties))
         elif size == 8:
-            # As it was sent: many clients send milliseconds, and whoever shows it cannot know.
+            # The number stays as it was sent, because many clients send milliseconds, and a reader cannot know the
+            # unit.
             values[name], at = _U64.unpack_from(properties, at)[0], at + 8
         else:
             values[name], at = properties[at], at + 1
@@ -255,15 +259,15 @@ def decode_properties(properties: bytes) -> commands.Basic.Properties:
 
 
 valid_properties: set[bytes] = set()
-"""Property bytes known to be valid. A memory of a pure function: what is in it changes no answer."""
+"""Property lists known to be valid: a cache of a pure function, so its content changes no result."""
 _present_by_flags: dict[int, tuple[int, ...]] = {}
 
 
 def _present(flags: int) -> tuple[int, ...]:
-    """The sizes of the properties that the flags announce, in order."""
+    """Return the sizes of the properties that the flags announce, in order."""
     present = _present_by_flags.get(flags)
     if present is None:
-        if flags & 3:  # 14 properties: bit 1 has no meaning, and no second word of flags follows (bit 0)
+        if flags & 3:  # 14 properties: bit 1 is unused, and bit 0 would announce a second word of flags
             raise FieldError("unknown property flags")
         present = tuple(size for bit, (_, size) in enumerate(_PROPERTIES) if flags & 0x8000 >> bit)
         _present_by_flags[flags] = present

@@ -1,10 +1,10 @@
-"""The layout of a stored message: where its properties and its headers are.
+"""The layout of a stored message: the offsets of its properties and headers.
 
-A stored message is its content header frame and body frames as the publisher sent them (AMQP 0-9-1 2.3.5); whoever has
-taken them in has checked them, and `check_properties` what is in the header.
+A stored message is its content header frame and body frames as the publisher sent them (AMQP 0-9-1 2.3.5). The receiver
+has checked the frames, and `check_properties` has checked the header.
 
-Invariant: nothing is decoded that is not asked for. A field is passed over by its length, so that a client's own
-headers cost little and are never changed by passing through.
+Invariant: only requested fields are decoded. All other fields are skipped by their length, so a client's own headers
+cost little and stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FRAME_END = 0xCE
 FRAME_OVERHEAD = 8
 """Octets of a frame around its payload: type, channel, size, end octet."""
 _BODY_SIZE_AT = 11
-"""Where a message says how long its body is: behind the frame header, class and weight."""
+"""Offset of the body's size: behind the frame header, class and weight."""
 FLAGS_AT = 19
-"""Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
+"""Offset of the properties, which begin with their flags: behind the frame header, class, weight and body size."""
 PROPERTIES_AT = FLAGS_AT + 2
-"""Where a message's first property begins."""
+"""Offset of the first property."""
 
 CONTENT_TYPE = 0x8000
 CONTENT_ENCODING = 0x4000
@@ -57,7 +57,7 @@ _ORDER = (
     MESSAGE_TYPE,
     USER_ID,
 )
-"""The flags of properties in the order of their values; those that come behind are never looked for."""
+"""Flags of properties in the order of their values; later properties are never looked up."""
 _FIXED_SIZES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
 
 _VALUE_SIZES = {
@@ -65,30 +65,30 @@ _VALUE_SIZES = {
     for kinds, size in (("tbB", 1), ("su", 2), ("Iif", 4), ("lLdT", 8), ("D", 5), ("V", 0))
     for kind in kinds
 }
-"""Octets of a field value, by the octet that names its type. Values of all other types begin with their length."""
+"""Octets of a field value, by the octet of its type. Values of all other types begin with their length."""
 
 
 Pair = tuple[bytes, int, int, int]
-"""A header: its name, and where it begins, where its value begins (with the octet of its type), and where it ends."""
+"""A header: its name, its offset, the offset of its value (at the octet of the type), and its end."""
 
 
 def frame_stop(message: bytes, at: int) -> int:
-    """Find where the frame that begins at `at` ends."""
+    """Return the end of the frame that begins at `at`."""
     return at + FRAME_OVERHEAD + _U32.unpack_from(message, at + 3)[0]
 
 
 def body_size(message: bytes) -> int:
-    """How many octets the body of a message has, as its header says."""
+    """Return the body size of a message in octets, as its header declares it."""
     return _U64.unpack_from(message, _BODY_SIZE_AT)[0]
 
 
 def flags(message: bytes) -> int:
-    """The flags of the properties that a message has."""
+    """Return the flags of the properties that a message has."""
     return _U16.unpack_from(message, FLAGS_AT)[0]
 
 
 def place(message: bytes, wanted: int) -> int:
-    """Find the place of the property with the flag `wanted`, or the place where it would have to be."""
+    """Return the offset of the property with the flag `wanted`, or its offset if it were inserted."""
     present, at = flags(message), PROPERTIES_AT
     for flag in _ORDER:
         if flag == wanted:
@@ -105,17 +105,17 @@ def place(message: bytes, wanted: int) -> int:
 
 
 def short_string(message: bytes, at: int) -> bytes:
-    """The short string at `at`."""
+    """Return the short string at `at`."""
     return message[at + 1 : at + 1 + message[at]]
 
 
 def table_stop(message: bytes, at: int) -> int:
-    """Find where the table at `at` ends."""
+    """Return the end of the table at `at`."""
     return at + 4 + _U32.unpack_from(message, at)[0]
 
 
 def pairs(message: bytes, at: int) -> Iterator[Pair]:
-    """The headers in the table at `at`, in order."""
+    """Yield the headers in the table at `at`, in order."""
     stop = table_stop(message, at)
     at += 4
     while at < stop:
@@ -126,6 +126,6 @@ def pairs(message: bytes, at: int) -> Iterator[Pair]:
 
 
 def value_stop(message: bytes, at: int) -> int:
-    """Find the end of the field value whose type is at `at`."""
+    """Return the end of the field value whose type is at `at`."""
     size = _VALUE_SIZES.get(message[at])
     return at + 1 + size if size is not None else at + 5 + _U32.unpack_from(message, at + 1)[0]

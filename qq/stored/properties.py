@@ -1,7 +1,7 @@
-"""What the broker must know of a message's properties before it is published.
+"""The properties of a message that matter to exchanges and queues, read and checked before it is published.
 
-Invariant: most messages have nothing that matters, and cost next to nothing. What a client may have got wrong ends
-here, as what it is told: behind this module there are only good values.
+Invariant: most messages have no such property, and cost next to no time. An invalid property is refused here, with an
+error for its publisher, so all later code gets valid values only.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ NO_PRIORITY = 256
 NO_TTL = 2**62
 """The `ttl_ms` of a message without the property `expiration`."""
 DURATION_MAX_MS = 315_360_000_000
-"""Ten years: the longest that RabbitMQ takes for an expiration, and we for a delay."""
+"""Ten years in milliseconds: RabbitMQ's largest expiration, and qq's largest delay."""
 PLUGIN_DELAY_MAX_MS = 2**32 - 1
-"""The longest delay of RabbitMQ's plugin, which is the longest of an Erlang timer."""
+"""Largest delay of RabbitMQ's plugin in milliseconds, which is the limit of an Erlang timer."""
 PUBLISHER_BYTES_MAX = 255
 
 CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = b"CC", b"BCC", b"x-delay", b"x-publisher-id", b"x-publish-seq"
 REPLY_TO = b"amq.rabbitmq.reply-to"
-"""Stands in the property `reply-to` for the address of the channel's consumer of direct replies."""
+"""Value of the property `reply-to` that stands for the address of the channel's consumer of direct replies."""
 KEYS_MAX = 256
-"""Routing keys that a message may have besides its own: each is looked for in every exchange that it comes to."""
+"""Largest number of additional routing keys of a message, because each is looked up in every exchange on the way."""
 _OURS = frozenset((CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 
 _MATTERS = layout.HEADERS | layout.PRIORITY | layout.EXPIRATION
 _CHANGES = _MATTERS | layout.REPLY_TO
-"""Properties with one of these flags may have to be changed: the address in `reply-to`, too, may be replaced."""
+"""Flags of properties that may have to be changed; the address in `reply-to` may have to be replaced, too."""
 _STAMPED = layout.PRIORITY | layout.EXPIRATION
 
 _U32 = Struct(">I")
 _header_size = _U32.unpack_from
 _C, _X, _DASH = b"Cx-"
 _SEQUENCE_NAME = b"\x0dx-publish-seq"
-"""The name of the header as it is in a table: behind it come the type of the value and the value."""
+"""Length and name of the header as they are in a table; the value's type and the value follow."""
 _INTEGERS = {kind: FIXED[kind] for kind in b"bBsuIilL"}
 _FLOATS = {kind: FIXED[kind] for kind in b"fd"}
 _LONGSTR, _ARRAY, _BYTES = ord("S"), ord("A"), ord("x")
@@ -72,7 +72,7 @@ _TYPE_NAMES = {
         "x": "binary",
     }.items()
 }
-"""The names of field types in RabbitMQ's errors, by the octet of the type."""
+"""Names of field types in RabbitMQ's errors, by the octet of the type."""
 
 _ERLANG_INTEGER = re.compile(r"([+-]?[0-9]+)(.*)", re.DOTALL)
 """Splits a text as Erlang's string:to_integer does: into a number and the rest."""
@@ -89,43 +89,46 @@ _ERLANG_ESCAPES = (
     ("\x1b", "\\e"),
 )
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,32}")
-"""A number of milliseconds in a string. With more digits it is too large or a mistake."""
+"""A number of milliseconds in a string; more digits are too large or a mistake."""
 
 
-class UnacceptableProperties(ValueError):  # named for what they are
-    """The properties of a message ask for what cannot be; the text is for its publisher."""
+class UnacceptableProperties(ValueError):  # named for the condition, without the suffix Error
+    """The properties of a message are invalid; the text is for its publisher."""
 
 
 class Attributes(NamedTuple):
     """The properties of a message that matter to queues."""
 
     more_keys: tuple[str, ...] = ()
-    """Routing keys from the headers CC and, behind them, BCC."""
+    """Additional routing keys: from the header CC, then from the header BCC."""
     priority: int = NO_PRIORITY
-    """The message's priority, 0 to 255; NO_PRIORITY without one."""
+    """Priority of the message, 0 to 255; NO_PRIORITY without the property."""
     ttl_ms: int = NO_TTL
-    """The message's time to live, from the property `expiration`, in milliseconds; NO_TTL without one."""
+    """Time to live in milliseconds, from the property `expiration`; NO_TTL without it."""
     delay_ms: int = 0
-    """The message's delay, from the header x-delay, in milliseconds; 0 without one."""
+    """Delay in milliseconds, from the header x-delay; 0 without it."""
     publisher: str = ""
-    """The publisher's name, from the header x-publisher-id; "" without one."""
+    """Name of the publisher, from the header x-publisher-id; "" without it."""
     publish_seq: int = 0
-    """The publisher's sequence number, from the header x-publish-seq; 0 without one."""
+    """Sequence number of the publisher, from the header x-publish-seq; 0 without it."""
 
 
 PLAIN = Attributes()
 
 _UNKNOWN = Attributes(priority=-1)
 _known: dict[bytes, Attributes | None] = {}
-"""What property bytes were found to mean. A memory of a pure function: what is in it changes no answer."""
+"""Property bytes -> attributes: a cache of a pure function, so its content changes no result."""
 _known_delayed: dict[bytes, bytes] = {}
-"""Keyed by the property bytes of messages that are delayed: the property bytes that their consumers see."""
+"""Property bytes of delayed messages -> property bytes for their consumers."""
 _known_publishers: dict[bytes, Attributes] = {}
-"""What property bytes mean, keyed by them without those of the sequence number, which are different each time."""
+"""Property bytes without those of the sequence number, which differs each time -> attributes."""
 
 
 def attributes(message: bytes) -> Attributes | None:
-    """What matters of a stored message's properties; None if nothing does. Raises UnacceptableProperties."""
+    """Return the attributes of a stored message, or `None` if it has only default values.
+
+    Raises UnacceptableProperties.
+    """
     present = message[layout.FLAGS_AT] << 8
     if not present & _MATTERS:
         return None
@@ -139,25 +142,28 @@ def attributes(message: bytes) -> Attributes | None:
 
 
 def user_id(message: bytes) -> str | None:
-    """The property `user-id` of a message; None without one."""
+    """Return the property `user-id` of a message, or `None` if it is missing."""
     if not message[20] & layout.USER_ID:
         return None
     return layout.short_string(message, layout.place(message, layout.USER_ID)).decode("utf-8", "replace")
 
 
 def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
-    """What a message that `group` has accepted still has as a dead letter.
+    """Return the attributes that an accepted message keeps as a dead letter: keys, expiration, priority.
 
-    The keys from the header CC, the expiration ("" without one), and the priority (NO_PRIORITY without one).
+    They are the keys from the header CC, the expiration ("" without it), and the priority (NO_PRIORITY without it).
     """
     found = _had(message)
-    # A number as RabbitMQ writes it, however the client did.
+    # The expiration is written as RabbitMQ writes it, in any notation of the client.
     expiration = "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
     return list(found.more_keys), expiration, found.priority
 
 
 def kept_when_moved(message: bytes) -> tuple[int, int]:
-    """The priority (NO_PRIORITY without one) and the time to live in milliseconds (NO_TTL) of such a message."""
+    """Return the attributes that an accepted message keeps when it is moved: priority and time to live.
+
+    The priority is NO_PRIORITY without the property, the time to live in milliseconds is NO_TTL without it.
+    """
     found = _had(message)
     return found.priority, found.ttl_ms
 
@@ -166,7 +172,8 @@ def _had(message: bytes) -> Attributes:
     try:
         return attributes(message) or PLAIN
     except UnacceptableProperties:
-        # Of a log that was written without `group`: what is wrong had no effect then and has none now.
+        # The message is from a log that was written before messages were checked by `group`. Its invalid properties had
+        # no effect then and have no effect now.
         return PLAIN
 
 
@@ -177,17 +184,18 @@ def group(
     reply_name: bytes | None = None,
     delay_max_ms: int = DURATION_MAX_MS,
 ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
-    """Group consecutive messages that are alike; yields their attributes, and the messages as they are to be stored.
+    """Group consecutive messages with equal attributes; yield the attributes and the messages in their stored form.
 
-    `flags` are those that any of the messages has: if none of them matters here, no message is looked at.
-    Messages of one publisher with consecutive sequence numbers are alike: their attributes are those of the first.
-    The header BCC, which no consumer may see, is gone, and that of a delay is negative: it says how long the message
-    was delayed, and whoever sends the message on does not delay it again. (The delayed message plugin does so, too.)
+    `flags` is the union of the flags of all messages; if no flag matters here, no message is read. Messages of the same
+    publisher with consecutive sequence numbers have equal attributes: those of the first message. The stored form lacks
+    the header BCC, which consumers must not see. Its header x-delay is negative: it says how long the message was
+    delayed, so a client that publishes the message again does not delay it again. (The delayed message plugin does so,
+    too.)
 
-    `user` is who publishes, and the only `user-id` that the messages may have; None allows any. `reply_name` takes the
-    place of REPLY_TO; None refuses that. A longer delay than `delay_max_ms` is none.
+    `user` is the publishing user, and the only valid `user-id` of the messages; `None` allows any. `reply_name`
+    replaces REPLY_TO; if it is `None`, REPLY_TO is refused. A delay above `delay_max_ms` counts as no delay.
 
-    Raises UnacceptableProperties behind the groups of those messages that came before a wrong one: they count.
+    Raises UnacceptableProperties after it has yielded the messages before the invalid message; these are published.
     """
     if not flags & (_CHANGES if user is None else _CHANGES | layout.USER_ID):
         yield None, messages
@@ -195,7 +203,7 @@ def group(
     first: Attributes | None = None
     alike: list[bytes] = []
     repeated: bytes | None = None
-    """Properties with which a message may join the group without another look."""
+    """Properties with which a message may join the group without being read."""
     for message in messages:
         if repeated is not None and message.startswith(repeated, layout.FLAGS_AT):
             alike.append(message)
@@ -229,7 +237,7 @@ def group(
 
 
 def _follows(first: Attributes | None, count: int, found: Attributes | None) -> bool:
-    """Whether a message may join `count` messages of a group."""
+    """Return whether a message may join the `count` messages of a group."""
     if first is None or found is None:
         return first is found
     if first.publisher:
@@ -253,7 +261,7 @@ def _wants_direct_reply(message: bytes) -> bool:
 
 
 def _with_reply_to(message: bytes, name: bytes) -> bytes:
-    """The message with another address instead of REPLY_TO."""
+    """Return the message with `name` in place of REPLY_TO."""
     at = layout.place(message, layout.REPLY_TO)
     size = _header_size(message, 3)[0] + len(name) - len(REPLY_TO)
     rest = message[at + 1 + len(REPLY_TO) :]
@@ -266,10 +274,10 @@ def _undelayed(found: Attributes) -> Attributes | None:
 
 
 def _as_shown(message: bytes, found: Attributes | None) -> bytes:
-    """The message as its consumers see it."""
+    """Return the message as its consumers see it."""
     if found is not None and found.delay_ms:
         return _as_delayed(message, found.delay_ms)
-    # A header BCC without keys has left nothing in the attributes.
+    # A header BCC without keys leaves no trace in the attributes, so the message is searched.
     if b"\x03BCC" not in message[: layout.frame_stop(message, 0)]:
         return message
     [stripped] = with_headers([message], removals=("BCC",))
@@ -293,12 +301,15 @@ def _as_delayed(message: bytes, delay_ms: int) -> bytes:
 
 
 def _properties(message: bytes) -> bytes:
-    """The flags and values of a message's properties. They tell their own length, so none are the start of others."""
+    """Return the flags and values of a message's properties.
+
+    They encode their own length, so they are never a prefix of different properties.
+    """
     return message[19 : 7 + _header_size(message, 3)[0]]
 
 
 def _may_have_ours(properties: bytes) -> bool:
-    """Whether it is worth looking for our headers. To look for single octets first is much faster."""
+    """Return whether to search for qq's headers; the checks for single octets come first because they are fast."""
     if _C in properties and properties.find(b"CC") >= 0:
         return True
     return (
@@ -309,7 +320,7 @@ def _may_have_ours(properties: bytes) -> bool:
 
 
 def _next_of_publisher(properties: bytes) -> Attributes | None:
-    """What matters in properties that differ from known ones in nothing but the sequence number; else None."""
+    """Return the attributes of properties that equal cached properties but for the sequence number, or `None`."""
     name_at = properties.find(_SEQUENCE_NAME)
     if name_at < 0:
         return None
@@ -317,7 +328,8 @@ def _next_of_publisher(properties: bytes) -> Attributes | None:
     layout = _INTEGERS.get(properties[at - 1]) if at <= len(properties) else None
     if layout is None:
         return None
-    # In the known ones the name at this place was that of a header with a value of this type: so it is in these.
+    # In the cached properties the name at this place belonged to a header with a value of this type, so here it does,
+    # too.
     found = _known_publishers.get(properties[:at] + properties[at + layout.size :])
     if found is None:
         return None
@@ -331,7 +343,7 @@ def _read_new(message: bytes, properties: bytes) -> Attributes | None:
         if not found.publisher:
             _remember(_known, properties, None if found == PLAIN else found)
         elif sequence_at == properties.find(_SEQUENCE_NAME) + len(_SEQUENCE_NAME) + 1:
-            # All that comes before says that there is a number of that type, whatever it is.
+            # The bytes before the number say that it has this type, so the cache is valid for every number.
             size = _INTEGERS[properties[sequence_at - 1]].size
             _remember(_known_publishers, properties[:sequence_at] + properties[sequence_at + size :], found)
     return None if found == PLAIN else found
@@ -344,7 +356,7 @@ def _remember(known: dict[bytes, A], properties: bytes, found: A) -> None:
 
 
 def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
-    """Read the attributes of a message, and where in its properties the sequence number is, if there is one."""
+    """Return the attributes of a message, and the offset of the sequence number in its properties, or 0."""
     present = layout.flags(message)
     priority, ttl_ms = NO_PRIORITY, NO_TTL
     if present & layout.PRIORITY:
@@ -354,7 +366,7 @@ def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
     if not (present & layout.HEADERS and _may_have_ours(properties)):
         return Attributes((), priority, ttl_ms), 0
     values: dict[bytes, int] = {}
-    """Find the values of the headers that matter here; of two with one name RabbitMQ takes the first."""
+    """Offsets of the values of the headers that matter here; for a repeated name RabbitMQ takes the first header."""
     for name, _, value_at, _ in layout.pairs(message, layout.place(message, layout.HEADERS)):
         if name in _OURS:
             values.setdefault(name, value_at)
@@ -380,20 +392,21 @@ def _keys(name: bytes, message: bytes, at: int) -> Iterator[str]:
     stop = layout.value_stop(message, at)
     at += 5
     while at < stop:
-        # RabbitMQ passes over what is no string.
+        # RabbitMQ skips values that are not strings.
         if message[at] == _LONGSTR:
             try:
                 yield _long_string(message, at).decode()
             except UnicodeDecodeError:
-                # As for the routing key of basic.publish; no queue can be bound with such a key.
+                # basic.publish refuses such a routing key, too; no queue can be bound with it.
                 raise _refusal(f"invalid header '{name.decode()}': a routing key is not UTF-8") from None
         at = layout.value_stop(message, at)
 
 
 def _delay_ms(message: bytes, at: int) -> int:
-    """Read as the delayed message plugin does: clients send integers, strings and even floating point numbers.
+    """Return the delay in milliseconds, read as the delayed message plugin does; 0 if the value is unusable.
 
-    What cannot be used is no delay, and no mistake: to other exchanges of RabbitMQ this header means nothing.
+    Clients send integers, strings and even floating point numbers. An unusable value is no error, because other
+    exchanges of RabbitMQ ignore this header.
     """
     kind = message[at]
     if kind in _INTEGERS:
@@ -431,7 +444,7 @@ def _long_string(message: bytes, at: int) -> bytes:
 
 
 def _expiration_ms(raw: bytes) -> int:
-    """Read an expiration as RabbitMQ's rabbit_basic:parse_expiration does; its errors are the same, too."""
+    """Return an expiration in milliseconds, with the rules and errors of RabbitMQ's rabbit_basic:parse_expiration."""
     match = _ERLANG_INTEGER.fullmatch(raw.decode("latin-1"))
     if match is None:
         fault = "no_integer"
@@ -447,7 +460,7 @@ def _expiration_ms(raw: bytes) -> int:
 
 
 def _erlang_text(text: str) -> str:
-    """A list of characters as Erlang prints it: quoted if it can be read, else as numbers."""
+    """Return a list of characters as Erlang prints it: quoted if it is printable, otherwise as numbers."""
     if not _ERLANG_PRINTABLE.fullmatch(text):
         return f"[{','.join(str(ord(character)) for character in text)}]"
     for character, escaped in _ERLANG_ESCAPES:

@@ -1,8 +1,8 @@
-"""The trace context that a publisher has sent with a message: W3C's headers `traceparent` and `tracestate`.
+"""The trace context that a publisher sent with a message: W3C's headers `traceparent` and `tracestate`.
 
-Invariant: most messages are not traced, and cost next to nothing: one without headers a look at an octet, one whose
-context is not sampled a search. A header that only looks like a context, inside of another one's value, has nothing
-worse come of it than a span too many or too few.
+Invariant: most messages are not traced, and cost next to no time. A message without headers costs a check of an octet,
+and a message with an unsampled context costs a search. If a different header's value contains text that looks like a
+context, the worst result is a span too many or too few.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import NamedTuple
 from qq.stored import layout
 
 _HAS_HEADERS = layout.HEADERS >> 8
-# The name with its length, the type (a long string, or octets, as some clients send texts) and the length of the value.
+# Length and text of the name, then the type (a long string, or octets, as some clients send texts), then the length of
+# the value.
 _TRACEPARENT = re.compile(
     rb"\x0btraceparent[Sx]\0\0\0[\x37-\xff]([0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]([0-9a-f]))"
 )
 _TRACESTATE = re.compile(rb"\x0atracestate[Sx](....)", re.DOTALL)
 _U32 = Struct(">I")
 _SAMPLED = b"13579bdf"
-"""Last digits of the flags of a trace that is sampled."""
+"""Last digits of the flags of a sampled trace."""
 
 
 class TraceContext(NamedTuple):
@@ -29,7 +30,7 @@ class TraceContext(NamedTuple):
 
     is_sampled: bool
     traceparent: str = ""
-    """The header, without what a later version of it may have behind; empty if the trace is not sampled."""
+    """The header, without the additions of later versions of the format; empty if the trace is not sampled."""
     tracestate: str = ""
 
 
@@ -37,7 +38,7 @@ _UNSAMPLED = TraceContext(is_sampled=False)
 
 
 def trace_context(message: bytes) -> TraceContext | None:
-    """The trace context of a stored message; None without one."""
+    """Return the trace context of a stored message, or `None` if it has no context."""
     if not message[layout.FLAGS_AT] & _HAS_HEADERS:
         return None
     stop = layout.frame_stop(message, 0)
