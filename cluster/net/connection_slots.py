@@ -2,9 +2,9 @@
 
 Invariant: a connection without a login keeps its slot for a fair time after its arrival and after each step of a
 correct handshake. Only after that time may a new connection take the slot, and the connection with the least progress
-is evicted first. A connection without a free slot is refused, and an address holds at most three quarters of the slots.
-So an attack, however large, takes no slot from a client that continues its handshake. A connection with a login is
-never evicted.
+is evicted first. An address holds at most three quarters of these slots. So an attack, however large, takes no slot
+from a client that continues its handshake. A connection that gets no such slot gets a quick slot, in which the newest
+connections replace the oldest. A connection with a login is never evicted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ evict clients that make progress. With a longer time, silent connections would h
 SHARE = 3
 """An address may hold this many times as many slots as are free: three quarters of all slots, if it is alone. Many
 clients behind a NAT or a load balancer share an address, and the free slots are for clients of different addresses."""
+QUICK_SHARE = 8
+"""A port has a quick slot for so many other slots (`Places`)."""
 _IPV6_NETWORK_BITS = 64
 """IPv6 addresses that share this many bits count as a single source, because a customer has at least all of those."""
 
@@ -61,6 +63,7 @@ class Places:
         strangers_max: int,
         total_max: int | None = None,
         *,
+        quick_max: int = 0,
         fair_s: float = FAIR_S,
         clock: Callable[[], float] = time.monotonic,
         complaints: Complaints | None = None,
@@ -68,11 +71,15 @@ class Places:
     ) -> None:
         """Allow `strangers_max` connections without a login, and `total_max` connections in all.
 
-        Without a `total_max`, any number may have a login. `what` names the connections in log lines about refusals and
-        evictions, which `complaints` limits in rate.
+        Without a `total_max`, any number may have a login. Beside the `strangers_max`
+        slots there are `quick_max` quick slots: a connection that finds no other slot takes one, and keeps it until
+        newer connections need it. So a client on a fast link, which logs in within milliseconds, gets in beside any
+        flood. `what` names the connections in log lines about refusals and evictions, which `complaints` limits in
+        rate.
         """
         self.strangers_max = strangers_max
         self.total_max = total_max
+        self._quick_max = quick_max
         self.known = 0
         """Number of connections with a login."""
         self.clock = clock
@@ -82,27 +89,33 @@ class Places:
         self._what = what
         self._all = _Strangers()
         self._by_source: dict[str, _Strangers] = {}
-        """Unauthenticated connections by their source (`source_of`)."""
+        """Unauthenticated connections by their source (`source_of`), those in quick slots excepted."""
+        self._quick: dict[Place, None] = {}
+        """Unauthenticated connections in quick slots, in the order of their last steps."""
 
     @property
     def strangers(self) -> int:
-        return self._all.count
+        return self._all.count + len(self._quick)
 
     @property
     def free(self) -> int:
-        """Number of free slots for unauthenticated connections."""
-        free = self.strangers_max - self.strangers
-        return free if self.total_max is None else min(free, self.total_max - self.known - self.strangers)
+        """Number of free slots for unauthenticated connections; quick slots make room for them."""
+        fair = self._all.count
+        free = self.strangers_max - fair
+        return free if self.total_max is None else min(free, self.total_max - self.known - fair)
 
     def take(self, host: str) -> Place | None:
         """Give an unauthenticated connection from `host` a slot, or None if it must be refused."""
         source = source_of(host)
-        if not self._has_room(source):
-            self._complain_of_refusal(source)
-            return None
         place = Place(self, source)
-        self.enter(place)
-        return place
+        if self._has_room(source):
+            self.enter(place)
+            return place
+        if self._has_quick_room:
+            self._enter_quick(place)
+            return place
+        self._complain_of_refusal(source)
+        return None
 
     def take_known(self, host: str) -> Place | None:
         """Give a slot to a connection of the node itself, which needs no login, or None if `total_max` is reached."""
@@ -126,6 +139,29 @@ class Places:
             return False
         self._push_out(stale)
         return self.free > 0
+
+    @property
+    def _has_quick_room(self) -> bool:
+        """Whether a connection may get a quick slot, if necessary that of the oldest."""
+        fair = self._all.count
+        return self._quick_max > 0 and (self.total_max is None or self.known + fair < self.total_max)
+
+    def _enter_quick(self, place: Place) -> None:
+        place.since_s = self.clock()
+        self._quick[place] = None
+        self._trim_quick()
+
+    def _trim_quick(self) -> None:
+        """Evict connections from quick slots that the newer ones, or the other slots, need."""
+        while self._quick and (
+            len(self._quick) > self._quick_max
+            or (self.total_max is not None and self.known + self.strangers > self.total_max)
+        ):
+            place = next(iter(self._quick))
+            push_out = place.push_out
+            place.leave()
+            self._complain_of_refusal(place.source)
+            push_out()
 
     def _push_out(self, place: Place) -> None:
         push_out = place.push_out
@@ -158,9 +194,17 @@ class Places:
         place.stage, place.since_s = Stage.ARRIVAL, self.clock()
         self._all.add(place)
         self._by_source.setdefault(place.source, _Strangers()).add(place)
+        self._trim_quick()
 
     def step(self, place: Place, stage: Stage) -> None:
-        """Record that the connection has reached a later stage."""
+        """Record that the connection has reached a later stage, which may move it out of a quick slot."""
+        if place in self._quick:
+            del self._quick[place]
+            if not self._has_room(place.source):
+                place.stage = stage
+                self._enter_quick(place)
+                return
+            self.enter(place)
         lines = self._all, self._by_source[place.source]
         for strangers in lines:
             strangers.remove(place)
@@ -170,6 +214,9 @@ class Places:
 
     def exit(self, place: Place) -> None:
         """Remove the slot from the unauthenticated connections."""
+        if place in self._quick:
+            del self._quick[place]
+            return
         self._all.remove(place)
         of_source = self._by_source[place.source]
         of_source.remove(place)
@@ -183,9 +230,12 @@ class Places:
         """
         self.exit(place)
         has_room = self._has_room(source)
+        place.source = source
+        if not has_room and self._has_quick_room:
+            self._enter_quick(place)
+            return True
         if not has_room:
             self._complain_of_refusal(source)
-        place.source = source
         self.enter(place)
         return has_room
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.configuration.configuration import PeerAddress
 from cluster.net.acceptor import accept_all
-from cluster.net.connection_slots import Places
+from cluster.net.connection_slots import QUICK_SHARE, Places
 from cluster.net.log_throttle import Complaints
 from cluster.net.resolver import HostNames
 from cluster.net.sockets import connect, listen
@@ -179,6 +179,7 @@ class PeerLinks:
         self._complaints = Complaints(log, spares_repeats=True)
         self._strangers = Places(
             self._limits.strangers_max,
+            quick_max=self._limits.strangers_max // QUICK_SHARE,
             fair_s=self._limits.stranger_fair_s,
             complaints=self._complaints,
             what="peer connection",

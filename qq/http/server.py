@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from cluster.net.acceptor import accept_all, begin
-from cluster.net.connection_slots import Place, Places, Stage
+from cluster.net.connection_slots import QUICK_SHARE, Place, Places, Stage
 from cluster.net.log_throttle import Complaints
 from qq.http.base.login import has_login, login_of
 from qq.http.base.user_quota import UserShares
@@ -46,7 +46,11 @@ class HttpServer:
         self.limits = limits
         self.complaints = Complaints(log)
         self.places = Places(
-            limits.connections, limits.connections, complaints=self.complaints, what="HTTP connection"
+            limits.connections - limits.connections // QUICK_SHARE,
+            limits.connections,
+            quick_max=limits.connections // QUICK_SHARE,
+            complaints=self.complaints,
+            what="HTTP connection",
         )
         # Nobody here need know that a stranger has sent something that is no HTTP.
         quiet = log.getChild("requests")

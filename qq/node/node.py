@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cluster.configuration.configuration import Versions
 from cluster.group.group import Group
 from cluster.log.segment import CorruptJournal, JournalError
-from cluster.net.connection_slots import Places
+from cluster.net.connection_slots import QUICK_SHARE, Places
 from cluster.runtime.asyncio_runtime import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.snapshots.restore import UNFINISHED
 from cluster.storage.fail_stop import ObsoleteLog, RemovedFromCluster
@@ -228,7 +228,13 @@ async def start(
 
     make_channel = Channel if tracer is None else partial(TracedChannel, tracer)
     amqp_complaints = complaints()
-    places = Places(shares.strangers, shares.clients, complaints=amqp_complaints, what="connection")
+    places = Places(
+        shares.strangers,
+        shares.clients,
+        quick_max=shares.strangers // QUICK_SHARE,
+        complaints=amqp_complaints,
+        what="connection",
+    )
     memory = MemoryWatch(config.limits, group, runtime)
     unfinished = Unfinished(runtime, memory.limit_bytes // SHARE, lambda: len(broker.connections))
     amqp_server = AmqpServer(

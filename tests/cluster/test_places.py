@@ -405,3 +405,40 @@ def test_attackers_of_one_address_delay_no_other_address() -> None:
 )
 def test_addresses_count_as_one_if_one_host_may_have_them(one: str, other: str, is_same: bool) -> None:
     assert (source_of(one) == source_of(other)) is is_same
+
+
+def test_connection_without_a_slot_takes_a_quick_slot(clock: Clock) -> None:
+    places, gone = Places(75, quick_max=25, clock=clock), list[Place]()
+    flood = [take(places, HERE, gone) for _ in range(57)]  # three quarters of 75
+    client = take(places, HERE, gone)
+    flood += [take(places, HERE, gone) for _ in range(24)]
+    assert gone == []
+    client.make_known()
+    assert (places.known, places.strangers) == (1, 81)
+    flood += [take(places, HERE, gone) for _ in range(5)]
+    assert gone == flood[57:61]
+    assert places.strangers == 82
+
+
+def test_quick_slot_becomes_a_fair_one_with_a_step(clock: Clock) -> None:
+    places, gone = Places(6, quick_max=2, clock=clock), list[Place]()
+    first = [take(places, f"192.0.2.{number}", gone) for number in range(6)]
+    client = take(places, ELSEWHERE, gone)
+    first[0].leave()
+    client.step(Stage.HEADER)
+    for number in range(10):
+        take(places, f"203.0.113.{number}", gone)
+    assert client.is_taken
+    assert client not in gone
+
+
+def test_connections_with_a_login_take_the_place_of_quick_slots(clock: Clock) -> None:
+    places, gone = Places(6, total_max=8, quick_max=2, clock=clock), list[Place]()
+    first = [take(places, f"192.0.2.{number}", gone) for number in range(6)]
+    quick = [take(places, ELSEWHERE, gone) for _ in range(2)]
+    for place in first:
+        place.make_known()
+    later = [take(places, f"203.0.113.{number}", gone) for number in range(2)]
+    assert gone == quick
+    assert places.take("198.51.100.1") is None
+    assert all(place.is_taken for place in [*first, *later])
