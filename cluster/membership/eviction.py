@@ -82,7 +82,7 @@ class Expulsions:
         return [peer for peer in self._members.peers if self._is_undecided(peer, now_s)]
 
     def look(self) -> None:
-        """Propose once to evict each member that is dead or silent for too long; called with each heartbeat."""
+        """Propose once to evict each member that is dead or silent for too long; called in each heartbeat interval."""
         now_s = self._runtime.monotonic()
         if now_s - self._looked_s > STALL_S:
             self._stalls.append((now_s, now_s - self._looked_s))

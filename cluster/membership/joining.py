@@ -1,8 +1,8 @@
 """Membership changes that a leader makes by itself: it admits and promotes learners, and raises versions.
 
 A node with a new data directory is admitted as a learner if its name is new. It is also admitted in the place of a
-member with the same name and address, because that member's directory must be lost. A name that was removed must be
-told to join by its settings, or an operator adds it.
+member with the same name and address, because that member's directory must be lost. A node whose name was removed needs
+`join` in its file, or an operator adds it.
 
 A learner is promoted when it has caught up (Raft thesis, 4.2.1). It gets the log in rounds, each up to the end of the
 log when the round began. The last round must be shorter than an election timeout. So a new voter never makes the

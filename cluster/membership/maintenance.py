@@ -1,6 +1,6 @@
 """Members under maintenance: they lead only if no other member can.
 
-A member under maintenance that its leader asks to take over does so at once, because the leader asks only such a member
+A member under maintenance that its leader asks to take over does so at once, because the leader asks such a member only
 if it must.
 
 Invariant: a cluster whose only live members are under maintenance also elects a leader, a little later.

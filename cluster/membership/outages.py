@@ -78,7 +78,7 @@ class Outages:
         """The term of this node's last declaration."""
 
     def look(self) -> None:
-        """Record whether the group serves now; called with each heartbeat."""
+        """Record whether the group serves now; called in each heartbeat interval."""
         self._look_at_clock()
         engine = self._engine
         commit_index, self._commit_index = self._commit_index, engine.commit_index

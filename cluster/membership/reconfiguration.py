@@ -131,7 +131,7 @@ class Reconfiguration:
         return index
 
     def take_due_step(self) -> None:
-        """Propose the first possible change of the leader's own; the next heartbeat retries a refused change."""
+        """Propose the first possible change of the leader's own; the next heartbeat interval retries a refusal."""
         configuration, progress = self._configurations.newest, self._engine.progress
         learners = {
             name: progress[name].acknowledged

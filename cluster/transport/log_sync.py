@@ -49,7 +49,7 @@ class Syncing:
         return self._journal.sync_in_flight and self.look() - self._began_s > HANGS_S
 
     def look(self) -> float:
-        """Return the monotonic time without this node's stalls; must be called with each heartbeat to notice them."""
+        """Return the monotonic time without this node's stalls; must be called in each heartbeat interval."""
         return self._awake.read(self._runtime.monotonic())
 
     def begin(self) -> None:

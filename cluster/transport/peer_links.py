@@ -292,12 +292,12 @@ class PeerLinks:
 
     @property
     def why_apart(self) -> str | None:
-        """The members without a link although they listen, each with the reason; None without such a member."""
+        """The members without a link, each with the reason, except members whose host refuses connections; or None."""
         peers = sorted(self._known.addresses)
         return ", ".join(f"{peer} ({why})" for peer in peers if (why := self.why_apart_from(peer))) or None
 
     def why_apart_from(self, peer: str) -> str | None:
-        """Return why there is no link with this member although it listens, or None."""
+        """Return why there is no link with this member, or None if its host refuses connections or the link exists."""
         reasons = self._told.get(peer)
         return reasons[-1] if reasons and peer not in self._links else None
 

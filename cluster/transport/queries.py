@@ -1,7 +1,7 @@
-"""Questions between nodes, and their answers: details that nodes report only on request, for the management page.
+"""Questions between nodes, and their answers: details of peers that a node shows, sent only on request.
 
-The shell defines the contents of questions and answers. The caller waits until an answer comes, the link is lost, or it
-forgets the question. Messages are never repeated.
+The layer above the group defines the contents of questions and answers. The caller waits until an answer comes, the
+link is lost, or it forgets the question. Messages are never repeated.
 
 Invariant: a question and its answer cost bounded bytes on the links. A caller that wants more than an answer can hold
 must ask again for the rest. Questions and answers do not touch the log.

@@ -25,7 +25,7 @@ number means that the oldest generation is never collected by itself.
 REST_S = 600.0
 """Most seconds between two collections for want of memory: a second collection should find little.
 
-If it would find much, publishers wait for it.
+If there is much to find, publishers wait until then.
 """
 REST_FACTOR = 600
 """The pause between two collections, as a multiple of the last collection's duration, if that is shorter."""
