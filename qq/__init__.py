@@ -1,4 +1,4 @@
-"""qq: a message broker for AMQP 0-9-1 whose queues are replicated by Raft.
+"""qq: a message broker for AMQP 0-9-1 with queues that Raft replicates.
 
 ARCHITECTURE.md has a map of the packages.
 """

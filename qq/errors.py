@@ -1,14 +1,14 @@
 """Errors that several parts of the broker share.
 
-Invariant: an operating error (a port in use, a damaged file) carries one line for the operator. A broken invariant is
-not among these errors, and stops the node with its traceback. An AMQP error is an answer to one client.
+Invariant: an operating error (a port in use, a damaged file) carries a single line for the operator. A broken invariant
+is not among these errors, and stops the node with its traceback. An AMQP error is an answer to a client.
 """
 
 from enum import IntEnum
 
 
 class OperatingError(Exception):
-    """An error outside of the program; its text is one line for the operator."""
+    """An error outside of the program; its text is a single line for the operator."""
 
     exit_status = 1
     """The exit status of a command that ends with this error."""

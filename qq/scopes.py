@@ -23,7 +23,7 @@ _WILDCARD = "*"
 
 
 class Wildcard:
-    """A pattern in which `*` matches any number of characters, also zero."""
+    """A pattern; `*` in it matches any number of characters, also zero."""
 
     def __init__(self, text: str) -> None:
         self._parts = [unquote(part) for part in text.split(_WILDCARD)]

@@ -99,7 +99,7 @@ def _has_full_disk(status: Status) -> bool:
 def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = None) -> str:
     """Return why no leader is known: the members that do not answer, and the members that hear a leader.
 
-    A leader sends no heartbeats to a node that has not joined yet. `own_flaw` is why this node cannot take part, if any.
+    A leader sends no heartbeats to a node that has not joined yet. `own_flaw` is why this node cannot take part.
     """
     silent = sorted(name for name in membership.voters if known.get(name) is None)
     hearing = sorted(name for name, status in known.items() if status is not None and status.hears_leader)

@@ -1,7 +1,7 @@
 """Membership changes that a leader makes by itself: it admits and promotes learners, and raises versions.
 
 A node with a new data directory is admitted as a learner if its name is new. It is also admitted in the place of a
-member with the same name and address, because that member's directory must be lost. A node whose name was removed needs
+member with the same name and address, because that member's directory must be lost. A node with a removed name needs
 `join` in its file, or an operator adds it.
 
 A learner is promoted when it has caught up (Raft thesis, 4.2.1). It gets the log in rounds, each up to the end of the
@@ -65,7 +65,7 @@ class Enrolment:
         self._rounds.pop(name, None)
 
     def left(self, name: str) -> None:
-        """Forget the introduction of a node whose link is lost, because it may be out of date."""
+        """Forget the introduction of a node with a lost link, because it may be out of date."""
         self._told.pop(name, None)
 
     def versions_told(self, name: str) -> Versions | None:

@@ -6,13 +6,13 @@ time since the previous entry was outage:
 
 - The first entry of a leadership declares the time since this node last heard a leader, and a margin: a leader that has
   lost its majority goes on for a while. A process that has never heard a leader declares the whole time.
-- During its leadership, a leader declares each period without a majority, without commits of its proposals, or in which
-  it was paused, if that was longer than `GAP_S`. It also declares each leap of the cluster's time: wall clocks have
-  gone on while the monotonic clocks stood still. It does so at once, with a tick entry if clients submit nothing.
+- During its leadership, a leader declares each period longer than `GAP_S` that passed without a majority, without
+  commits of its proposals, or in a pause. It also declares each leap of the cluster's time: wall clocks have gone on
+  while the monotonic clocks stood still. It does so at once, in a tick entry if clients submit no batches.
 
 Each node keeps this account, because it may be the next leader.
 
-Invariant: time of which it is uncertain whether the group served counts as outage. Too long an outage does no harm: a
+Invariant: time counts as outage unless it is certain that the group served. Too long an outage does no harm: a
 declaration never counts for more than the time since the previous entry. A node forgets an outage when it applies an
 entry that was made after the outage.
 """

@@ -57,7 +57,7 @@ class KnownPeer:
     heard_s: float
     """When a message of the peer last arrived, on the monotonic clock; at first, when this node started."""
     lost_since_s: float | None = None
-    """When the last link with the peer ended; None while there is a link, and before the first link."""
+    """When the last link with the peer ended; unset while there is a link, and before the first link."""
     dead_since_s: float | None = None
     """Since when the peer has been known to be dead, because its host refuses connections; or None."""
     directory: bytes | None = None
