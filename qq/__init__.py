@@ -1,6 +1,6 @@
-"""qq: a message broker whose queues are replicated by Raft and spoken to in AMQP 0-9-1.
+"""qq: a message broker for AMQP 0-9-1 with queues that Raft replicates.
 
-ARCHITECTURE.md says which package does what.
+ARCHITECTURE.md has a map of the packages.
 """
 
 __version__ = "0.2.0"

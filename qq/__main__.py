@@ -1,7 +1,7 @@
 """`python -m qq` is the command `qq`, and so is `python -P qq/__main__.py`, wherever that file is (cli/launch.py).
 
-Invariant: Ctrl-C is no error, not even while the command is still being imported, which takes half a second. Nor is
-SIGTERM lost then: in a container this is the first process, which the system does not end for a signal without a
+Invariant: Ctrl-C is no error, not even during the import of the command, which takes half a second. SIGTERM is not lost
+in that time either: in a container this is the first process, which the system does not end for a signal without a
 handler.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 _HERE = str(Path(__file__).parents[1])
 if (
     _HERE not in sys.path
-):  # of a checkout; where packages are installed it is there, behind the standard library
+):  # of a checkout; an installation's directory is on the path, behind the standard library
     sys.path.insert(0, _HERE)
 
 
@@ -22,14 +22,14 @@ _FIRST_PROCESS = 1
 
 
 def run() -> int:
-    """Run the command of this process and return its exit status: 130 after Ctrl-C, as a shell says it."""
+    """Run the command of this process and return its exit status: 130 after Ctrl-C, as shells report it."""
     if os.getpid() == _FIRST_PROCESS:
         signal.signal(signal.SIGTERM, _end_at_once)
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        if is_default:  # as ending.at_once does, which has yet to be imported
+        if is_default:  # as ending.at_once does, which is not imported yet
             signal.signal(signal.SIGINT, _end_at_once)
-        # Only now these are the ones beside this file.
+        # The imports find the packages beside this file only now.
         from qq.cli import main  # noqa: PLC0415
         from qq.process import garbage  # noqa: PLC0415
 
@@ -38,12 +38,12 @@ def run() -> int:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return main()
-    except KeyboardInterrupt:  # before there was a command that could handle it
+    except KeyboardInterrupt:  # before a command could handle it
         return 130
 
 
 def _end_at_once(number: int, _frame: object) -> None:
-    """Do what the system does with any other process that has no handler."""
+    """End the process, as the system does with any other process without a handler."""
     os._exit(128 + number)
 
 

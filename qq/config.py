@@ -1,11 +1,11 @@
-"""The configuration of one node.
+"""The configuration of a node: the settings, and the reader of the file and the environment.
 
-Invariant: a configuration that loads is complete and consistent; one that does not gives one line that names the
-file (or the environment variable), the key and what is wrong. An unknown key is an error, never ignored.
+Invariant: a configuration that loads is complete and consistent. A faulty configuration gives a single line that names
+the file (or the environment variable), the key and the fault. An unknown key is an error, never ignored.
 
-A key is `[section] key` in the file and `QQ_<SECTION>_<KEY>` in the environment, which wins. The list of
-nodes is only in the file. Relative paths are relative to the directory of the file. What is secret may be in a file of
-its own, which `key_file` names instead of `key`.
+A key is `[section] key` in the file and `QQ_<SECTION>_<KEY>` in the environment, which wins. The list of nodes is only
+in the file. Relative paths are relative to the directory of the file. A secret may be in a file of its own, which
+`key_file` names instead of `key`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NODES_MAX = 7  # every entry goes to every node: more members cost speed and add no safety
-SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
-SECRETS_MAX = 2  # the one in use, and the one that takes its place
+SECRET_LENGTH_MIN = 16  # the only protection between a peer port and the log
+SECRETS_MAX = 2  # the present secret, and its successor
 PORT_MAX = 65_535
 # A name is part of file names, paths of HTTP, metrics and wire messages.
 NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
@@ -49,7 +49,7 @@ SECTIONS = (
     "product",
 )
 """The sections of the file, except the `[[nodes]]` tables."""
-# Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
+# Kubernetes gives every pod variables of all services, and the name of a service may be "qq", or begin with it.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _WEB_ADDRESS = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 TLS_VERSIONS = ("1.2", "1.3")
@@ -58,7 +58,7 @@ TOKEN_ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-"""Those with a public key: it is public, so nothing that takes a secret in its place is among them."""
+"""Signature algorithms with a public key. Algorithms with a shared secret are excluded, because the key is public."""
 _OWN_MACHINE = ("127.0.0.1", "localhost")
 CERT_LOGINS = ("distinguished_name", "common_name")
 PEER_ADDRESSES = ("log", "file")
@@ -68,7 +68,7 @@ Default = TypeVar("Default")
 
 
 class Seed(NamedTuple):
-    """The address of a node of the cluster that a new node joins."""
+    """The address of a cluster's node that a joining node asks first."""
 
     host: str
     port: int
@@ -88,7 +88,7 @@ class ConfigError(OperatingError):
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where one node of the cluster is found."""
+    """The addresses of a cluster's node."""
 
     name: str
     host: str
@@ -101,13 +101,13 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificate, private key and the authority that signs the other side's certificate (PEM files)."""
+    """Certificate, private key and the authority that signs the peers' certificates (PEM files)."""
 
     cert: Path
     key: Path
     ca: Path
     key_password_file: Path | None = None
-    """What holds the passphrase of the key, if that is encrypted."""
+    """The file with the passphrase of the key, if that is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +115,22 @@ class ClientTls:
     """AMQP over TLS. The names are those of RabbitMQ's ssl_options."""
 
     cert: Path
-    """The certificate, with the intermediate ones behind it, and its private key (PEM files)."""
+    """The certificate, with the intermediate certificates after it, and its private key (PEM files)."""
     key: Path
     ca: Path | None = None
     """The authority that signs the certificates of clients (PEM file); `verify_peer` needs it."""
     verify_peer: bool = False
-    """Whether a certificate that a client shows is checked, and is good for a login with EXTERNAL."""
+    """Whether a client's certificate is checked, and allows a login with EXTERNAL."""
     fail_if_no_peer_cert: bool = False
-    """Whether a client has to show a certificate."""
+    """Whether a client must show a certificate."""
     minimum_version: str = "1.2"
-    """One of `TLS_VERSIONS`."""
+    """A value of `TLS_VERSIONS`."""
     ciphers: str | None = None
     """The ciphers up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
     cert_login_from: str = "distinguished_name"
-    """RabbitMQ's ssl_cert_login_from: what of a certificate is the user's name; one of `CERT_LOGINS`."""
+    """RabbitMQ's ssl_cert_login_from: the part of a certificate that is the user's name; a value of `CERT_LOGINS`."""
     key_password_file: Path | None = None
-    """What holds the passphrase of the key, if that is encrypted: RabbitMQ's ssl_options.password, in a file."""
+    """The file with the passphrase of the key, if that is encrypted: RabbitMQ's ssl_options.password, in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +138,47 @@ class OAuth2:
     """Tokens of OAuth 2 in place of passwords. The names are those of RabbitMQ's auth_oauth2."""
 
     resource_server_id: str
-    """The service that tokens have to be for: one of their audiences, and the begin of their scopes."""
+    """The name of this service in tokens: an audience of each token, and the beginning of its scopes."""
     issuer: str | None = None
-    """Who issues tokens: an address, at which OpenID Connect Discovery tells that of the keys."""
+    """The address of the tokens' issuer, where OpenID Connect Discovery tells the address of the keys."""
     jwks_url: str | None = None
-    """The address of the keys, if it is not to be discovered."""
+    """The address of the keys, if discovery is not used."""
     ca: Path | None = None
-    """The authority that signs the certificate at these addresses (PEM file); None: those that the system trusts."""
+    """The authority that signs the certificate at these addresses (PEM file); None: the system's authorities."""
     signing_keys: tuple[tuple[str, Path], ...] = ()
     """Keys by their ids, in PEM files."""
     default_key: str | None = None
-    """The id of the key of tokens that name none."""
+    """The id of the key of tokens without a key id."""
     algorithms: tuple[str, ...] = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA")
-    """The algorithms that tokens may be signed with; all that may be set are in `TOKEN_ALGORITHMS`."""
+    """The algorithms that tokens may be signed with; all possible values are in `TOKEN_ALGORITHMS`."""
     scope_prefix: str = ""
-    """What scopes for this service begin with; `resource_server_id` with a point, if nothing is set."""
+    """The prefix of scopes for this service; `resource_server_id` with a point, unless set."""
     scope_aliases: tuple[tuple[str, str], ...] = ()
-    """Names for several scopes, which have spaces between them."""
+    """Names for several scopes, which are separated by spaces."""
     additional_scopes_keys: tuple[str, ...] = ()
-    """Claims that have scopes, too, besides `scope`."""
+    """Claims with further scopes, besides `scope`."""
     preferred_username_claims: tuple[str, ...] = ()
-    """Claims that name the user, the first that is there; then `sub` and `client_id`."""
+    """Claims that may name the user: the first present claim counts; after these, `sub` and `client_id`."""
     verify_aud: bool = True
-    """Whether `resource_server_id` has to be among the audiences of a token."""
+    """Whether `resource_server_id` must be among the audiences of a token."""
     leeway_s: float = 1.0
-    """By how much the issuer's clock may be ahead of this node's, or behind it."""
+    """Seconds that the issuer's clock may be ahead of this node's, or behind it."""
     client_id: str | None = None
-    """What the issuer calls the management page: RabbitMQ's management.oauth_client_id; None: it is logged in to with
-    passwords only."""
+    """The issuer's client id of the management page: RabbitMQ's management.oauth_client_id.
+
+    None: the page accepts passwords only.
+    """
     client_secret: str | None = field(default=None, repr=False)
-    """What the node proves with to the issuer that it is this client; None: the issuer wants no proof."""
+    """The node's secret as this client at the issuer. None: the issuer requires no secret."""
     scopes: tuple[str, ...] = ("openid", "profile")
     """The scopes that the page asks for: RabbitMQ's management.oauth_scopes."""
 
     @staticmethod
     def may_ask(url: str) -> bool:
-        """Whether keys may be fetched there: whoever can alter the answer can be anybody, so not without TLS."""
+        """Return whether keys may be fetched from this address, which requires TLS or the own machine.
+
+        An attacker that can alter the answer could log in as any user.
+        """
         scheme, _, rest = url.partition("://")
         host = re.split(r"[/:?#]", rest, maxsplit=1)[0]
         return bool(rest) and (scheme == "https" or (scheme == "http" and host in _OWN_MACHINE))
@@ -186,113 +191,150 @@ class Tracing:
     endpoint: str
     """The address of the collector; traces go to the path /v1/traces below it."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """What each request to the collector has for headers: it may be a secret."""
+    """The headers of each request to the collector: they may hold a secret."""
     ca: Path | None = None
-    """The authority that signs the collector's certificate (PEM file); None: those that the system trusts."""
+    """The authority that signs the collector's certificate (PEM file); None: the system's authorities."""
     ratio: float = 0.0
-    """The share of publishes that begin a trace, among those that bring no trace context; those that bring one are
-    traced if it says so. 0 by default: what is traced is what applications trace."""
+    """The share of publishes without a trace context that begin a trace.
+
+    Publishes with a trace context are traced if the context says so. With the default 0, only applications begin
+    traces.
+    """
     spans_per_s_max: int = 200
-    """The most spans that are made in a second; others are dropped and counted. Each is some 0.2 ms of work, so these
-    are some 4 % of the node's core."""
+    """The most spans in a second; further spans are dropped and counted.
+
+    Each span is some 0.2 ms of work, so the default is some 4 % of the node's core.
+    """
     service_name: str = "qq"
     """The attribute `service.name` of all spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Bounds, each to be set as `[limits] name`; all are above zero, but for those in `_MAY_BE_ZERO`."""
+    """The settings of `[limits]`; all are above zero, except those in `_MAY_BE_ZERO`."""
 
     connection_max: int = 0
-    """RabbitMQ's connection_max: clients of a node; 0: as many as it may have files open, less its own share."""
+    """RabbitMQ's connection_max: clients of a node. 0: as many as it may have files open, less its own share."""
     channel_max: int = 2047
-    """The most channels of a connection, 0 is no limit. RabbitMQ's value: clients have it compiled in."""
+    """Channels of a connection; 0: no limit. RabbitMQ's default, which clients have compiled in."""
     frame_max: int = 131_072
-    """The largest frame in bytes, 4096 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames
-    are held in memory."""
+    """Bytes of the largest frame, 4096 at least.
+
+    RabbitMQ's default. There is no "unlimited", because unfinished frames are held in memory.
+    """
     client_heartbeat_s: int = 60
-    """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
+    """RabbitMQ's heartbeat: the interval in seconds that clients are told; 0: none.
+
+    They may choose a different interval.
+    """
     strangers_max: int = 0
-    """Clients of a node that have not logged in; one more takes the place of a client whose handshake makes no
-    progress, or is refused. 0: half of the clients that a node may have, 4096 at most, and as its memory allows."""
+    """Clients of a node without a login.
+
+    Above it, a new client evicts a client whose handshake makes no progress, or is refused. 0: half of the node's
+    possible clients, 4096 at most, and as its memory allows.
+    """
     handshake_timeout_s: float = 10.0
-    """RabbitMQ's handshake_timeout: how long a client may take from the accepted socket (with TLS, from the end of its
-    handshake) to connection.open."""
+    """RabbitMQ's handshake_timeout: seconds that a client may take until connection.open, from the accepted socket.
+
+    With TLS, they count from the end of the TLS handshake.
+    """
     tls_handshake_timeout_s: float = 5.0
-    """RabbitMQ's ssl_handshake_timeout: how long the TLS handshake may take."""
+    """RabbitMQ's ssl_handshake_timeout: seconds that the TLS handshake may take."""
     http_connection_max: int = 0
-    """HTTP clients of a node; one more takes the place of a connection that has had no request of a user's for a while,
-    or is refused. 0: a tenth of the files that a node may have open, and 1024 at most."""
+    """HTTP clients of a node.
+
+    Above it, a new client evicts a connection that has had no user's request for a while, or is refused. 0: a tenth of
+    the files that a node may have open, 1024 at most.
+    """
     http_request_max: int = 0
-    """Requests of users that may be under way; one more is answered with 503. 0: half of the connections, and 128 at
-    most."""
+    """Concurrent requests of users; further requests are answered with 503. 0: half of the connections, 128 at most."""
     http_header_timeout_s: float = 10.0
-    """How long a request's header may take, from its first byte or from the accepted socket."""
+    """Seconds that a request's header may take, from its first byte or from the accepted socket."""
     http_body_timeout_s: float = 60.0
-    """How long a request's body may take."""
+    """Seconds that a request's body may take."""
     http_idle_timeout_s: float = 60.0
-    """How long a client may send no request, or not read its answer."""
+    """Seconds that a client may send no request, or not read its answer."""
     http_session_s: float = 8 * 3600.0
-    """How long somebody who has logged in with the page stays logged in. RabbitMQ's login_session_timeout, with its
-    default."""
+    """Seconds that a login with the page lasts. RabbitMQ's login_session_timeout, with its default."""
     message_bytes: int = 16 * 1024 * 1024
-    """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
-    it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes
-    in what its own file says, and carries whatever the others took in."""
+    """Bytes of the largest message body.
+
+    RabbitMQ's default: a message is a part of a single log entry, in memory while it is replicated. 128 MiB at most,
+    because each node copies it several times and is blocked meanwhile. A node accepts what its own file allows, and
+    replicates all messages that its peers have accepted.
+    """
     write_buffer_bytes: int = 1024 * 1024
-    """Bytes that wait to be written to one connection; above it deliveries pause, and a slow consumer's backlog stays
-    in the log."""
+    """Bytes that wait to be written to a connection.
+
+    Above it deliveries pause, and a slow consumer's backlog stays in the log.
+    """
     uncommitted_bytes: int = 8 * 1024 * 1024
-    """Bytes that one connection has asked for (published, acknowledged, declared) and that are not yet in the log;
-    above it the node stops reading. Each command counts 256, and each message 64, besides its octets."""
+    """Bytes of a connection's requests (publishes, acknowledgements, declarations) that are not in the log yet.
+
+    Above it the node stops reading. Each command counts 256, and each message 64, besides its bytes.
+    """
     node_uncommitted_bytes: int = 128 * 1024 * 1024
-    """The same for all connections together: what a node without a majority may hold in memory. Above it, it lets no
-    others in."""
+    """The same for all connections together: the memory that a node without a majority may use.
+
+    Above it, the node refuses new connections.
+    """
     connection_publishes_per_s: int = 0
-    """Messages that one connection may publish in a second; above that it is not read for a while. 0: no limit."""
+    """Messages that a connection may publish in a second; above it, reading from it pauses for a while. 0: no limit."""
     connection_publish_bytes_per_s: int = 0
     """The same in bytes, headers and frames included."""
     cache_bytes: int = 32 * 1024 * 1024
-    """Recent entries kept in memory; older ones are read back from the disk."""
+    """Bytes of recent entries kept in memory; older entries are read back from the disk."""
     segment_bytes: int = 64 * 1024 * 1024
-    """The size at which a segment file is closed: the unit in which disk space is given back."""
+    """Bytes at which a segment file is closed: the unit in which disk space is freed."""
     segment_entries: int = 65_536
-    """The number of entries at which a segment file is closed, too: it bounds what a start scans if they are small."""
+    """Entries at which a segment file is closed as well: it bounds the scan at a start if entries are small."""
     checkpoint_entries: int = 16_384
-    """How many entries after the last checkpoint the next one is written. A start replays so many at most."""
+    """Entries between two checkpoints. A start replays this many at most."""
     checkpoint_bytes: int = 64 * 1024 * 1024
-    """After how many bytes of log the next checkpoint is written, but not less than the size of the last one."""
+    """Bytes of log after which the next checkpoint is written, but at least the size of the last checkpoint."""
     checkpoint_interval_s: float = 60.0
-    """After how many seconds the next checkpoint is written, while anything is logged at all."""
+    """Seconds after which the next checkpoint is written, if the log has grown."""
     retained_bytes: int = 128 * 1024 * 1024
-    """Bytes of log kept for nodes that are behind. One that lacks more is sent the checkpoint and stored messages."""
+    """Bytes of log kept for nodes that are behind.
+
+    A node that lacks more gets the checkpoint and the stored messages.
+    """
     memory_high_watermark: float = 0.6
-    """RabbitMQ's vm_memory_high_watermark: with more than this share of the memory in use, publishers wait."""
+    """RabbitMQ's vm_memory_high_watermark: the share of the memory above which publishers wait."""
     memory_high_watermark_bytes: int = 0
-    """The same watermark as a number of bytes; 0: the share counts."""
+    """The same watermark in bytes; 0: the share counts."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
-    """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
+    """RabbitMQ's disk_free_limit: bytes of free space on a node's disk, below which publishers wait."""
     consumer_timeout_ms: int = 1_800_000
-    """RabbitMQ's consumer_timeout: how long a delivery may be unacknowledged; 0: for ever."""
+    """RabbitMQ's consumer_timeout: milliseconds that a delivery may be unacknowledged; 0: for ever."""
     default_consumer_prefetch: int = 0
-    """RabbitMQ's default_consumer_prefetch: the prefetch on a channel that has not said basic.qos; 0 is no limit."""
+    """RabbitMQ's default_consumer_prefetch: the prefetch on a channel that has not sent basic.qos; 0: no limit."""
     consumer_max_per_channel: int = 0
-    """RabbitMQ's consumer_max_per_channel: the most consumers of a channel; 0 is no limit."""
+    """RabbitMQ's consumer_max_per_channel: the most consumers of a channel; 0: no limit."""
     transaction_bytes: int = 64 * 1024 * 1024
-    """Bytes published and not committed on one channel, counted as for `uncommitted_bytes`: a transaction is in memory,
-    and in one entry of the log."""
+    """Bytes published and not committed on a channel, counted as for `uncommitted_bytes`.
+
+    A transaction is in memory, and in a single entry of the log.
+    """
     publish_timeout_ms: int = 0
-    """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
+    """Milliseconds after which an unconfirmed publish is refused (basic.nack), outcome unknown; 0: never."""
     majority_timeout_ms: int = 30_000
-    """Clients that wait for an answer are told to try again (320), outcome unknown, when the node has known no leader
-    for so long, and others are not let in; 0: never. Elections take seconds; after a minute a majority without this
-    node gives its clients up."""
+    """Milliseconds without a known leader, after which the node refuses clients; 0: never.
+
+    Clients that wait for an answer are told to try again (320), outcome unknown, and new clients are not accepted.
+    Elections take seconds; after a minute a majority without this node evicts it, and its clients with it.
+    """
     catch_up_bytes_per_s: int = 64 * 1024 * 1024
-    """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. While the log
-    grows it is a quarter of that, but no less than twice what the log grows by."""
+    """Bytes per second that a leader sends to a learner.
+
+    A learner is a new member, or a member that has lost its disk. While the log grows it is a quarter of that, but at
+    least twice the growth of the log.
+    """
     drain_grace_s: float = 5.0
-    """How long clients may stay on a node whose maintenance has begun. Before they are told to go, their balancer
-    should have noticed that it is not ready, or they come back at once."""
+    """Seconds that clients may stay on a node whose maintenance has begun.
+
+    In this time their load balancer should notice that the node is not ready; otherwise they come back at once.
+    """
 
 
 _MAY_BE_ZERO = (
@@ -316,29 +358,29 @@ _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
 _OF_THE_CLUSTER = (
     "replace_emptied",
     "finish_upgrades",
-    # A leader has to send its heartbeats before any other node suspects it.
+    # A leader must send its heartbeats before any other node suspects it.
     "election_timeout_min_s",
     "election_timeout_max_s",
     "heartbeat_s",
 )
 WHOLE_NUMBER_MAX = 2**63 - 1
-"""What commands of the log can hold, and numbers of the system."""
+"""The largest integer in commands of the log, and in numbers of the system."""
 _LEAST = {
     "frame_max": 4096,  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
-    "catch_up_bytes_per_s": 16 * 1024 * 1024,  # with each heartbeat goes a slice of the log in any case
+    "catch_up_bytes_per_s": 16 * 1024 * 1024,  # each heartbeat takes a slice of the log along in any case
 }
 _MOST = {
-    "channel_max": 65_535,  # what the fields of connection.tune hold
+    "channel_max": 65_535,  # the range of the fields of connection.tune
     "client_heartbeat_s": 65_535,
     "memory_high_watermark": 1,
-    # A message or a transaction of these sizes, with the largest content header and in the smallest frames that
-    # are taken, is less than `cluster.entry.BATCH_BYTES_MAX` together with a full batch before it.
+    # A message or a transaction of these sizes, with the largest content header and in the smallest accepted frames, is
+    # less than `cluster.entry.BATCH_BYTES_MAX` together with a full batch before it.
     "frame_max": 16 * 1024 * 1024,
     "message_bytes": 128 * 1024 * 1024,
     "transaction_bytes": 128 * 1024 * 1024,
     "http_session_s": 366 * 86_400,
     "write_buffer_bytes": 2**31 - 1,  # uvloop refuses more, and with it every client
-    # What a segment's footer can tell.
+    # The range of a segment's footer.
     "segment_bytes": 2**32 - 1,
     "segment_entries": 2**32 - 1,
 }
@@ -346,27 +388,33 @@ _MOST = {
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Everything that one node is told from outside. Durations are in seconds."""
+    """All settings of a node. Durations are in seconds."""
 
     name: str
     data_dir: Path
     nodes: tuple[NodeAddress, ...]
     secrets: tuple[bytes, ...] = field(repr=False)
-    """The secrets that the nodes know in common: one, or two while it is changed."""
+    """The secrets that all nodes share: one, or two while it is changed."""
     secret_file: Path | None = None
     """The file from which the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
     join: tuple[Seed, ...] = ()
-    """Nodes of the cluster that this node is to become a member of; empty: it is one of `nodes`. Of those only its own
-    counts then. What the log says counts more, once it says who the members are."""
+    """Nodes of the cluster that this node must join; empty: it is a node of `nodes`.
+
+    A joining node takes only its own address from `nodes`. As soon as the log has a configuration, that counts more.
+    """
     replace_emptied: bool = True
-    """Whether a node that comes back with an empty directory takes the place of the member that had its name and its
-    address: that one's disk is lost, then, and nobody need be asked."""
+    """Whether a node that returns with an empty directory replaces the member with its name and address.
+
+    That member's disk must be lost then, so no operator need confirm it.
+    """
     finish_upgrades: bool = True
-    """Whether the cluster goes over to the next version of the state by itself, once the programs of all members can
-    run it. Afterwards the older program cannot come back."""
+    """Whether the cluster raises the version of the state by itself, when the programs of all members can run it.
+
+    Afterwards the older program cannot come back.
+    """
     peer_addresses: str = PEER_ADDRESSES[0]
-    """Where this node looks for the others: `log` is at the addresses that the log has, `file` at those in `nodes`."""
+    """The source of peers' addresses: `log` takes the addresses in the log, `file` those in `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
@@ -376,7 +424,7 @@ class NodeConfig:
     peer_host: str = "127.0.0.1"
 
     default_user: str = _KNOWN_TO_ALL
-    """The user who is created, with the tag administrator, when there are no users."""
+    """The user that is created, with the tag administrator, if the cluster has no users."""
     default_password: str = field(default=_KNOWN_TO_ALL, repr=False)
     loopback_users: tuple[str, ...] = ("guest",)
     """Users who may log in from this machine only: the default password is public knowledge."""
@@ -391,26 +439,31 @@ class NodeConfig:
     tls: ClientTls | None = None
     peer_tls: TlsFiles | None = None
     oauth2: OAuth2 | None = None
-    """What judges tokens; None: there are none."""
+    """Settings for tokens; None: tokens are refused."""
     tracing: Tracing | None = None
-    """Where traces of messages are sent; None: there are none."""
+    """The destination of traces; None: messages are not traced."""
 
     shovel_hosts: tuple[str, ...] | None = None
-    """The hosts that shovels may connect to, as their URIs name them; None: all, as with RabbitMQ. Whoever moves away
-    from one wants that, and only users whom an administrator has given a tag may set shovels."""
+    """The hosts that shovels may connect to, as their URIs name them; None: all, as with RabbitMQ.
+
+    A migration from RabbitMQ needs that, and only users with a tag that an administrator has given may set shovels.
+    """
 
     product: str = "RabbitMQ"
-    """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
+    """The product name in connection.start.
+
+    Several clients (kombu among them) choose their behaviour by product and version.
+    """
     version: str = "4.0.0"
 
     def shown(self) -> dict[str, str]:
-        """All settings that are no secrets, by name, with a point before the name of what is within another one."""
+        """Return all settings that are not secret, by name; nested settings as `parent.child`."""
         return dict(_shown(self))
 
     def common(self) -> dict[str, str]:
-        """The settings that are meant to be the same on all nodes, by section and key.
+        """Return the settings that must be the same on all nodes, by section and key.
 
-        Of the password there is enough to tell two apart, and too little to guess it: 16 bits.
+        The password is included as 16 bits of a hash: enough to tell two apart, and too little to guess it.
         """
         password = blake2b(self.default_password.encode(), digest_size=2).hexdigest()
         return {
@@ -422,7 +475,7 @@ class NodeConfig:
         }
 
     def shovels_may_reach(self, host: str) -> bool:
-        """Whether shovels may connect to this host."""
+        """Return whether shovels may connect to this host."""
         return self.shovel_hosts is None or host.lower() in map(str.lower, self.shovel_hosts)
 
     @property
@@ -432,7 +485,7 @@ class NodeConfig:
 
     @property
     def address(self) -> NodeAddress:
-        """The entry of `nodes` that is this node."""
+        """The entry of `nodes` for this node."""
         return next(node for node in self.nodes if node.name == self.name)
 
 
@@ -457,7 +510,7 @@ def load(path: Path, environ: Mapping[str, str], join: Sequence[Seed] = ()) -> N
 
 
 def seed_in(text: str) -> Seed:
-    """Read `HOST:PORT`, or `[HOST]:PORT` where the host is an address of IPv6; raises ValueError."""
+    """Read `HOST:PORT`, or `[HOST]:PORT` with an IPv6 address as host; raises ValueError."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
@@ -466,7 +519,7 @@ def seed_in(text: str) -> Seed:
 
 
 def read_hidden(path: Path) -> str:
-    """Read a password or the like from a file that holds nothing else; raises ConfigError."""
+    """Read a password or similar secret from its own file; raises ConfigError."""
     text = _text_in(path).rstrip("\n")
     if not text:
         raise ConfigError(f"{path}: is empty")
@@ -474,7 +527,7 @@ def read_hidden(path: Path) -> str:
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """Read the secrets of the cluster from a file that holds nothing else; raises ConfigError."""
+    """Read the secrets of the cluster from their own file; raises ConfigError."""
     try:
         return _secrets_in(read_hidden(path))
     except ValueError as error:
@@ -482,7 +535,7 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
 
 
 def _secrets_in(text: str) -> tuple[bytes, ...]:
-    """Split a text with one secret on each line; raises ValueError."""
+    """Split a text with a secret on each line; raises ValueError."""
     secrets = [line.strip() for line in text.split("\n") if line.strip()]
     if not 1 <= len(secrets) <= SECRETS_MAX:
         raise ValueError(f"must be one secret, or {SECRETS_MAX} with a line each, not {len(secrets)}")
@@ -546,7 +599,7 @@ def _read(reader: _SettingsReader) -> NodeConfig:
 
 
 def _check(config: NodeConfig, path: Path) -> None:
-    """Check what depends on several keys; raises ConfigError."""
+    """Check conditions on several keys; raises ConfigError."""
     for key, name in (("[node] name", config.name), ("[cluster] name", config.cluster_name)):
         if NAME.fullmatch(name) is None:
             raise ConfigError(f"{path}: {key}: {name!r} {NAME_RULE}")
@@ -564,16 +617,16 @@ def _check(config: NodeConfig, path: Path) -> None:
                 f"{path}: [[nodes]] {key} of node {config.name!r}: is its {listened[place]}, too, at {place[0]}"
             )
     if config.election_timeout_min_s >= config.election_timeout_max_s:
-        # Nodes that time out at the same moment split the vote again and again.
+        # Nodes that time out at the same moment split the vote repeatedly.
         raise ConfigError(f"{path}: [cluster] election_timeout_max_s: must be above election_timeout_min_s")
     if config.heartbeat_s * 3 >= config.election_timeout_min_s:
-        # One lost heartbeat must not depose a leader.
+        # A single lost heartbeat must not depose a leader.
         raise ConfigError(
             f"{path}: [cluster] heartbeat_s: must be less than a third of election_timeout_min_s"
         )
     limits = config.limits
     if 0 < limits.memory_high_watermark_bytes < limits.message_bytes:
-        # The first part of such a message would be an alarm, which keeps the rest of it from being read.
+        # The first part of such a message would raise an alarm, which would stop the reading of the rest.
         raise ConfigError(
             f"{path}: [limits] memory_high_watermark_bytes: {limits.memory_high_watermark_bytes} must be at least "
             f"message_bytes, {limits.message_bytes}"
@@ -581,7 +634,7 @@ def _check(config: NodeConfig, path: Path) -> None:
 
 
 class _SettingsReader:
-    """One look-up for each key, environment first; remembers what was asked for, to refuse the rest."""
+    """Looks up each key, in the environment first, and remembers the known keys to refuse unknown keys."""
 
     def __init__(self, path: Path, document: dict[str, Any], environ: Mapping[str, str]) -> None:
         self._path = path
@@ -698,7 +751,10 @@ class _SettingsReader:
         return self._path.parent / self.text(section, key)
 
     def hidden_file(self, section: str, key: str) -> Path | None:
-        """Find the file that holds what is secret (so that the configuration can be shown around), if there is one."""
+        """Return the path of the file that holds the secret, or None without such a file.
+
+        With such a file, the configuration itself holds no secret and can be shown around.
+        """
         is_given = self._find(section, key) is not None
         if self._find(section, f"{key}_file") is None:
             return None
@@ -707,7 +763,7 @@ class _SettingsReader:
         return self.path(section, f"{key}_file")
 
     def hidden(self, section: str, key: str) -> str | None:
-        """Read what is secret, here or in its file."""
+        """Read a secret, from the configuration or from its file."""
         path = self.hidden_file(section, key)
         if path is None:
             return None if self._find(section, key) is None else self.text(section, key)
@@ -735,7 +791,7 @@ class _SettingsReader:
         return TlsFiles(cert, key, ca, key_password_file)
 
     def client_tls(self, section: str) -> ClientTls | None:
-        # Optional ones are asked for in any case, so that they are known.
+        # Optional keys are looked up in any case, so that they are known.
         ca = self._optional_file(section, "ca")
         key_password_file = self._optional_file(section, "key_password_file")
         ciphers = None if self._find(section, "ciphers") is None else self.text(section, "ciphers")
@@ -880,10 +936,10 @@ class _SettingsReader:
             raise self._error(section, key, f"{path} is not a file")
         return path
 
-    # --- where values come from
+    # --- sources of values
 
     def refuse_unknown(self) -> None:
-        """Raise for the first key in the file or the environment that nothing has asked for."""
+        """Raise for the first key in the file or the environment that was not looked up."""
         for section, table in self._document.items():
             if section == "nodes":
                 continue
@@ -932,7 +988,7 @@ class _SettingsReader:
 
 
 def variable_of(section: str, key: str) -> str:
-    """Name the environment variable of a key."""
+    """Return the environment variable of a key."""
     return f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
 
 

@@ -1,14 +1,14 @@
-"""Errors that more than one part of the broker knows.
+"""Errors that several parts of the broker share.
 
-Invariant: an operating error (a port in use, a damaged file) carries one line for the operator; a broken invariant
-is not one of these and stops the node with its traceback; an AMQP error is an answer to one client.
+Invariant: an operating error (a port in use, a damaged file) carries a single line for the operator. A broken invariant
+is not among these errors, and stops the node with its traceback. An AMQP error is an answer to a client.
 """
 
 from enum import IntEnum
 
 
 class OperatingError(Exception):
-    """Something outside the program is wrong; the text is one line for the operator."""
+    """An error outside of the program; its text is a single line for the operator."""
 
     exit_status = 1
     """The exit status of a command that ends with this error."""
@@ -23,7 +23,7 @@ class CommandError(OperatingError):
 
 
 class ReplyCode(IntEnum):
-    """The AMQP reply codes; a member's name begins the text that goes with it on the wire."""
+    """The AMQP reply codes; on the wire, a member's name begins the reply text."""
 
     CONTENT_TOO_LARGE = 311
     NO_ROUTE = 312
@@ -56,14 +56,14 @@ CHANNEL_REPLIES = frozenset(
         ReplyCode.PRECONDITION_FAILED,
     }
 )
-"""The codes that close a channel. All others close the connection."""
+"""The codes that close a channel. All other codes close the connection."""
 
 REPLY_TEXT_BYTES_MAX = 255
-"""The longest reply text in octets: it is an AMQP short string."""
+"""The longest reply text in bytes: it is an AMQP short string."""
 
 
 class AmqpError(Exception):
-    """What a client is told in channel.close or connection.close, and which of its methods was to blame."""
+    """The contents of channel.close or connection.close for a client: code, text and the method at fault."""
 
     def __init__(self, code: ReplyCode, explanation: str, class_id: int = 0, method_id: int = 0) -> None:
         self.code = code
@@ -84,14 +84,14 @@ class ConnectionFault(AmqpError):
 def amqp_error(
     code: int, explanation: str, class_id: int = 0, method_id: int = 0
 ) -> ChannelError | ConnectionFault:
-    """Build the error for a reply code: of the channel, or of the connection if the code is a hard one."""
+    """Build the error for a reply code: of the channel, or of the connection if the code is a hard error."""
     reply = ReplyCode(code)
     kind = ChannelError if reply in CHANNEL_REPLIES else ConnectionFault
     return kind(reply, explanation, class_id, method_id)
 
 
 def reply_text(code: int, explanation: str) -> str:
-    """Make ``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; a name that is there is kept."""
+    """Return ``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; an existing prefix is kept."""
     prefix = f"{ReplyCode(code).name} - "
     text = explanation if explanation.startswith(prefix) else prefix + explanation
     encoded = text.encode("utf-8", "replace")

@@ -1,18 +1,18 @@
-"""pytest fixtures, for every project that has qq installed.
+"""pytest fixtures for every project that has qq installed.
 
-    def test_orders(qq_vhost):        # a virtual host for this test, on one cluster for all of them: milliseconds
+    def test_orders(qq_vhost):        # a new virtual host on a cluster that all tests share: milliseconds
         connection = pika.BlockingConnection(pika.URLParameters(qq_vhost.urls[0]))
 
-    def test_failover(qq_cluster):    # a cluster of its own, to be hurt: a second
+    def test_failover(qq_cluster):    # a new cluster, which the test may damage: a second
         qq_cluster.leader().kill()
 
-The fixture `qq_options` says which clusters these are, for instance in a project's conftest.py:
+The fixture `qq_options` configures these clusters, for instance in a project's conftest.py:
 
     @pytest.fixture(scope="session")
     def qq_options():
         return {"nodes": 1, "settings": {"limits": {"consumer_timeout_ms": 5000}}}
 
-When a test fails, its report shows what the nodes have logged meanwhile.
+When a test fails, its report shows the nodes' log lines since the test began.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from qq.testing import LocalCluster, LocalVirtualHost
 
 _LOG_BYTES = pytest.StashKey[dict["Path", int]]()
-"""How much the nodes had logged when the test began."""
+"""The size in bytes of each node's log when the test began."""
 
 
 @pytest.fixture(scope="session")
 def qq_options() -> dict[str, Any]:
-    """The arguments of `qq.testing.LocalCluster` with which the clusters of the fixtures are made."""
+    """The arguments of `qq.testing.LocalCluster` for the clusters of the fixtures."""
     return {}
 
 
@@ -49,7 +49,7 @@ def qq_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def qq_shared_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
-    """One cluster for all tests of the session (with pytest-xdist: of each worker)."""
+    """A cluster that all tests of the session share (with pytest-xdist: all tests of a worker)."""
     from qq.testing import LocalCluster  # noqa: PLC0415 -- as above
 
     with LocalCluster(**qq_options) as cluster:
@@ -58,7 +58,10 @@ def qq_shared_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
 
 @pytest.fixture
 def qq_vhost(qq_shared_cluster: LocalCluster) -> Generator[LocalVirtualHost]:
-    """A new virtual host of the shared cluster. Nodes that the test has killed or paused are there for the next one."""
+    """A new virtual host of the shared cluster.
+
+    After the test, killed and paused nodes are started again for the next test.
+    """
     with qq_shared_cluster.vhost() as vhost:
         yield vhost
 

@@ -1,4 +1,4 @@
-"""Ranges: how consecutive messages and consecutive ids are kept without an object per message.
+"""Ranges: consecutive messages and consecutive ids as single objects, without an object per message.
 
 Invariant: the cost of every operation is counted in ranges touched, never in messages.
 """
@@ -15,22 +15,24 @@ MESSAGE_BITS = 24
 """A slot is (batch ordinal in the entry) << MESSAGE_BITS | (message ordinal in the batch)."""
 MESSAGE_MASK = (1 << MESSAGE_BITS) - 1
 MESSAGES_MAX = MESSAGE_MASK
-"""The most messages in one batch: a greater ordinal would run into the next batch's slots."""
+"""The most messages in a batch: a greater ordinal would run into the next batch's slots."""
 
 
 INDEX_BITS = 48
-"""An entry's place is (number of the group whose log has it) << INDEX_BITS | (Raft index). A node has one log, that of
-group 0, so the place of an entry is its index as yet."""
+"""An entry's place is (number of the group whose log has it) << INDEX_BITS | (Raft index).
+
+A node has a single log, that of group 0, so at present the place of an entry is its index.
+"""
 INDEX_MASK = (1 << INDEX_BITS) - 1
 
 LEVELS = 32
 """The number of priority levels of a queue; 0 is the lowest (RabbitMQ 4.3)."""
 NORMAL = 4
-"""The level of a message without a priority. Where there are only two levels, those above it are high."""
+"""The level of a message without a priority. In a queue with only two levels, the levels above it are high."""
 
 
 class Range(NamedTuple):
-    """`count` consecutive messages of one batch: same entry, consecutive slots."""
+    """`count` consecutive messages of a batch: same entry, consecutive slots."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     """The index of the entry that holds the messages."""
@@ -39,23 +41,26 @@ class Range(NamedTuple):
     deliveries: int = 0
     """How often the messages were returned before; more than 0 means redelivered."""
     size: int = 0
-    """The octets of all these messages, as they are stored."""
+    """The bytes of all these messages, as they are stored."""
     position: int = 0
     """The place of the first message in its queue's order of arrival; the others follow."""
     expires_ms: int = 0
-    """From this moment on (cluster time) the messages are not delivered any more; 0 is never."""
+    """The cluster time in milliseconds from which the messages are no longer delivered; 0: never."""
     level: int = NORMAL
     history: int = 0
-    """The history of the messages as dead letters, as their queue numbers it (machine/history.py); 0 is none."""
+    """The dead-letter history of the messages, by the number that their queue gave it (machine/history.py); 0: none."""
     failures: int = 0
-    """How many of the returns count as failed deliveries, where a queue tells them apart (RabbitMQ 4.3)."""
+    """How many of the returns count as failed deliveries, if a queue tells them apart (RabbitMQ 4.3)."""
 
     def part(self, offset: int, count: int) -> Range:
-        """Give `count` messages from the `offset`-th on. A part of a part is as large as the same of the whole."""
+        """Return `count` messages from the `offset`-th on.
+
+        A part of a part is as large as the same part of the whole.
+        """
         if count == self.count:
             return self
         index, slot, whole, deliveries, size, position, expires_ms, level, history, failures = self
-        # The first of them are an octet larger if they cannot all be equal.
+        # If the sizes cannot all be equal, the first messages are a byte larger.
         each, more = divmod(size, whole)
         size = each * count + min(max(more - offset, 0), count)
         position += offset
@@ -64,12 +69,12 @@ class Range(NamedTuple):
         )
 
     def returned(self, *, failed: bool = False) -> Range:
-        """Give the same messages after one more delivery in vain."""
+        """Return the same messages after a further unsuccessful delivery."""
         return self._replace(deliveries=self.deliveries + 1, failures=self.failures + failed)
 
 
 class Piece(NamedTuple, Generic[V]):
-    """Consecutive ids that stand for `count` consecutive items of `value`, beginning with its `offset`-th."""
+    """Consecutive ids for `count` consecutive items of `value`, beginning with its `offset`-th item."""
 
     first: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -82,13 +87,13 @@ class Piece(NamedTuple, Generic[V]):
 
 
 FrozenPieces = tuple[list[Piece[V]], int, int]
-"""A list of pieces that only grows, and the places in it where the frozen ones begin and end."""
+"""A list of pieces that only grows, and the positions in it at which the frozen pieces begin and end."""
 
 
 class RangeMap(Generic[V]):
-    """An ordered map from ids to items, appended at the end and taken from anywhere, mostly from the front.
+    """An ordered map from ids to items; ids are appended at the end and taken from anywhere, mostly from the front.
 
-    Taking from the front is O(1) amortised per piece; taking from the middle costs a bisection and a move of the
+    Taking from the front is O(1) amortised per piece. Taking from the middle costs a bisection and a move of the
     pointers behind it.
     """
 
@@ -99,11 +104,11 @@ class RangeMap(Generic[V]):
         self._head = 0
         self._len = 0
         self._shared = False
-        """Whether somebody else reads the pieces: if so, they are only appended to."""
+        """Whether a reader has frozen the pieces: then the list may only be appended to."""
 
     @classmethod
     def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
-        """Make a map of these pieces, in order, which have `count` ids together. The list is the map's from now on."""
+        """Make a map of these pieces, in order, which have `count` ids together. The map owns the list from now on."""
         made = cls()
         made._pieces, made._len = pieces, count
         return made
@@ -135,7 +140,7 @@ class RangeMap(Generic[V]):
         taken = pieces[start:position]
         kept = _cut(taken, first, last)
         if start == head and (not kept or kept[0].first > last):
-            # The prefix goes: at most one rest stays, in the place of the last piece that was touched.
+            # A prefix is removed. At most a single rest stays, in the place of the last piece that was touched.
             if kept:
                 position -= 1
                 pieces[position] = kept[0]
@@ -168,22 +173,22 @@ class RangeMap(Generic[V]):
         return self._pieces[self._head :]
 
     def freeze(self) -> FrozenPieces[V]:
-        """Return the present pieces, for any thread, without a copy; the next `take` makes one."""
+        """Return the present pieces, for any thread, without a copy; the next `take` copies them."""
         self._shared = True
         return self._pieces, self._head, len(self._pieces)
 
     @property
     def head(self) -> Piece[V]:
-        """The first piece; there is one."""
+        """The first piece; the map must not be empty."""
         return self._pieces[self._head]
 
     @property
     def count_pieces(self) -> int:
-        """How many pieces there are, which is what it costs to take all."""
+        """The number of pieces, which is the cost of taking all."""
         return len(self._pieces) - self._head
 
     def first(self) -> int | None:
-        """Return the smallest id."""
+        """Return the smallest id, or None if the map is empty."""
         return self._pieces[self._head].first if self._len else None
 
     def __contains__(self, key: int) -> bool:
@@ -195,7 +200,7 @@ class RangeMap(Generic[V]):
         return self._len
 
     def _find(self, key: int) -> int:
-        """Find the position of the first piece that ends at or after `key`."""
+        """Return the position of the first piece that ends at or after `key`."""
         pieces, head = self._pieces, self._head
         if head == len(pieces) or key <= pieces[head].first:
             return head
@@ -206,11 +211,11 @@ class RangeMap(Generic[V]):
         self._pieces, self._head, self._shared = self._pieces[self._head :], 0, False
 
     def _leave_behind(self, head: int) -> None:
-        """Have the map begin at the place `head` of the list.
+        """Let the map begin at the position `head` of the list.
 
-        Places before it are deleted once they are the greater half, so each piece is moved O(1) times.
+        Positions before it are deleted when they are the greater half, so each piece is moved O(1) times.
         """
-        # The pieces there are let go of now: to let go of very many at once would take long.
+        # The removed pieces are freed now: freeing very many at once would take long.
         self._pieces[self._head : head] = [_NOTHING] * (head - self._head)
         self._head = head
         if self._head * 2 >= len(self._pieces):
@@ -227,7 +232,7 @@ _NOTHING: Piece[Any] = Piece(0, 0, None, 0)
 
 
 def _cut(taken: list[Piece[V]], first: int, last: int) -> list[Piece[V]]:
-    """Shorten the outer pieces of `taken` to `first`..`last`, in place; return what was cut off, in order."""
+    """Shorten the outer pieces of `taken` to `first`..`last`, in place; return the parts cut off, in order."""
     kept: list[Piece[V]] = []
     low = taken[0]
     if low.first < first:

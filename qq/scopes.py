@@ -1,9 +1,11 @@
-"""What somebody may do who is known by a token and not by the cluster's list of users: the scopes of OAuth 2.
+"""Permissions that an OAuth 2 token gives to its user: the scopes of the token.
 
 As in RabbitMQ (https://www.rabbitmq.com/docs/oauth2): `PERMISSION:VHOST/NAME/ROUTINGKEY`, where the last one or two
-parts may be left out, and `tag:TAG`. In each part `*` stands for any characters, and what is special is written `%2F`.
+parts may be left out, and `tag:TAG`. In each part `*` matches any characters. Special characters are percent-encoded,
+such as `%2F`.
 
-Invariant: pure. A scope that means nothing here permits nothing; it is no error, since tokens are made for others, too.
+Invariant: pure. An unknown scope permits no operation; it is no error, because tokens also have scopes for other
+services.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ _WILDCARD = "*"
 
 
 class Wildcard:
-    """A pattern in which `*` stands for any characters, also none."""
+    """A pattern; `*` in it matches any number of characters, also zero."""
 
     def __init__(self, text: str) -> None:
         self._parts = [unquote(part) for part in text.split(_WILDCARD)]
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name is as the pattern says. It takes no more steps than both have characters."""
+        """Return whether the pattern matches the whole name, in at most as many steps as both have characters."""
         first, *middle = self._parts
         if not middle:
             return name == first
@@ -44,20 +46,20 @@ class Wildcard:
 
 
 class _Resource(NamedTuple):
-    """What one scope permits something for."""
+    """The permission of a scope, and the patterns of the resources that it covers."""
 
     permission: str
     vhost: Wildcard
     name: Wildcard
     key: Wildcard | None
-    """The routing keys; None: all of them."""
+    """The pattern of routing keys; None covers all."""
 
 
 class Scopes:
-    """The scopes of one token."""
+    """The scopes of a token."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """`texts` are scopes without the prefix that says for which service they are."""
+        """`texts` are scopes without the prefix that names their service."""
         self.texts = tuple(texts)
         tags: set[str] = set()
         self._resources: list[_Resource] = []
@@ -78,15 +80,15 @@ class Scopes:
             self._resources.append(_Resource(permission, vhost, name or Wildcard(_WILDCARD), key))
 
     def opens(self, vhost: str) -> bool:
-        """Whether anything is permitted in this virtual host."""
+        """Return whether any operation is permitted in this virtual host."""
         return any(resource.vhost.matches(vhost) for resource in self._resources)
 
     def permit(self, permission: str, vhost: str, name: str) -> bool:
-        """Whether something may be done with the queue, or the exchange, of this name."""
+        """Return whether the operation is permitted on the queue or exchange of this name."""
         return any(self._of(permission, vhost, name))
 
     def permit_key(self, permission: str, vhost: str, exchange: str, key: str) -> bool:
-        """Whether something may be done at an exchange with this routing key."""
+        """Return whether the operation is permitted at an exchange with this routing key."""
         found = self._of(permission, vhost, exchange)
         return any(resource.key is None or resource.key.matches(key) for resource in found)
 
@@ -101,7 +103,7 @@ class Scopes:
 
 
 class TokenUser(NamedTuple):
-    """Somebody whom a token vouches for."""
+    """The user of a token, with the token's scopes."""
 
     name: str
     scopes: Scopes

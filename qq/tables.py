@@ -1,6 +1,6 @@
-"""Field tables: which values the replicated log can hold.
+"""Field tables: the values that the replicated log can hold.
 
-Invariant: what one of them lets in, the others carry. Tables have no limits but those in here.
+Invariant: AMQP, HTTP and the log accept the same tables. All limits of tables are in this module.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ Table = dict[str, Any]
 """An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
 
 TABLE_DEPTH_MAX = 32
-"""How deep tables and arrays may be nested, the outermost one included. Headers of real messages have 3 or 4 levels."""
+"""Levels of nested tables and arrays, the outermost included. Headers of real messages have 3 or 4 levels."""
 TABLE_BYTES_MAX = 128 * 1024
-"""The largest table, as AMQP writes it without the length in front: more does not fit into RabbitMQ's frame_max."""
+"""Bytes of the largest table as AMQP encodes it, without the length in front.
+
+A larger table exceeds RabbitMQ's frame_max.
+"""
 NAME_BYTES_MAX = 255
-"""The longest name of a field: an AMQP short string."""
+"""Bytes of the longest field name: an AMQP short string."""
 INTEGERS = range(-(2**63), 2**64)
-"""Signed integers of 64 bits; beyond them, timestamps in seconds that no calendar has."""
+"""Signed integers of 64 bits; above them, timestamps in seconds beyond any calendar."""
 DECIMAL_SCALES = range(256)
 DECIMAL_NUMBERS = range(-(2**31), 2**31)
 
@@ -45,8 +48,8 @@ def check_table(table: Any) -> None:
         raise InvalidTable(too_large(size))
 
 
-# Sizes are those of the shortest encoding that AMQP has for a value: nothing counts for more here than it did for the
-# reader, who knows only how it was written.
+# Sizes are those of the shortest AMQP encoding of a value. So no value counts for more here than it did for the reader,
+# who knows only the encoding that was received.
 
 
 def _table_size(table: dict[Any, Any], depth: int) -> int:
@@ -66,7 +69,7 @@ def _table_size(table: dict[Any, Any], depth: int) -> int:
 
 
 def _size(value: Any, depth: int) -> int:
-    """The size of a value with the octet that names its type. `depth` is how many levels may be in it."""
+    """Return the bytes of a value with its type byte. `depth` is the number of levels that it may contain."""
     kind = type(value)
     if kind is str:
         return 5 + (len(value) if value.isascii() else _octets(value))

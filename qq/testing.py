@@ -4,21 +4,21 @@
         connection = pika.BlockingConnection(pika.URLParameters(cluster.urls[0]))
         cluster.leader().kill()
 
-pytest: the fixtures `qq_cluster`, `qq_vhost` and their like are there wherever qq is installed (qq/pytest_plugin.py).
+pytest: every project that has qq installed has the fixtures `qq_cluster`, `qq_vhost` and further fixtures
+(qq/pytest_plugin.py).
 
 unittest: `cls.cluster = cls.enterClassContext(LocalCluster())` in `setUpClass`, and a virtual host for each test:
 `self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`. A failure then does not show the nodes' logs, unless
 pytest runs the test.
 
-asyncio: all methods here block, most of them for milliseconds. Call those that wait for a node (`with`, `start`,
-`stop`, `wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) in a thread, so that clients in the same event
-loop go on: `await asyncio.to_thread(cluster.restore)`. Start the cluster where no event loop runs yet: in a fixture, or
-in `setUpClass`.
+asyncio: all methods here block, most of them for milliseconds. Methods that wait for a node (`with`, `start`, `stop`,
+`wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) must be called in a thread, so that clients in the
+same event loop go on: `await asyncio.to_thread(cluster.restore)`. Start the cluster before an event loop runs: in a
+fixture, or in `setUpClass`.
 
 If the block ends with an exception, the last lines of each node's log are added to it as notes.
 
-Invariant: however the block or the process that holds it ends, no node of it goes on running, and no file of a
-temporary directory is left.
+Invariant: however the block or its process ends, all its nodes end, and all files of a temporary directory are deleted.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 SERVE_COMMAND: Sequence[str] | None = None
-"""The command that starts a node of another program than this one: none of its code is there before it is started."""
+"""The command that starts a node of a different program, if set: no code of this program is loaded before the start."""
 PATIENCE_S = 30.0
-"""How many seconds the methods that wait do so at most."""
+"""Most seconds that a waiting method waits."""
 
 _POLL_S = 0.02
 _LOG_LINES_SHOWN = 30
-# Goes on when nobody has the other end of the pipe any more: neither the process with the block nor any of its nodes,
-# which may still add files when that process has been killed.
+# `read` returns when the other end of the pipe is closed: by the process with the block, and by all of its nodes, which
+# may still add files after that process has been killed.
 _DELETE_WHEN_LEFT = 'read _; rm -rf -- "$1"'
 _running: list[LocalCluster] = []
 # Below the ports that the system gives to outgoing connections, also with the offsets of HTTP and peers added.
@@ -76,21 +76,21 @@ _BASE_PORTS = range(12_000, 12_700, NODE_COUNT_MAX + 1)
 
 
 class ClusterError(OperatingError):
-    """The local cluster does not do what the test asked of it."""
+    """The local cluster cannot do what the test has requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalVirtualHost:
-    """A virtual host of a cluster, with nothing in it but the exchanges that every one has."""
+    """A virtual host of a cluster, empty except for the predeclared exchanges."""
 
     name: str
     urls: list[str]
-    """The AMQP addresses for clients: one for each node."""
+    """The AMQP addresses for clients, in the order of the nodes."""
     cluster: LocalCluster
 
 
 class ClusterNode:
-    """One node: a process that can be killed, paused and started again on the same data."""
+    """A node: a process that can be killed, paused and started again on the same data."""
 
     def __init__(self, files: LocalNode, spawner: ThreadPoolExecutor, kept: Sequence[int]) -> None:
         """`spawner` starts the process, which has the descriptors `kept` open as long as it runs."""
@@ -113,7 +113,7 @@ class ClusterNode:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process; a paused one counts."""
+        """Whether the node has a process; a paused process counts."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -121,11 +121,11 @@ class ClusterNode:
         return self._running_process().pid
 
     def start(self) -> None:
-        """Start the process, on the data of the last one; `wait_ready` waits until it serves."""
+        """Start the process, on the data of the previous process; `wait_ready` waits until it serves."""
         if os.getpid() != self._owner:
             raise ClusterError(f"{self.name} can be started only by the process that has started its cluster")
-        # The system kills a child when the *thread* that started it ends, so one that lives as long as the cluster
-        # does it.
+        # The system kills a child when the *thread* that started it ends, so a thread that lives as long as the cluster
+        # starts it.
         try:
             spawning = self._spawner.submit(self._spawn)
         except RuntimeError:
@@ -133,8 +133,8 @@ class ClusterNode:
         spawning.result()
 
     def _spawn(self) -> None:
-        # All in the one thread: several may ask for it at once, and who waits may be interrupted. A process that nobody
-        # knows would not be killed.
+        # All in a single thread: several threads may call this at once, and a waiting caller may be interrupted. A
+        # process without a record would not be killed.
         if self.running:
             raise ClusterError(f"{self.name} is running already")
         self._process = self._new_process()
@@ -167,13 +167,13 @@ class ClusterNode:
             )
 
     def kill(self) -> None:
-        """End the process without warning, as SIGKILL does, and wait until it is gone."""
+        """End the process without warning, as SIGKILL does, and wait until it has ended."""
         process = self._running_process()
         process.kill()
         process.wait()
 
     def stop(self) -> None:
-        """Have the process end in good order, and wait until it has."""
+        """Shut the process down in order, and wait until it has ended."""
         process = self._running_process()
         if self._paused:
             self.resume()
@@ -187,7 +187,7 @@ class ClusterNode:
             raise ClusterError(f"{self.name} stopped with status {status}{self._log_tail()}")
 
     def pause(self) -> None:
-        """Freeze the process: its connections stay open and nothing is answered."""
+        """Freeze the process: its connections stay open and get no answers."""
         self._running_process().send_signal(signal.SIGSTOP)
         self._paused = True
 
@@ -207,7 +207,7 @@ class ClusterNode:
         return self._process
 
     def log_since(self, offset_bytes: int = 0) -> str:
-        """The last lines of what the node has logged since its log had `offset_bytes` bytes, while there is one."""
+        """Return the last lines of the node's log behind its first `offset_bytes` bytes; "" without a log."""
         try:
             with self.log.open("rb") as log:
                 log.seek(offset_bytes)
@@ -221,11 +221,17 @@ class ClusterNode:
     # Questions
 
     def status(self) -> dict[str, Any]:
-        """The cluster as this node sees it: the document at /api/cluster. Raises ClusterError if it does not answer."""
+        """Return the cluster as this node sees it: the document at /api/cluster.
+
+        Raises ClusterError without an answer.
+        """
         return self._ask("/api/cluster")
 
     def queues(self) -> list[dict[str, Any]]:
-        """The queues as this node sees them: the document at /api/queues. Raises ClusterError if it does not answer."""
+        """Return the queues as this node sees them: the document at /api/queues.
+
+        Raises ClusterError without an answer.
+        """
         return self._ask("/api/queues")
 
     def _ask(self, path: str) -> Any:
@@ -235,20 +241,20 @@ class ClusterNode:
         return answer
 
     def leads(self) -> int | None:
-        """The term that this node leads; None if it does not lead, or does not answer."""
+        """Return the term that this node leads; None if it does not lead, or does not answer."""
         answer = self._get("/api/cluster")
         if answer is None or answer["leader"] != self.name:
             return None
         return next(node["term"] for node in answer["nodes"] if node["name"] == self.name)
 
     def _not_ready(self) -> str | None:
-        """Say why the node does not serve; raises ClusterError if it never will."""
+        """Return why the node does not serve; raises ClusterError if it never will."""
         if not self.running:
             raise ClusterError(f"{self.name} is not running{self._log_tail()}")
         return "it is paused" if self._paused else why_not_ready(self.http_port)
 
     def _get(self, path: str) -> Any:
-        """The document at `path`; None if there is no answer, or an error, such as that no login can be decided now."""
+        """Return the document at `path`; None without an answer, or after an error, such as an undecided login."""
         if self._paused or not self.running:
             return None
         answer = ask(self.http_port, path)
@@ -256,11 +262,11 @@ class ClusterNode:
 
 
 class LocalCluster:
-    """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given one.
+    """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given directory.
 
-    A given directory is made if it is not there, and stays, with the nodes' data and logs. `settings` are keys of the
-    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`, but for the first user, as which
-    the nodes are asked.
+    A given directory is created if it is missing, and stays, with the nodes' data and logs. `settings` are keys of the
+    nodes' configurations by section, as `{"limits": {"consumer_timeout_ms": 5000}}`. The first user cannot be set,
+    because the cluster logs in to its nodes as that user.
     """
 
     def __init__(
@@ -279,12 +285,12 @@ class LocalCluster:
                 f"the first user of a local cluster is {USER}: other users are added to that one"
             )
         self._node_count = nodes
-        # A test may go to another directory while the cluster runs.
+        # A test may change the working directory while the cluster runs.
         self._directory = None if directory is None else Path(directory).absolute()
         self._settings = settings
         self._cleanup = ExitStack()
         self._files: list[LocalNode] = []
-        """The files of all nodes that the cluster ever had."""
+        """The files of all nodes that the cluster has ever had."""
         self.nodes: list[ClusterNode] = []
 
     def __enter__(self) -> Self:
@@ -302,7 +308,7 @@ class LocalCluster:
             prepare(directory, self._files, fresh=False, settings=self._settings)
             cleanup.callback(
                 self._kill_all
-            )  # also those that are started at this moment: these are waited for
+            )  # also nodes that are being started at this moment: it waits for these
             self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
             self.nodes = [ClusterNode(node, self._spawner, self._kept) for node in self._files]
             for node in self.nodes:
@@ -315,16 +321,16 @@ class LocalCluster:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Kill whatever still runs, and delete the temporary directory."""
-        if isinstance(error, Exception):  # and not what ends a test in good order, or the program
+        """Kill the running nodes, and delete the temporary directory."""
+        if isinstance(error, Exception):  # but not exceptions that end a test in order, or the program
             for node in self.nodes:
                 error.add_note(f"The end of the log of {node.name}:\n{node.log_since()}")
         self._cleanup.close()
 
     def add_node(self, patience_s: float = PATIENCE_S) -> ClusterNode:
-        """Start one more node, which joins the cluster, and wait until it serves. A cluster has 5 at most.
+        """Start a further node, which joins the cluster, and wait until it serves. A cluster has 5 at most.
 
-        With a large backlog and clients at work it may take longer than `patience_s`: it has to be sent all of it.
+        With a large backlog and busy clients it may take longer than `patience_s`, because the node must get all of it.
         """
         if self not in _running:
             raise ClusterError("a node can be added only in the block of its cluster")
@@ -343,7 +349,7 @@ class LocalCluster:
         return node
 
     def forget_node(self, node: ClusterNode) -> None:
-        """Leave a node out from now on that was removed from the cluster; it is killed if it still runs."""
+        """Remove a node from `nodes` that was removed from the cluster; it is killed if it still runs."""
         if node.running:
             node.kill()
         self.nodes.remove(node)
@@ -355,18 +361,18 @@ class LocalCluster:
 
     @property
     def urls(self) -> list[str]:
-        """The AMQP addresses for clients: one for each node."""
+        """The AMQP addresses for clients, in the order of the nodes."""
         return [node.url for node in self.nodes]
 
     def leader(self) -> ClusterNode:
-        """The node that leads; waits for an election to end. Raises ClusterError if there is no majority."""
+        """Return the leader; waits for an election to end. Raises ClusterError if there is no majority."""
         found: ClusterNode | None = None
 
         def is_found() -> bool:
             nonlocal found
             if not self._running():
                 raise ClusterError("no node of the cluster runs, so none can lead")
-            # For a moment after it was cut off, a former leader may still think it leads: the newest term counts.
+            # For a moment after it was cut off, a former leader may still report to lead: the newest term counts.
             reigns = [(term, node) for node in self.nodes if (term := node.leads()) is not None]
             found = max(reigns, key=lambda reign: reign[0])[1] if reigns else None
             return found is not None
@@ -377,20 +383,20 @@ class LocalCluster:
         return found
 
     def followers(self) -> list[ClusterNode]:
-        """The running nodes that do not lead."""
+        """Return the running nodes that do not lead."""
         leader = self.leader()
         return [node for node in self._running() if node is not leader]
 
     def status(self) -> dict[str, Any]:
-        """The cluster as its leader sees it: the document at /api/cluster."""
+        """Return the cluster as its leader sees it: the document at /api/cluster."""
         return self.leader().status()
 
     def queues(self) -> list[dict[str, Any]]:
-        """The queues as the leader sees them: the document at /api/queues."""
+        """Return the queues as the leader sees them: the document at /api/queues."""
         return self.leader().queues()
 
     def wait_caught_up(self) -> None:
-        """Wait until every running node serves and has applied what the leader had committed when this was called."""
+        """Wait until every running node serves and has applied all entries that were committed at this call."""
         for node in self._running():
             node.wait_ready()
         status = self.status()
@@ -403,14 +409,14 @@ class LocalCluster:
 
     @contextmanager
     def vhost(self) -> Generator[LocalVirtualHost]:
-        """A new virtual host; the end of the block deletes it with all that is in it, and closes its connections."""
+        """Create a virtual host; the end of the block deletes it with all its contents, and closes its connections."""
         name = f"test-{secrets.token_hex(4)}"
         self._change("PUT", f"/api/vhosts/{name}")
         self.wait_caught_up()  # a client may log in at any node now
         try:
             yield LocalVirtualHost(name, [node.url + name for node in self.nodes], self)
         finally:
-            self.restore()  # nothing can be deleted without a majority
+            self.restore()  # a deletion needs a majority
             self._change("DELETE", f"/api/vhosts/{name}")
 
     def _change(self, method: str, path: str) -> None:
@@ -420,7 +426,7 @@ class LocalCluster:
             raise ClusterError(f"{method} {path} at {leader.name}: {refusal}")
 
     def restore(self) -> None:
-        """Start the nodes that do not run and resume those that are paused; wait until all have caught up."""
+        """Start the nodes that do not run and resume the paused nodes; wait until all have caught up."""
         for node in self.nodes:
             if node.running:
                 node.resume()
@@ -433,17 +439,17 @@ class LocalCluster:
 
 
 def running_clusters() -> list[LocalCluster]:
-    """The clusters of this process whose blocks have been entered and not left."""
+    """Return the clusters of this process whose blocks have been entered and not left."""
     return list(_running)
 
 
 @contextmanager
 def _temporary_directory() -> Generator[tuple[Path, int]]:
-    """A directory that is deleted at the end of the block, or when this process is gone, however it has ended.
+    """Make a directory that is deleted at the end of the block, or when this process has ended in any way.
 
-    With it comes a descriptor: it is not deleted as long as another process has that open, too.
+    The block also gets a descriptor: the directory stays as long as a further process has that open, too.
     """
-    directory = Path(tempfile.gettempdir(), f"qq-{secrets.token_hex(8)}")  # made when there is who deletes it
+    directory = Path(tempfile.gettempdir(), f"qq-{secrets.token_hex(8)}")  # created after its deleter
     with subprocess.Popen(  # noqa: S603
         ["/bin/sh", "-c", _DELETE_WHEN_LEFT, "sh", directory],
         stdin=subprocess.PIPE,
@@ -451,7 +457,7 @@ def _temporary_directory() -> Generator[tuple[Path, int]]:
         stderr=subprocess.DEVNULL,
         env={
             "PATH": os.pathsep.join([*os.get_exec_path(), os.defpath])
-        },  # a test may have none, or a wrong one
+        },  # a test may have an empty or wrong PATH
         start_new_session=True,  # Ctrl-C is for the test
     ) as deleting:
         assert deleting.stdin is not None

@@ -1,6 +1,6 @@
-"""Why publishers must wait: this node, or so many nodes that no majority can store, is low on disk or memory.
+"""Alarms that block publishers: memory or disk is low on this node, or on too many nodes for a majority to store.
 
-Invariant: what can be stored by a majority, this node among it, is never held up.
+Invariant: alarms never block a publish that a majority with this node in it can store.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 
 
 class Alarms:
-    """What publishers must wait for: what is short at this node, or at so many that no majority is left."""
+    """The resource alarms that block publishers, computed from this node's resources and the alarms of its peers."""
 
     def __init__(self, configurations: Configurations, peers: Peers, space: Space) -> None:
         self.active = Alarm(0)
-        """What this node, or more than a minority, was low on at the last `look`; empty if publishers need not wait."""
+        """Resources that blocked publishers at the last `look`; empty if publishers may publish."""
         self.low_on_memory = False
         self.lacks_space = False
-        """Whether there was no space for a snapshot that this node needs. What came of it is removed again, so there is
-        more free on its disk than when that was found."""
+        """Whether the disk had no space for a snapshot that this node needs.
+
+        The partial snapshot is removed again, so the disk has more free bytes than when the lack was found.
+        """
         self._configurations = configurations
         self._peers = peers
         self._space = space
 
     @property
     def free_bytes(self) -> int:
-        """How many bytes are left on this node's disk."""
+        """The free bytes of this node's disk."""
         return self._space.free_bytes
 
     def own(self, now_s: float) -> Alarm:
-        """What this node itself is low on."""
+        """Return the resources that are low on this node itself."""
         disk = Alarm.DISK if self.lacks_space or self._space.is_low(now_s) else _NONE
         return disk | Alarm.MEMORY if self.low_on_memory else disk
 
     def look(self, now_s: float) -> bool:
-        """Find out anew what publishers must wait for; True if that has changed."""
+        """Recompute the alarms that block publishers, and return whether they have changed."""
         active = self.own(now_s)
         membership = self._configurations.membership
         for alarm in RESOURCES:
@@ -56,11 +58,11 @@ class Alarms:
 
     @property
     def reason(self) -> str | None:
-        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
+        """The reason to block publishers, in RabbitMQ's words; None if publishers may publish."""
         return reason_of(self.active)
 
 
 def reason_of(active: Alarm) -> str | None:
-    """Why publishers must wait while a cluster is low on this, in RabbitMQ's words; None if it is low on nothing."""
+    """Return the reason to block publishers for these alarms, in RabbitMQ's words, or None without an alarm."""
     short = [resource for alarm, resource in RESOURCES.items() if active & alarm]
     return f"low on {' & '.join(short)}" if short else None

@@ -1,6 +1,6 @@
-"""What nodes tell each other on their links: which data directory each has, and who the members are.
+"""Introductions between linked nodes: each tells its data directory, and the members by its configuration.
 
-Invariant: who the members are is told to everybody, and believed only where the own log does not tell.
+Invariant: a node tells the members on every link, and believes such a message only if its own log has no configuration.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORGOTTEN_AFTER_S = 10.0
-"""A node that is no member goes by what it was told of its cluster until it has had no link with it for so long."""
+"""Seconds without a link to a member, after which a node that has not yet joined forgets the members it was told."""
 
 
 class Introductions:
-    """What this node tells other nodes about itself and about the members, and what they tell it of the members."""
+    """Exchanges introductions and configurations with linked nodes.
+
+    This node tells its own directory, address and versions, and the members. It learns the members from its peers.
+    """
 
     def __init__(
         self,
@@ -44,11 +47,13 @@ class Introductions:
         transmit: Callable[[str, Message], None],
         removed: Callable[[], None],
     ) -> None:
-        """`address` is where others reach this node, `versions` are those of the state that its program can run.
+        """Take the parts of this node that introductions depend on.
 
-        `untold` is what counts as long as neither the log nor anybody else has told who the members are.
-        `joins`: the node's settings say that it is to join a cluster, under whatever name.
-        `removed` is called when this node is told that it is no member any more.
+        - `address`: this node's address for its peers.
+        - `versions`: the versions of the state that its program can run.
+        - `untold`: the configuration that counts until the log or a peer has told the members.
+        - `joins`: whether the node's settings tell it to join a cluster, even under a name that was removed.
+        - `removed`: called when a peer tells that the cluster has removed this node.
         """
         self._members = members
         self._address = address
@@ -61,33 +66,34 @@ class Introductions:
         self._transmit = transmit
         self._removed = removed
         self._told_index = 0
-        """The index of the configuration that this node was told last."""
+        """Log index of the configuration that a peer told last."""
         self._linked_s = 0.0
-        """When this node last had a link with a member, or had not been told yet who is one."""
+        """When this node last had a link with a member, or nothing to forget, on the monotonic clock."""
 
     # Telling
 
     def introduce(self) -> None:
-        """Tell everybody who this node is, because that is not what it was, or it has just been started."""
+        """Introduce this node on all links, because it has started or its own data has changed."""
         self._members.note_past(has_past=self._has_past)
         self._enrolment.introduced(self._members.name, self._own())
         for peer in self._members.presence.linked:
             self._transmit(peer, self._own())
 
     def greet(self, peer: str) -> None:
-        """Tell a node, on its new link, who the members are and who this node is."""
+        """Tell a node, on its new link, the members and this node's own data."""
         self._tell_members(peer)
         self._transmit(peer, self._own())
 
     def tell_members(self) -> None:
-        """Tell everybody who the members are."""
+        """Tell the members on all links."""
         for peer in self._members.presence.linked:
             self._tell_members(peer)
 
     def _tell_members(self, peer: str) -> None:
-        """Tell who the members are, because the log of the other node may not say so.
+        """Tell a peer the members, because its log may hold no configuration.
 
-        A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
+        A learner gets the newest configuration even if that is not committed: it has promised nothing so far, so it may
+        begin. All other nodes get the committed configuration.
         """
         held = self._members.configurations
         if self._members.presence.is_member(peer) and peer in held.membership.learners:
@@ -106,7 +112,7 @@ class Introductions:
         )
 
     def versions_of(self, name: str) -> Versions | None:
-        """Which versions of the state the program of a node can run, as it tells on its link; None if it is not up."""
+        """Return the versions of the state that a node's program can run, or None if the node has no link."""
         if name in self._members.of_release_0_1:
             return Versions(self._versions.low, self._versions.low)
         return self._enrolment.versions_told(name)
@@ -114,7 +120,7 @@ class Introductions:
     # Being told
 
     def members_told(self, _peer: str, told: MembersTold) -> None:
-        """Learn who the members are, because the own log does not tell, or that this node is none any more."""
+        """Learn the members from a peer if the own log has no configuration; stop if they have removed this node."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):
             self._removed()
@@ -128,10 +134,10 @@ class Introductions:
         self._recovery.told(told.configuration, told.term, self._engine)
 
     def look(self, now_s: float) -> None:
-        """Forget what this node was told, if it is no member yet and none is heard any more; called once a second.
+        """Forget the told configuration if this node has not yet joined and hears no member; called once a second.
 
-        That cluster may be gone, and another one be in its place, which this node would refuse as a foreign one. It has
-        promised nothing, so it goes on as after a restart.
+        The told cluster may be gone, and a new cluster may be in its place, which this node would refuse as foreign.
+        This node has promised nothing, so it continues as after a restart.
         """
         told = self._told_index > 0 and self._recovery.standing is Standing.BLANK
         if not told or self._members.presence.members:

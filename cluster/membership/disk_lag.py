@@ -1,30 +1,36 @@
-"""Whether everybody waits for the disk of the leader, and has for too long.
+"""Measures for how long clients have waited for the leader's disk alone.
 
-Nobody waits for a leader's disk while a majority of others stores entries sooner, until it is so far behind that what
-it lacks does not fit into memory (`engine.UNSYNCED_BYTES_MAX`). Then a leader with a slow disk makes every client wait,
-while a follower with such a disk makes nobody wait.
+While a majority of followers stores entries sooner, clients do not wait for the leader's disk. That ends when the
+leader's unsynced entries no longer fit into memory (`engine.UNSYNCED_BYTES_MAX`). From then on a leader with a slow
+disk delays every client; a follower with such a disk delays no client.
 
-Invariant: pure; times are handed in. A disk that stops once for a moment is not late.
+Invariant: pure; the caller passes the times. A single short stall of the disk is not late.
 """
 
 from __future__ import annotations
 
 LATE_MAX_S = 1.0
-"""A disk is too late when it has kept the others waiting for so long in all, less what is forgotten meanwhile."""
+"""Seconds of counted lateness above which the leader hands over. Lateness decays by `FORGOTTEN` per second."""
 FORGOTTEN = 0.1
-"""So much lateness is forgotten in a second: who keeps others waiting for a smaller part of the time may go on."""
+"""Seconds of lateness forgotten per second.
+
+A leader whose disk delays clients for a smaller share of the time leads on.
+"""
 MEMORY = 2.0
-"""Lateness is counted up to so many times what is too much: one day the disk may be well, if nobody else could lead."""
+"""Upper bound of counted lateness, as a multiple of `LATE_MAX_S`.
+
+Without a successor the leader must lead on. The bound lets a disk that has recovered count as quick again soon.
+"""
 
 
 class Lateness:
-    """How late a leader's disk is."""
+    """The counted lateness of a leader's disk."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a reign begins or ends."""
+        """Set the lateness to zero, because a leadership begins or ends."""
         self._late_s = 0.0
         self._looked_s: float | None = None
 
@@ -33,10 +39,9 @@ class Lateness:
         return self._late_s > LATE_MAX_S
 
     def look(self, now_s: float, interval_s: float, *, is_waited_for: bool) -> None:
-        """Note whether others wait for this disk; it is looked every `interval_s` seconds at least.
+        """Count the time since the last call as late if `is_waited_for`; called every `interval_s` seconds at least.
 
-        If they do, so they did since the last look, but for two intervals at most: a node that was busy has not heard
-        of its own disk either.
+        A call counts two intervals at most, because a node that was busy has not heard of its own disk either.
         """
         if self._looked_s is not None:
             since_s = now_s - self._looked_s

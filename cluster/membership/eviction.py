@@ -1,13 +1,13 @@
-"""When a leader stops waiting for a node: what its clients hold returns to the queues.
+"""Eviction of nodes that are dead or silent: the messages of their clients return to the queues.
 
-A process is dead if its links have closed and its host refuses connections. A proxy before a process that lives may do
-the same. So a majority must have no link with the node, and the node has time to dial the other members. A leader
-without such a majority expels no node that another member hears. A paused process keeps its links, and its host goes on
-accepting connections.
+A process is dead if its links have closed and its host refuses connections. A proxy before a live process may do the
+same. So a majority must have no link with the node, and the node gets time to dial the other members. A leader without
+such a majority evicts no node that another member hears. A paused process keeps its links, and its host continues to
+accept connections.
 
-Invariants: nobody is expelled who may still be there before `silent_origin_grace_s`; who is known to be dead is after
-`dead_origin_grace_s`. Silence is what this node has listened to: when it goes on after a pause, everybody seems to have
-been silent for as long.
+Invariants: no node that may still be alive is evicted before `silent_origin_grace_s`. A node that is known to be dead
+is evicted after `dead_origin_grace_s`. Only silence that this node has listened to counts: when this node continues
+after a pause, all peers seem to have been silent for as long.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNDECIDED_S = 1.5
-"""How long after the end of a member's link the verdict on the member is open: the leader needs less time."""
+"""Seconds that the verdict on a member stays open after its link has ended; the leader needs less time."""
 LATER_S = 0.001
-"""A grace that ends now may not be over by the clock that has waited for it."""
+"""Seconds that a timer is set beyond a grace period, because clock rounding may let the timer fire a moment early."""
 STALL_S = 1.0
-"""A node that does not look for longer was paused, or busy: it looks far more often."""
+"""Seconds between two calls of `look` above which this node was paused or busy: it calls far more often."""
 
 
 class Expulsions:
-    """Proposes that the cluster gives up nodes that are gone; for a leader."""
+    """Proposes, on the leader, the eviction of nodes that are dead or silent."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Expulsions:
         runtime: Runtime,
         leads: Callable[[], bool],
     ) -> None:
-        """`leads` tells whether this node is the leader now."""
+        """`leads` returns whether this node is the leader now."""
         self._config = config
         self._members = members
         self._peers = peers
@@ -62,27 +62,27 @@ class Expulsions:
         self._leads = leads
         self._looked_s = runtime.monotonic()
         self._lost_s = -UNDECIDED_S
-        """When a link was lost last."""
+        """When this node last lost a link, on the monotonic clock."""
         self._stalls: deque[tuple[float, float]] = deque()
-        """When this node has not listened: the end of each time, as far as it matters, and how long that was."""
+        """`(end, length)` in seconds of each stall of this node, as far back as the grace period."""
 
     def lost(self) -> None:
-        """Note that the link with a member has just ended."""
+        """Record that the link with a member has just ended."""
         self._lost_s = self._runtime.monotonic()
 
     def died(self) -> None:
-        """Look as soon as a member that was just found dead may be expelled, before the next beat."""
+        """Schedule a check for when a member that was just found dead may be evicted, before the next heartbeat."""
         self._runtime.call_later(self._config.dead_origin_grace_s + LATER_S, self.look)
 
     def undecided(self) -> Collection[str]:
-        """The members whose links ended a short while ago, and on which the verdict is open, at any member."""
+        """Return the members whose links have just ended and whose verdict is pending; called on any member."""
         now_s = self._runtime.monotonic()
         if now_s - self._lost_s >= UNDECIDED_S:
             return ()
         return [peer for peer in self._members.peers if self._is_undecided(peer, now_s)]
 
     def look(self) -> None:
-        """Propose to expel each member that has been away for too long, once. To be called with each beat."""
+        """Propose once to evict each member that is dead or silent for too long; called in each heartbeat interval."""
         now_s = self._runtime.monotonic()
         if now_s - self._looked_s > STALL_S:
             self._stalls.append((now_s, now_s - self._looked_s))
@@ -108,7 +108,7 @@ class Expulsions:
         return lost_s is not None and lost_s < UNDECIDED_S and origin is not None and not origin.expelled
 
     def _is_dead(self, peer: str, now_s: float) -> bool:
-        """Whether a peer's host has refused connections for long enough, and the other members confirm it."""
+        """Return whether a peer's host has refused connections for long enough, and the other members confirm it."""
         dead_s, members = self._peers.dead_s(peer, now_s), self._members
         if dead_s is None or dead_s < self._config.dead_origin_grace_s:
             return False
@@ -125,6 +125,6 @@ class Expulsions:
         return all(misses.values()) and dead_s >= self._config.doubted_origin_grace_s
 
     def _silent_s(self, peer: str, now_s: float) -> float:
-        """For how long this node has listened to a peer's silence."""
+        """Return for how many seconds a peer has been silent, without the stalls of this node."""
         silent_s = self._peers.silent_s(peer, now_s)
         return silent_s - sum(length_s for end_s, length_s in self._stalls if now_s - end_s < silent_s)

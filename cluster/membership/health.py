@@ -1,6 +1,9 @@
-"""Who goes on when a member stops, and who can lead: judged from what the members say of themselves.
+"""Health verdicts: whether the cluster goes on without a member, and which members can lead.
 
-Invariant: pure. A member of which it is not known that it is fit is not fit.
+All verdicts follow from the statuses that the members report of themselves. The functions `flaw`, `_gap` and `why_...`
+return a line for operators: the reason and often the remedy. They return None if no such reason is known.
+
+Invariant: pure. A member counts as fit only if its status says so.
 """
 
 from __future__ import annotations
@@ -17,28 +20,31 @@ if TYPE_CHECKING:
     from cluster.raft.messages import Status
 
     Known = Mapping[str, Status | None]
-    """What each member has last said of itself; None for one that does not answer."""
+    """The last status that each member reported; None if the member does not answer."""
 
 LAG_MAX = 2000
-"""A member that lacks no more entries than this counts as up to date. Members tell how far they are once a second, so
-even one that lacks nothing seems to lack what has come since."""
+"""Entries that a member may lack and still count as up to date.
+
+Members report their last index once a second. So even a member with the whole log seems to lack the entries since its
+last report.
+"""
 
 FULL_BYTES = 4096
-"""With less than this left a disk is full: that is a block of usual file systems, so no file can grow."""
+"""Free bytes below which a disk counts as full: a block of usual file systems, so no file can grow."""
 
 OBSOLETE_FACTOR = 2
-"""A log that is so many times as large as the leader's is for the greater part of what nobody needs any more."""
+"""A log is obsolete if it is this many times as large as the leader's: most of its entries are no longer needed."""
 
 
 class Verdict(NamedTuple):
-    """Whether something may be done, and a line that says why, or what to do first."""
+    """Whether an operation is safe, with a line that gives the reason or what the operator must do first."""
 
     is_safe: bool
     text: str
 
 
 def flaw(name: str, known: Known) -> str | None:
-    """Why this member does not count as one that goes on, and what to do about it; None if it counts."""
+    """Return why this member cannot be relied on, and the remedy."""
     status = known.get(name)
     if status is None:
         return f"{name} does not answer (start it, or look at its network)"
@@ -57,7 +63,7 @@ def flaw(name: str, known: Known) -> str | None:
 
 
 def _gap(one: str, other: str, known: Known) -> str | None:
-    """Why these two members cannot work with each other; None if they have a link, as far as is known."""
+    """Return why these two members cannot work with each other: either reports a missing link."""
     for teller, missed in ((one, other), (other, one)):
         status = known.get(teller)
         if status is not None and missed in status.misses:
@@ -66,14 +72,14 @@ def _gap(one: str, other: str, known: Known) -> str | None:
 
 
 def _led_by(leader: str, names: Collection[str], known: Known) -> list[str]:
-    """Those of the given members that this one could lead, itself included."""
+    """Return the given members that `leader` could lead, including itself."""
     return [name for name in names if name == leader or _gap(leader, name, known) is None]
 
 
 def _who_go_on(names: Collection[str], known: Known) -> dict[str, str | None]:
-    """Why each of these members would not go on with the others, without anybody else; None for those that would.
+    """Map each of these members to the reason why it cannot go on with the rest, or to None if it can.
 
-    They need one among them that can lead and has links with as many as possible.
+    The members go on only with a leader among them: the able member that has links with most of them.
     """
     leaders = [name for name in names if why_cannot_lead(name, known) is None]
     if not leaders:
@@ -83,17 +89,17 @@ def _who_go_on(names: Collection[str], known: Known) -> dict[str, str | None]:
 
 
 def _has_full_disk(status: Status) -> bool:
-    """Whether the member can store nothing more, so that it acknowledges nothing either.
+    """Return whether the member's disk is full, so that it stores and acknowledges no entry.
 
-    Its disk has refused a write, or would do so with the next one: while nothing is published, nothing is refused.
+    The disk has refused a write, or would refuse the next write: without publishes, no write is refused.
     """
     return bool(status.alarm & Alarm.DISK) and (not status.may_lead or status.disk_free_bytes < FULL_BYTES)
 
 
 def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = None) -> str:
-    """Why there is no leader, where none is known: who does not answer, and who hears one all the same.
+    """Return why no leader is known: the members that do not answer, and the members that hear a leader.
 
-    A leader is silent to a node that takes no part yet: `own_flaw` is why this one does not.
+    A leader sends no heartbeats to a node that has not joined yet. `own_flaw` is why this node cannot take part.
     """
     silent = sorted(name for name in membership.voters if known.get(name) is None)
     hearing = sorted(name for name, status in known.items() if status is not None and status.hears_leader)
@@ -114,12 +120,12 @@ def why_no_leader(membership: Membership, known: Known, own_flaw: str | None = N
 
 
 def why_not_lead(name: str, known: Known) -> str | None:
-    """Why leadership should not go to this member; None if it may."""
+    """Return why leadership should not go to this member."""
     return why_short(name, known) or why_cannot_lead(name, known) or flaw(name, known)
 
 
 def why_short(name: str, known: Known) -> str | None:
-    """Why this member may soon store nothing, or cannot be given what it lacks; None if it has space."""
+    """Return that this member is low on disk: it may soon be unable to store entries."""
     status = known.get(name)
     if status is not None and status.alarm & Alarm.DISK:
         return f"{name} is low on disk (make room on it)"
@@ -127,13 +133,13 @@ def why_short(name: str, known: Known) -> str | None:
 
 
 def why_not_all(name: str, membership: Membership, known: Known) -> str | None:
-    """Which voter that answers would not be led by this member, and why; None if there is none."""
+    """Return why this member could not lead all voters that answer: a voter has no link with it."""
     others = sorted(other for other in membership.voters - {name} if known.get(other) is not None)
     return next(filter(None, (_gap(name, other, known) for other in others)), None)
 
 
 def why_cannot_lead(name: str, known: Known) -> str | None:
-    """Why this member could not lead, even if nobody else can; None if it could."""
+    """Return why this member could not lead even as the last candidate."""
     status = known.get(name)
     if status is None or status.standing != Standing.VOTER:
         return flaw(name, known)
@@ -145,10 +151,10 @@ def why_cannot_lead(name: str, known: Known) -> str | None:
 
 
 def successors(name: str, membership: Membership, drained: Collection[str], known: Known) -> list[str]:
-    """The voters to which leadership may go from this member: the first of these groups that is not empty.
+    """Return the voters that leadership may go to from this member: the best of three groups that is not empty.
 
-    Those that are fit and not under maintenance; those that are fit; those that could lead at all. Of such a group,
-    those that have links with the most voters.
+    The groups are: fit voters that are not under maintenance; fit voters; voters that could lead at all. Of the group,
+    only the voters that have links with the most voters are returned.
     """
     others = sorted(membership.voters - {name})
     able = [other for other in others if why_cannot_lead(other, known) is None]
@@ -161,9 +167,9 @@ def successors(name: str, membership: Membership, drained: Collection[str], know
 def reaching_more(
     name: str, membership: Membership, drained: Collection[str], known: Known
 ) -> dict[str, list[str]]:
-    """The voters that could lead all that this member could lead, and others that it could not: for each, these others.
+    """Return the candidates that reach every voter this member reaches and more: candidate -> the extra voters.
 
-    Who is fit and under maintenance would hand over again.
+    A candidate is fit and not under maintenance, because a leader under maintenance would hand over again.
     """
     reached = set(_led_by(name, membership.voters, known))
     led = {
@@ -175,7 +181,7 @@ def reaching_more(
 
 
 def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str]]:
-    """Divide these members: those that can go on with each other, and why the others cannot."""
+    """Divide these members into those that can go on with each other, and the reasons why the rest cannot."""
     flaws = {name: why for name in sorted(names) if (why := flaw(name, known)) is not None}
     fit = [name for name in sorted(names) if name not in flaws]
     flaws |= {name: why for name, why in _who_go_on(fit, known).items() if why is not None}
@@ -183,7 +189,7 @@ def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str
 
 
 def _why_nobody_serves(fit: Sequence[str], drained: Collection[str]) -> str | None:
-    """Why no clients are served where these go on without others; None if one of them serves some."""
+    """Return why no clients would be served if only the members `fit` went on."""
     if any(name not in drained for name in fit):
         return None
     return (
@@ -195,7 +201,7 @@ def _why_nobody_serves(fit: Sequence[str], drained: Collection[str]) -> str | No
 def may_stop(
     name: str, leader: str | None, membership: Membership, drained: Collection[str], known: Known
 ) -> Verdict:
-    """Judge whether the voters that are left are a majority, and serve clients, when this member stops."""
+    """Judge whether the remaining voters are a majority, and serve clients, when this member stops."""
     if leader is None:
         flaws = [f"{each} does not answer" for each in membership.members if known.get(each) is None]
         why = "; ".join(["no leader is known", *flaws])
@@ -218,7 +224,7 @@ def may_stop(
 
 
 def may_leave(name: str, membership: Membership, drained: Collection[str], known: Known) -> Verdict:
-    """Judge whether those that are left agree on it, and serve clients, when this member is none any more."""
+    """Judge whether the remaining voters are a majority, and serve clients, after this member is removed."""
     if name not in membership.voters:
         return Verdict(True, f"{name} does not vote, so all goes on without it")
     left = Membership(membership.voters - {name}, membership.learners)
@@ -236,11 +242,13 @@ def may_leave(name: str, membership: Membership, drained: Collection[str], known
 
 
 def why_no_majority(before: Membership, after: Membership, known: Known) -> str | None:
-    """Why those who vote before a change and are there would be no majority after it; None if they would be one.
+    """Return why the answering voters of both configurations are no majority of the new voters.
 
-    What they have agreed on counts as soon as it is in the log, so there would be no way back. Voters under repair
-    elect nobody, so they do not count: if the leader died, there would be none. Nor does one that gets its vote by the
-    change: it may be lost in this very moment. Only a lone voter has to rely on another one.
+    A configuration counts as soon as it is in the log, so there would be no way back. These voters do not count:
+
+    - Voters under repair, because they elect no leader: if the leader died, the cluster would have none.
+    - A voter that gets its vote by this change, because it may be lost at this very moment. Only a lone voter must rely
+      on the voter that is added.
     """
     if after.voters == before.voters:
         return None
@@ -264,7 +272,7 @@ def why_no_majority(before: Membership, after: Membership, known: Known) -> str 
 
 
 def may_drain(name: str, membership: Membership, drained: Collection[str], known: Known) -> Verdict:
-    """Judge whether another member can lead, and serve clients, while this one is under maintenance."""
+    """Judge whether another member can lead, and serve clients, while this member is under maintenance."""
     others = sorted(membership.voters - {name})
     flaws = {
         other: f"{other} is under maintenance itself"
@@ -280,7 +288,7 @@ def may_drain(name: str, membership: Membership, drained: Collection[str], known
 
 
 def why_nothing_is_stored(name: str, membership: Membership, known: Known) -> str | None:
-    """Why this member, or the cluster, stores nothing for want of space, in words for operators; None if it does."""
+    """Return how full disks keep this member or the cluster from storing entries."""
     full = sorted(other for other, status in known.items() if status is not None and _has_full_disk(status))
     if name in full:
         return "the node's disk is full: it goes on when there is space"
@@ -294,11 +302,12 @@ def why_nothing_is_stored(name: str, membership: Membership, known: Known) -> st
 def why_log_is_obsolete(
     name: str, leader: str | None, membership: Membership, known: Known, durable_bytes: int, synced_index: int
 ) -> str | None:
-    """Why a follower without space may be without its log, in words for operators; None if it may not.
+    """Return why a follower with a full disk may discard its log.
 
-    `durable_bytes` is the size of its log on the disk, and `synced_index` its last entry there. All that is committed
-    behind that entry is, with everything before it, on a majority of the voters that this one is not part of. They all
-    must be there, and give it back as a log that takes less than half the space.
+    `durable_bytes` is the size of its log on the disk, and `synced_index` the last entry there. The leader must have
+    committed an entry after `synced_index`. Then every committed entry is on a majority of voters without this
+    follower. All of that majority must be fit. The leader's log must take half the space at most, because the follower
+    gets that log back.
     """
     leads = known.get(leader) if leader not in (None, name) else None
     voters = [other for other in known if other != name and flaw(other, known) is None]

@@ -1,22 +1,23 @@
-"""What a leader does about the members by itself: notes what each tells of itself, lets learners vote, raises versions.
+"""Membership changes that a leader makes by itself: it admits and promotes learners, and raises versions.
 
-A node that comes with a new data directory is taken in as a learner: under a name that nobody has, or in the place of
-the member that had its name and its address, whose directory must be lost then. Under a name that was removed it has to
-be told to join, or an operator adds it.
+A node with a new data directory is admitted as a learner if its name is new. It is also admitted in the place of a
+member with the same name and address, because that member's directory must be lost. A node with a removed name needs
+`join` in its file, or an operator adds it.
 
-A learner is promoted when it has caught up (Raft thesis, 4.2.1): it is given the log in rounds, each up to where the
-log ended when the round began, and the last round has to be shorter than an election timeout. So a new voter never
-makes the others wait for what it lacks.
+A learner is promoted when it has caught up (Raft thesis, 4.2.1). It gets the log in rounds, each up to the end of the
+log when the round began. The last round must be shorter than an election timeout. So a new voter never makes the
+cluster wait for entries that it lacks.
 
-What members tell of themselves is noted: which versions of the state their programs can run, and where they are. One
-may be where another one was that has moved as well, so those that are in each other's way move in one step: addresses
-change no majority. An address that is refused does not keep the versions from being noted.
+The leader writes the versions of the state that each member's program can run, and each member's address, into the
+configuration. A member may move to the address of a member that has moved as well. Members that block each other in
+this way move in the same step: addresses change no majority. A refused address does not stop the versions from being
+updated.
 
-The version is raised when the program of every member can run the next one, also of those that are away: what they have
-told last is in the configuration. The first raise puts a configuration into the log at all; until then the list in each
-node's file counts, and programs of release 0.1 can take part.
+The leader raises the version when the programs of all members can run the next version. For disconnected members, the
+versions in the configuration count. The first raise creates the first configuration in the log. Until then the list in
+each node's file counts, and programs of release 0.1 can take part.
 
-Invariant: pure. A step that is returned again and again until it is taken does no harm.
+Invariant: pure. A step may be returned repeatedly until it is taken.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ Step = Callable[[Configuration], Configuration]
 
 
 class _Round(NamedTuple):
-    """One round of catching up of a learner."""
+    """A round of catching up of a learner (Raft thesis, 4.2.1)."""
 
     goal: int
-    """The index at which the log ended when the round began: the learner has to reach it."""
+    """The end of the log when the round began: the learner must reach this index."""
     began_s: float
 
 
 class Enrolment:
-    """What one leader knows of the nodes that its links lead to, itself included."""
+    """The introductions of this node and all linked nodes, and the membership changes that follow from them."""
 
     def __init__(self, round_s: float, high: int, *, replaces_emptied: bool, raises_version: bool) -> None:
-        """A round that takes no longer than `round_s` seconds is short enough.
+        """`round_s` is the length in seconds of a round of catching up that is short enough for a promotion.
 
-        `high` is the highest version of the state that this node's program can run.
-        `replaces_emptied`: a new data directory takes the place of the one that was at its name and address.
-        `raises_version`: the version is raised as soon as it can be, and not only when somebody asks for it.
+        - `high`: the highest version of the state that this node's program can run.
+        - `replaces_emptied`: whether a new data directory replaces the member at the same name and address.
+        - `raises_version`: whether the version is raised as soon as possible, without an operator's request.
         """
         self._round_s = round_s
         self._high = high
@@ -59,16 +60,16 @@ class Enrolment:
         self._rounds: dict[str, _Round] = {}
 
     def introduced(self, name: str, introduction: Introduction) -> None:
-        """A node has told, on a new link, which directory it has and what its program can run."""
+        """Store the introduction that a node has sent on its new link: its directory, address and versions."""
         self._told[name] = introduction
         self._rounds.pop(name, None)
 
     def left(self, name: str) -> None:
-        """The link to a node is lost: forget what it has told, which may not be true any more."""
+        """Forget the introduction of a node with a lost link, because it may be out of date."""
         self._told.pop(name, None)
 
     def versions_told(self, name: str) -> Versions | None:
-        """Which versions of the state a node's program can run, as it has told; None if it has not."""
+        """Return the versions of the state that a node has told it can run, or None without an introduction."""
         told = self._told.get(name)
         return None if told is None else Versions(told.low, told.high)
 
@@ -80,10 +81,10 @@ class Enrolment:
         now_s: float,
         new_id: Callable[[], bytes],
     ) -> list[Step]:
-        """The steps of which one is to be taken now, the first that is not refused.
+        """Return the membership changes that are possible now; the first that is not refused must be made.
 
-        `acknowledged` is how far each learner is known to hold the log, which ends with `last_index`; `new_id` makes an
-        id for a cluster that has none.
+        `acknowledged` maps each learner to the index up to which it is known to hold the log. `last_index` is the end
+        of the log. `new_id` makes an id for a cluster that has none.
         """
         steps = self._moves(configuration)
         admissions = [self._admission(configuration, name, told) for name, told in self._told.items()]
@@ -98,7 +99,7 @@ class Enrolment:
         return steps
 
     def _moves(self, configuration: Configuration) -> list[Step]:
-        """One step for each member that is elsewhere by now, together with those that have moved out of its way."""
+        """Return a step for each member with a new address, together with members that move out of its way."""
         moved: dict[str, PeerAddress] = {}
         holders = {member.address: member.name for member in configuration.members}
         for member in configuration.members:
@@ -116,29 +117,30 @@ class Enrolment:
         return steps
 
     def _admission(self, configuration: Configuration, name: str, told: Introduction) -> Step | None:
-        """What the members have to be changed by for this node to be one, as its program is; None if by nothing."""
+        """Return the change that admits this node or updates its versions; None if no change is needed or allowed."""
         if not configuration.cluster or configuration.is_removed(told.member_id):
             return None
         member = configuration.member(name)
         if member is None:
-            # Whoever has removed a node, and left its file as it was, does not want it back with its next start.
+            # A removed node whose settings were left as they were must not come back with its next start.
             may_come = told.joins or not configuration.was_removed(name)
             return partial(_join, name=name, told=told) if told.may_join and may_come else None
         if member.id == told.member_id and member.versions == Versions(told.low, told.high):
             return None
         if member.id in (None, told.member_id):
             return partial(_join, name=name, told=told)
-        # Whoever calls itself a member from another address may be a mistake: that takes an operator.
+        # A member's name at a new address may be a mistake: only an operator can confirm it.
         is_emptied = told.may_join and member.address == _address_of(told)
         if is_emptied and self._replaces_emptied:
             return partial(_vacate, name=name, member_id=member.id)
         return None
 
     def raise_version(self, configuration: Configuration, new_id: Callable[[], bytes]) -> Configuration:
-        """Take the step to the next version, if there is one that this program can run.
+        """Return the configuration with the next version, or the same configuration if this program cannot run it.
 
-        The first one notes who all members are, so all have to be there, and none of them may have lost its memory: the
-        directory that it has now would be taken for the one that has made its promises. Raises MembershipRefused.
+        The first raise records the directories of all members. So all must be linked, and no member may have lost its
+        memory: its new directory would be taken for the directory that has made the old promises. Raises
+        MembershipRefused.
         """
         if configuration.version >= self._high:
             return configuration

@@ -1,11 +1,10 @@
-"""Who leads, as far as this node knows, and to whom leadership goes from here.
+"""The leader as this node knows it, and the reasons why this node hands leadership over.
 
-A leader hands over because somebody asks for it, because it is to be removed or under maintenance, because its disk is
-full or its log damaged, because its disk alone keeps everybody waiting, or because it has no link with a member with
-which another one has.
+A leader hands over for these reasons: an operator asks; it is to be removed or under maintenance; its disk is full or
+its log damaged; clients wait for its disk alone; a voter has a link with a member, and the leader has not.
 
-Invariant: leadership goes to a voter that is fit and not under maintenance, unless it could go to nobody else; and who
-could not lead is not asked at all, so that nobody waits for a handover that cannot be.
+Invariants: leadership goes to a fit voter that is not under maintenance, unless no such voter exists. A voter that
+could not lead is never asked, so that clients do not wait for a handover that must fail.
 """
 
 from __future__ import annotations
@@ -35,12 +34,14 @@ log = logging.getLogger(__name__)
 
 
 APART_S = 10.0
-"""A leader hands over to a member that reaches more of the others when it has done so for this long: most links come
-back sooner."""
+"""Seconds that a peer must reach more members before the leader hands over to it.
+
+Most lost links return sooner.
+"""
 
 
 class Leadership:
-    """The leader that this node knows, which may be itself."""
+    """The leader that this node knows, which may be itself, and this node's handover."""
 
     def __init__(
         self,
@@ -54,14 +55,14 @@ class Leadership:
         ask_turn: Callable[[], None],
     ) -> None:
         self.reign = Reign(None, 0)
-        """The leader and its term, as the last turn has found them."""
+        """The leader and its term, as of the last turn."""
         self.handover = Handover()
-        """The handover by which this node gives leadership away, if one is under way."""
+        """The handover of leadership from this node to a peer, if it is handing over."""
         self._lateness = Lateness()
         self._apart_since_s: float | None = None
-        """Since when another member reaches more of the others than this leader; None if none does."""
+        """Since when a candidate reaches more members than this leader, on the monotonic clock; or None."""
         self._began_s = 0.0
-        """When the present reign began, on the monotonic clock."""
+        """When the present leadership began, on the monotonic clock."""
         self._members = members
         self._peers = peers
         self._statuses = statuses
@@ -72,10 +73,10 @@ class Leadership:
         self._ask_turn = ask_turn
 
     def begins(self, reign: Reign) -> bool:
-        """Note the present leader and its term; True if this node's own leadership ends or begins with it."""
+        """Record the present leader and its term, and return whether this node's own leadership ends or begins."""
         before, self.reign = self.reign, reign
         self._began_s = self._runtime.monotonic()
-        if reign.leader or before.leader:  # that there is still none is not logged with each term
+        if reign.leader or before.leader:  # a term without a leader is logged only once
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         is_own = self._members.name in (before.leader, reign.leader)
         if is_own:
@@ -85,9 +86,9 @@ class Leadership:
         return is_own
 
     def look(self, *, is_fit: bool) -> None:
-        """Lead from now on if that comes here, unless this node's log or disk does not allow it.
+        """Allow or forbid this node to lead and to campaign; `is_fit` tells whether its log and disk allow it to lead.
 
-        A node under maintenance may lead, too, but leaves it to the others to stand for it: see maintenance.py.
+        A node under maintenance may lead, but leaves campaigning to its peers: see maintenance.py.
         """
         now_s = self._runtime.monotonic()
         self._maintenance.look(self.reign.leader, now_s)
@@ -97,11 +98,11 @@ class Leadership:
     # Handing over
 
     def transfer(self, to: str | None = None) -> bool:
-        """Hand leadership to this peer, or to any; `reign` tells when it has changed.
+        """Start a handover to the peer `to`, or to any successor, and return whether it was started.
 
-        Returns False if nothing is begun: this node does not lead, nobody else can, or the one that is meant is
-        not fit, is this node itself, or would get in the way of a handover that is under way.
-        Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
+        `reign` shows when leadership has changed. The result is False if this node does not lead or no voter can take
+        over. It is also False if `to` is not fit, is this node itself, or conflicts with a handover in progress. During
+        a handover this node proposes no entry, because a peer that lacks the latest entry could not be elected.
         """
         if to is not None and (
             to == self._members.name or self.is_handing_over or self._statuses.why_not_lead(to) is not None
@@ -110,9 +111,9 @@ class Leadership:
         return self._hand_over([] if to is None else [to])
 
     def leave(self, to: Sequence[str] = ()) -> bool:
-        """Hand over, to one of these or to anybody, because this node should not lead.
+        """Start a handover to any of `to`, or of all successors if `to` is empty, because this node should not lead.
 
-        Nothing is begun, and False returned, while it does so already, or if nobody took that lately.
+        Return False, and start none, if a handover is in progress or has failed less than `PAUSE_S` ago.
         """
         if self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic()):
             return False
@@ -126,12 +127,12 @@ class Leadership:
         return True
 
     def requested(self, _peer: str, request: Transfer) -> None:
-        """Hand over because another node asks this one, as the leader of that term, to do it."""
+        """Hand over at the request of a peer that addresses this node as the leader of the request's term."""
         if request.term == self._engine.term:
             self.transfer(request.to or None)
 
     def ask_for_transfer(self, to: str | None) -> None:
-        """Have the leader, whoever that is, hand over to this member, or to any. `reign` tells when it has."""
+        """Ask the present leader to hand over to the member `to`, or to any; `reign` shows when it has."""
         leader, term = self.reign
         if leader == self._members.name:
             self.transfer(to)
@@ -140,20 +141,20 @@ class Leadership:
 
     @property
     def is_handing_over(self) -> bool:
-        """Whether a handover is under way."""
+        """Whether this node is handing over."""
         return self.handover.is_on(self._runtime.monotonic())
 
     def ask_successor(self) -> None:
-        """Ask a peer to take over, once, as soon as there is one that has everything."""
+        """Ask a peer to take over, once per handover, as soon as a peer holds the whole log."""
         meant = self.handover.meant(self._statuses.successors())
         self.handover.ask(partial(self._engine.transfer_leadership, meant))
 
     def ask_somebody(self) -> None:
-        """Ask a peer to take over, without waiting for it: this node leads on if none does."""
+        """Ask a peer to take over without starting a handover: this node leads on if no peer does."""
         self._engine.transfer_leadership(self._statuses.successors())
 
     def give_way(self) -> bool:
-        """Lead no more; True once the other voters are a majority without this node, which does not lead."""
+        """Stop leading, and return whether this node follows and the other voters are a majority without it."""
         self._engine.may_lead = False
         if self._engine.is_leader:
             self.leave()
@@ -161,9 +162,10 @@ class Leadership:
         return self._members.is_majority(self._peers.voters())
 
     def leave_for_maintenance(self) -> None:
-        """Hand over if this node is under maintenance and another one can lead.
+        """Hand over if this node is under maintenance and a fit voter exists.
 
-        It leads for a moment at least: whoever gave it leadership may have had to, and be removed by it.
+        It leads for `PATIENCE_S` at least. The peer that gave it leadership may be about to be removed, and this leader
+        must have time to remove it.
         """
         has_led_s = self._runtime.monotonic() - self._began_s
         if self._members.name in self._maintenance.members and has_led_s > PATIENCE_S:
@@ -172,9 +174,9 @@ class Leadership:
                 self.leave(fit)
 
     def leave_if_late(self, interval_s: float) -> None:
-        """Hand over if the disk of this node keeps everybody waiting, to a node that has what this one has not written.
+        """Hand over if clients wait for the disk of this node, to a peer that has stored the entries this node has not.
 
-        This is called every `interval_s` seconds at least, while this node leads.
+        Must be called every `interval_s` seconds at least while this node leads.
         """
         engine, now_s = self._engine, self._runtime.monotonic()
         self._lateness.look(now_s, interval_s, is_waited_for=engine.is_waited_for())
@@ -190,10 +192,10 @@ class Leadership:
                 log.warning("everybody waits for the disk of this node: %s may lead", " or ".join(fit))
 
     def leave_if_apart(self) -> None:
-        """Hand over to a member that reaches whomever this one reaches, and others, if that lasts.
+        """Hand over to a candidate that has reached more members than this leader for `APART_S`.
 
-        Clients of a member that has no link with the leader wait for as long as that leads. This is called about once
-        a second, while this node leads.
+        The clients of a member without a link to the leader wait as long as that leader leads. Called about once a
+        second while this node leads.
         """
         better, now_s = self._statuses.reaching_more(), self._runtime.monotonic()
         if not better:

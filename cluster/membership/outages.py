@@ -1,19 +1,20 @@
-"""Outages: time in which the group could serve no client, as the leader declares it in the log.
+"""Outages: periods without service to clients, as the leader declares them in the log.
 
-While there is no majority, while all processes are paused, while disks hold up each commit, clients cannot act. A timer
-that waits for an act of a client must not count that time. So the leader says with an entry how much of the time since
-the entry before was outage:
+Clients cannot act while there is no majority, while all processes are paused, or while disks hold up each commit. A
+timer that waits for an act of a client must not count that time. So each leader declares in an entry how much of the
+time since the previous entry was outage:
 
-- The first entry of a reign declares the time since this node last heard a leader, and a margin: a leader that has lost
-  its majority goes on for a while. A process that has never heard a leader declares the whole time.
-- Within its reign, a leader declares each time in which it had no majority, could not commit its proposals, or was
-  paused, if that was longer than `GAP_S`. It also declares each leap of the cluster's time: wall clocks have gone on
-  while the monotonic clocks stood still. It does so at once, with a tick entry if clients submit nothing.
+- The first entry of a leadership declares the time since this node last heard a leader, and a margin: a leader that has
+  lost its majority goes on for a while. A process that has never heard a leader declares the whole time.
+- During its leadership, a leader declares each period longer than `GAP_S` that passed without a majority, without
+  commits of its proposals, or in a pause. It also declares each leap of the cluster's time: wall clocks have gone on
+  while the monotonic clocks stood still. It does so at once, in a tick entry if clients submit no batches.
 
-Each node keeps this account along, because it may be the next leader.
+Each node keeps this account, because it may be the next leader.
 
-Invariant: in doubt it was an outage. Too much of it does no harm: a declaration never counts for more than the time
-since the entry before. A node forgets an outage when an entry is applied that was made after the outage.
+Invariant: time counts as outage unless it is certain that the group served. Too long an outage does no harm: a
+declaration never counts for more than the time since the previous entry. A node forgets an outage when it applies an
+entry that was made after the outage.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime
 
 GAP_S = LEAP_MS / 1000
-"""A shorter silence of a leader or of its majority is no outage: processes and networks stumble."""
+"""Seconds of silence of a leader or of its majority that are no outage: processes and networks stumble."""
 ALL_MS = 2**62
-"""Longer than any time between two entries."""
+"""Milliseconds, longer than any time between two entries."""
 
 
 class Gap(NamedTuple):
-    """Outages that no applied entry has declared yet."""
+    """Outages that no applied entry has declared yet, added up."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """The last entry in the log at the end of the last of them."""
+    """Log index of the last entry at the end of the latest outage."""
     end_ms: int
-    """The cluster's time at the end of the last of them."""
+    """The cluster's time at the end of the latest outage, in milliseconds."""
     length_ms: int
 
 
 class Outages:
-    """The outages that one node has seen."""
+    """The outages that this node has observed and not yet seen declared."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Outages:
         timing: Timing,
         runtime: Runtime,
     ) -> None:
-        """Entries declare outages since that version of the state."""
+        """`since_version` is the first version of the state whose entries declare outages."""
         self.gap: Gap | None = None
-        """The outages that have ended and are to be declared, if there are any."""
+        """The ended outages that are not declared yet, if any."""
         self._name = name
         self._since_version = since_version
         self._engine = engine
@@ -74,10 +75,10 @@ class Outages:
         self._commit_index = engine.commit_index
         self._leapt_ms = clock.leapt_ms
         self._declared_term = 0
-        """The term in which this node has last proposed a declaration."""
+        """The term of this node's last declaration."""
 
     def look(self) -> None:
-        """Note whether the group serves now; to be called with each beat."""
+        """Record whether the group serves now; called in each heartbeat interval."""
         self._look_at_clock()
         engine = self._engine
         commit_index, self._commit_index = self._commit_index, engine.commit_index
@@ -96,18 +97,18 @@ class Outages:
                 self._note(int(silent_s * 1000))
 
     def applied(self, index: int, time_ms: int) -> None:
-        """Note that an entry is applied, whose leader has declared the outages before it."""
+        """Forget the outages that the applied entry's leader has declared."""
         if self.gap is not None and index > self.gap.index and time_ms >= self.gap.end_ms:
             self.gap = None
 
     @property
     def is_over(self) -> bool:
-        """Whether this leader has an outage to declare that has ended, or is to declare the first one of its reign."""
+        """Whether this leader must declare an ended outage, or its first declaration of this term."""
         is_owed = self.gap is not None or self._engine.term != self._declared_term
         return is_owed and self._is_counted
 
     def declaration(self) -> SubmittedBatch | None:
-        """The batch with which the next entry of this leader must begin; None without an outage."""
+        """Return the batch that must begin this leader's next entry, or None without an outage."""
         if self._clock.leapt_ms != self._leapt_ms:
             self._look_at_clock()
         is_new = self._engine.term != self._declared_term
@@ -127,7 +128,7 @@ class Outages:
 
     @property
     def _is_counted(self) -> bool:
-        """Whether entries behind those in the log may declare outages."""
+        """Whether new entries may declare outages, by the version of the newest configuration."""
         return self._configurations.newest.version >= self._since_version
 
     def _look_at_clock(self) -> None:
@@ -136,7 +137,7 @@ class Outages:
             self._note(int(leapt_ms) + 1)
 
     def _note(self, length_ms: int) -> None:
-        """Remember an outage that has just ended until it is declared."""
+        """Add an outage that has just ended to the outages that must be declared."""
         if self.gap is not None:
             length_ms += self.gap.length_ms
         time_ms = self._clock.time_ms(self._runtime.monotonic())

@@ -1,6 +1,6 @@
-"""What this node says of itself, to the other members and to whoever asks it.
+"""The status that this node reports of itself, to the other members and to callers on this node.
 
-Invariant: looks, and changes nothing.
+Invariant: reads only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OwnStatus:
-    """The status of this node."""
+    """Builds the status of this node from its parts."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class OwnStatus:
         self._runtime = runtime
 
     def now(self) -> Status:
-        """The status that this node tells the others at this moment."""
+        """Return the status that this node reports to its peers at this moment."""
         engine, journal, now_s = self._engine, self._engine.journal, self._runtime.monotonic()
         return Status(
             engine.role,
@@ -72,7 +72,7 @@ class OwnStatus:
         )
 
     def flaw(self) -> str | None:
-        """Why this node cannot vote, lead or serve clients; None if it can."""
+        """Return why this node cannot vote, lead or serve clients, or None if it can."""
         damage = self._stopping.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"

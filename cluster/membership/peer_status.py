@@ -1,7 +1,7 @@
-"""The other members as this node knows them: what each said last, when it was heard, since when it is known dead.
+"""The peers as this node knows them: the last status, the time of the last message, and the time of death of each.
 
-Invariants: what is not known counts for nothing: who has not said so is neither a voter nor short of anything. What a
-data directory has said is known of no other one under its name.
+Invariants: a peer without a status counts as no voter and without alarms. The status of a data directory never counts
+for a new directory under the same name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 STATUS_INTERVAL_S = 1.0
-"""How often each node tells the others its status."""
+"""Seconds between two reports of each node's status to its peers."""
 SILENT_S = 3 * STATUS_INTERVAL_S
-"""After how many seconds of silence the last status of a peer counts no more."""
+"""Seconds of silence after which the last status of a peer no longer counts."""
 
 
 class MemberStatus(NamedTuple):
-    """One node as this node sees it; None where it does not know."""
+    """The status of a member for operators; a field is None if this node does not know it."""
 
     name: str
     state: str
@@ -41,9 +41,9 @@ class MemberStatus(NamedTuple):
     disk_free_bytes: int | None
     alarm: bool | None
     clock_offset_ms: int | None
-    """How many milliseconds the node's wall clock is ahead of the cluster's time, as far as the node can judge that."""
+    """Milliseconds that the node's wall clock is ahead of the cluster's time, by the node's own judgment."""
     disk_hangs: bool | None
-    """Whether the node's disk does not come to the end of a sync, so that it acknowledges nothing."""
+    """Whether a sync of the node's disk hangs, so that the node acknowledges no entry."""
     misses: Sequence[str] | None
     """The other members that the node has no link with, or does not hear."""
     hears_leader: bool | None
@@ -52,33 +52,33 @@ class MemberStatus(NamedTuple):
 
 @dataclass(slots=True)
 class KnownPeer:
-    """What this node knows of one other member."""
+    """The knowledge of this node about a peer."""
 
     heard_s: float
-    """When anything from the peer last arrived; at first, when this node started."""
+    """When a message of the peer last arrived, on the monotonic clock; at first, when this node started."""
     lost_since_s: float | None = None
-    """When the last link with the peer ended; None while there is a link, and before the first link."""
+    """When the last link with the peer ended; unset while there is a link, and before the first link."""
     dead_since_s: float | None = None
-    """Since when the peer's host says that no such process listens; None if it does not say that."""
+    """Since when the peer has been known to be dead, because its host refuses connections; or None."""
     directory: bytes | None = None
-    """The id of the member's data directory; None if it is awaited, or the log does not say yet who the members are."""
+    """The id of the member's data directory; None until the member has a directory and the log a configuration."""
     status: Status | None = None
-    """What that directory last said of itself; None if it has said nothing since this node started."""
+    """The last status that this directory has reported since this node started, or None."""
 
 
 class Peers:
-    """What this node knows of all other members."""
+    """The knowledge of this node about all its peers."""
 
     def __init__(self, directories: Mapping[str, bytes | None], now_s: float) -> None:
-        """Begin with these members; for each, the id of its data directory, or None."""
+        """Begin with these peers: `directories` maps each name to the id of its data directory, or None."""
         self._peers: dict[str, KnownPeer] = {}
         self.configure(directories, now_s)
 
     def configure(self, directories: Mapping[str, bytes | None], now_s: float) -> None:
-        """Keep what is known of these members, and begin with those that are new.
+        """Keep the knowledge about these peers, and begin with the peers that are new.
 
-        Since when a name is silent or dead stays known when another directory has it: the clients of the earlier one
-        are given up by that.
+        The times of silence and death belong to the name, and stay when another directory takes it: by them, the
+        clients of the earlier directory are evicted.
         """
         self._peers = {name: self._peers.get(name) or KnownPeer(now_s) for name in directories}
         for name, peer in self._peers.items():
@@ -89,7 +89,7 @@ class Peers:
     def status(self, peer: str) -> Status | None:
         return self._peers[peer].status
 
-    # What happens
+    # Events
 
     def connected(self, peer: str, now_s: float) -> None:
         known = self._peers[peer]
@@ -103,38 +103,38 @@ class Peers:
         self._peers[peer].status = status
 
     def lost(self, peer: str, now_s: float) -> None:
-        """Note that the link with the peer has ended; harmless if that was known."""
+        """Record that the link with the peer has ended; a repeated call has no effect."""
         known = self._peers[peer]
         if known.lost_since_s is None:
             known.lost_since_s = now_s
 
     def died(self, peer: str, now_s: float) -> None:
-        """Note that the peer's process is gone; harmless if that was known."""
+        """Record that the peer's process is dead; a repeated call has no effect."""
         known = self._peers[peer]
         if known.dead_since_s is None:
             known.dead_since_s = now_s
 
-    # What follows
+    # Queries
 
     def silent_s(self, peer: str, now_s: float) -> float:
         return now_s - self._peers[peer].heard_s
 
     def is_silent(self, peer: str, now_s: float) -> bool:
-        """Whether the peer has been silent for so long that it is not known what it does, link or not."""
+        """Return whether the peer has been silent for so long that its last status no longer counts."""
         return self.silent_s(peer, now_s) >= SILENT_S
 
     def lost_s(self, peer: str, now_s: float) -> float | None:
-        """For how many seconds there has been no link with the peer; None if there is a link, or never was."""
+        """Return for how many seconds the peer has had no link; None if it has a link, or never had a link."""
         since_s = self._peers[peer].lost_since_s
         return None if since_s is None else now_s - since_s
 
     def dead_s(self, peer: str, now_s: float) -> float | None:
-        """For how many seconds the peer has been known to be dead; None if it is not."""
+        """Return for how many seconds the peer has been known to be dead, or None if it is not."""
         since_s = self._peers[peer].dead_since_s
         return None if since_s is None else now_s - since_s
 
     def alarmed(self, alarm: Alarm) -> list[str]:
-        """The names of the peers that say that they are low on this."""
+        """Return the names of the peers that report this alarm."""
         return [name for name, status in self._statuses() if status.alarm & alarm]
 
     def voters(self) -> list[str]:
@@ -145,7 +145,7 @@ class Peers:
 
 
 def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool) -> MemberStatus:
-    """Put together what is known of a member whose last status this is; None if it has sent none."""
+    """Return the status of a member for operators; `status` is its last report, or None without a report."""
     if not is_up:
         state = "down"
     elif leads:

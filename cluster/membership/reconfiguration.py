@@ -1,10 +1,11 @@
-"""How the members are changed: one entry after the other, each with one step, proposed by the leader.
+"""Changes of the members: the leader proposes configurations in turn, each a single step from the previous.
 
-Steps come from two sides: operators ask for them on any node, which asks the leader; others are due by themselves.
+Operators ask any node for a change, and that node asks the leader. The leader makes further changes by itself
+(joining.py).
 
-Invariant: no change is proposed before the last one is committed, nor one that those who are there could not commit.
-What an operator asks for is judged by the configuration before it, so two at once do no more harm than one after the
-other.
+Invariant: a leader proposes a change only after the previous configuration is committed, and only if the answering
+voters can commit it. It judges an operator's request against the newest configuration, so two requests at once do no
+more harm than two in succession.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class NotNow(Exception):
-    """The members cannot be changed at this moment; no change was made."""
+    """Raised when the members cannot be changed at this moment; no change was made."""
 
 
 class Reconfiguration:
-    """The changes of the members that this node asks for and, when it leads, makes."""
+    """The membership changes that this node requests and, when it leads, proposes."""
 
     def __init__(
         self,
@@ -64,15 +65,16 @@ class Reconfiguration:
         self._transmit = transmit
         self._asked = Questions()
         self._complaints: set[str] = set()
-        """The refusals of steps that are due which were logged already."""
+        """The refusals of the leader's own steps that were logged already."""
 
     # Asking the leader
 
     def ask(self, change: MemberChange, refused: Callable[[str], None]) -> None:
-        """Have the leader, whoever that is, make a change of the members.
+        """Ask the present leader to make a change of the members.
 
-        `refused` is told why if it is not made; the configuration tells when it is (`MemberChange.is_made`). Whoever
-        hears of neither asks again: the leader may have changed, or another change may have been under way.
+        `refused` is called with the reason if the change is refused. The configuration shows when the change is made
+        (`MemberChange.is_made`). A caller that sees neither must ask again: the leader may have changed, or another
+        change may have been in progress.
         """
         leader = self._leadership.reign.leader
         if leader == self._members.name:
@@ -85,28 +87,29 @@ class Reconfiguration:
             self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
 
     def requested(self, peer: str, request: ChangeRequest) -> None:
-        """Make the change that another node asks for, if this node leads."""
+        """Make the change that a peer requests, if this node leads."""
         if self._engine.is_leader:
             self._make(request.change, partial(self._refuse, peer, request.number))
 
     def refused(self, _peer: str, answer: ChangeRefused) -> None:
-        """The leader does not make a change that this node has asked for."""
+        """Report to the caller of `ask` that the leader has refused the change."""
         self._asked.answered(answer.number, answer.text)
 
     def _refuse(self, peer: str, number: int, text: str) -> None:
         self._transmit(peer, ChangeRefused(number, text))
 
-    # What a leader does
+    # On the leader
 
     def propose(self, step: Step) -> int:
-        """Propose the configuration that comes of a step; returns the index of the entry in which it is, or was.
+        """Propose the configuration that results from a step; return the log index of the entry that holds it.
 
-        Only a leader may be asked. Raises MembershipRefused, and NotNow if it may be asked again in a moment.
+        If the step changes nothing, this is the index of the newest configuration. Raises NotNow if this node does not
+        lead, or cannot propose a change at this moment. Raises MembershipRefused if the change is not allowed.
         """
         engine, held = self._engine, self._configurations
         if not engine.is_leader or self._leadership.is_handing_over:
             raise NotNow("this node does not lead")
-        # A leader that has committed nothing in its term does not know what is committed (thesis 4.1, as corrected
+        # A leader that has committed no entry of its own term does not know the commit index (thesis 4.1, as corrected
         # in 2015), and two changes at once could have majorities without a common voter.
         if (
             held.newest_index > engine.commit_index
@@ -128,7 +131,7 @@ class Reconfiguration:
         return index
 
     def take_due_step(self) -> None:
-        """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
+        """Propose the first possible change of the leader's own; the next heartbeat interval retries a refusal."""
         configuration, progress = self._configurations.newest, self._engine.progress
         learners = {
             name: progress[name].acknowledged
@@ -149,7 +152,7 @@ class Reconfiguration:
         self._complaints &= refusals
 
     def _complain(self, refusal: str) -> None:
-        """Log why a step that is due is refused: again only if it was not for a while."""
+        """Log why a step is refused, unless the last round of steps had the same refusal."""
         if refusal not in self._complaints:
             self._complaints.add(refusal)
             log.info("the members stay as they are: %s", refusal)
@@ -173,10 +176,11 @@ class Reconfiguration:
             refused(str(error))
 
     def _judged(self, change: MemberChange, before: Configuration) -> Configuration:
-        """Make a change, unless it is made or the others cannot do without the member. Raises MembershipRefused.
+        """Return the configuration after a change, or the same configuration if the change is made already.
 
-        Of two changes that are asked for at once each may be harmless, and both together not: so it is judged here,
-        where the one before is known. Whoever asks may ask again, since what is known may be a second old.
+        Raises MembershipRefused if the cluster cannot go on without the member. Two requests may each be harmless, but
+        not both together. So the leader judges each here, against the configuration before it. The caller may ask
+        again, because the statuses may be a second old.
         """
         after = change.step(before)
         if after is before:
@@ -201,6 +205,6 @@ class Reconfiguration:
         return self._runtime.random.randbytes(ID_BYTES)
 
     def why_no_majority(self, after: Configuration) -> str | None:
-        """Why the voters that are there would be no majority by this configuration; None if they would be one."""
+        """Return why the answering voters would be no majority by this configuration, or None if they would be."""
         before = self._configurations.membership
         return why_no_majority(before, after.membership, self._statuses.known())

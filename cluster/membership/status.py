@@ -1,7 +1,7 @@
-"""What is known on this node of all members, itself included, and who of them may therefore lead, stop or leave.
+"""The statuses of all members as this node knows them, and the verdicts on leading, stopping and leaving.
 
-Invariant: looks, and changes nothing. Who has been silent for `peers.SILENT_S` is not there, whatever it has said
-before, and also if there is a link.
+Invariant: reads only. A member that has been silent for `peers.SILENT_S` counts as not answering, even if it has a
+link, and its last status does not count. The methods `why_...` return None if no reason is known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Statuses:
-    """The statuses of the members, as far as they are known on this node."""
+    """The statuses of the members, as this node knows them, and the verdicts of `health` on them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Statuses:
         own: OwnStatus,
         leader: Callable[[], str | None],
     ) -> None:
-        """`leader` tells who leads, as far as this node knows."""
+        """`leader` returns the name of the leader that this node knows, or None."""
         self._name = members.name
         self._members = members
         self._configurations = members.configurations
@@ -57,20 +57,20 @@ class Statuses:
         self._leader = leader
 
     def known(self) -> dict[str, Status | None]:
-        """The last status of each member that is heard, and None for the others."""
+        """Return the last status of each member; None for members that this node does not hear."""
         known: dict[str, Status | None] = {self._name: self._own.now()}
         for peer in self._configurations.others(self._name):
             known[peer] = self._peers.status(peer) if self._members.hears(peer) else None
         return known
 
-    # For whoever looks at the cluster
+    # For operators
 
     def all(self) -> list[MemberStatus]:
-        """The status of every member: this node's own as of now, the others' as they last told them."""
+        """Return the status of every member: the present status of this node, the last reported status of each peer."""
         return [self._of(name) for name in self._configurations.membership.members]
 
     def own(self) -> MemberStatus:
-        """The status of this node, be it a member or not."""
+        """Return the status of this node, even if it is no member."""
         return self._of(self._name)
 
     def _of(self, name: str) -> MemberStatus:
@@ -79,10 +79,10 @@ class Statuses:
         status = self._own.now() if is_own else self._peers.status(name)
         return member_status(name, status, is_up=is_up, leads=name == self._leader())
 
-    # What follows
+    # Verdicts
 
     def why_not_lead(self, name: str) -> str | None:
-        """Why leadership should not go to this member, as far as is known here; None if it may."""
+        """Return why leadership should not go to this member."""
         if name in self._maintenance.members:
             return f"{name} is under maintenance (end that with `qq revive {name}`)"
         membership, known = self._configurations.membership, self.known()
@@ -91,11 +91,11 @@ class Statuses:
         return why_not_lead(name, known) or why_not_all(name, membership, known)
 
     def why_short(self, name: str) -> str | None:
-        """Why this member may soon store nothing, or cannot be given what it lacks; None if it has space."""
+        """Return that this member is low on disk: it may soon be unable to store entries."""
         return why_short(name, self.known())
 
     def why_not_there(self, name: str) -> str | None:
-        """Why this member does not count as one that goes on, and what to do about it; None if it counts."""
+        """Return why this member cannot be relied on, and the remedy."""
         if name in self._presence.guests:
             return (
                 f"another data directory than the member's is up under the name {name}: if that one is lost, "
@@ -104,14 +104,14 @@ class Statuses:
         return flaw(name, self.known())
 
     def successors(self) -> list[str]:
-        """The members to which leadership may go from this node; empty if nobody else can lead, as far as is known."""
+        """Return the members that leadership may go to from this node; empty if no other member can lead."""
         drained = self._maintenance.members
         return successors(self._name, self._configurations.membership, drained, self.known())
 
     def reaching_more(self) -> dict[str, list[str]]:
-        """The members that could lead whomever this one could, and others whom it could not: for each, these others.
+        """Return the candidates that reach every voter this node reaches and more: candidate -> the extra voters.
 
-        Nodes of release 0.1 do not tell whom they miss, so they are not taken to reach anybody that this one does not.
+        Nodes of release 0.1 do not report the links they miss, so they are no candidates.
         """
         drained = self._maintenance.members
         better = reaching_more(self._name, self._configurations.membership, drained, self.known())
@@ -119,33 +119,33 @@ class Statuses:
         return {name: others for name, others in better.items() if name not in untold}
 
     def may_stop(self, name: str) -> Verdict:
-        """Whether the others go on when this member stops, as far as is known here."""
+        """Judge whether the cluster goes on when this member stops."""
         drained = self._maintenance.members
         return may_stop(name, self._leader(), self._configurations.membership, drained, self.known())
 
     def may_leave(self, name: str) -> Verdict:
-        """Whether the others go on when this member is none any more, as far as is known here."""
+        """Judge whether the cluster goes on when this member is removed."""
         drained = self._maintenance.members
         return may_leave(name, self._configurations.membership, drained, self.known())
 
     def why_nothing_is_stored(self) -> str | None:
-        """Why this node, or the cluster, stores nothing for want of space; None if it does."""
+        """Return how full disks keep this node or the cluster from storing entries."""
         return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
 
     def why_undecided(self) -> str | None:
-        """Why nothing is committed now, as far as is known here; None if a leader is known."""
+        """Return why no entry is committed now, if no leader is known."""
         if self._leader() is not None:
             return None
         return why_no_leader(self._configurations.membership, self.known(), self._own.flaw())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
-        """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""
+        """Return why this node, whose disk is full, may discard its log (`fitness`)."""
         membership = self._configurations.membership
         return why_log_is_obsolete(
             self._name, self._leader(), membership, self.known(), durable_bytes, synced_index
         )
 
     def may_drain(self, name: str) -> Verdict:
-        """Whether the others can lead and serve clients in place of this member, as far as is known here."""
+        """Judge whether other members can lead and serve clients while this member is under maintenance."""
         drained = self._maintenance.members
         return may_drain(name, self._configurations.membership, drained, self.known())

@@ -1,10 +1,10 @@
-"""Who the members are, by the log and at the other ends of the links, as one of the nodes sees them.
+"""The members of the cluster as this node sees them: by the newest configuration in its log, and by its links.
 
-Whenever the log has another newest configuration, everything that goes by the members is told: the directory, links,
-peers, the clock, the engine. That may come with any message, so whoever acts on one asks `follow` first.
+When the log has a new newest configuration, all parts that depend on the members must follow it: the directory, links,
+peers, the clock, the engine. Any message can bring one, so a caller that acts on a message must call `follow` first.
 
-Invariant: the engine counts and feeds a node as a member only while the newest configuration has the directory that its
-link leads to.
+Invariant: the engine counts a linked node as a member, and sends it entries, only while the newest configuration has
+the data directory at the other end of the link.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """The members of the cluster, as this node knows them."""
+    """The members of the cluster, and the parts of this node that must follow a new configuration."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class Members:
         known: Mapping[str, Member],
         changed: Callable[[], None],
     ) -> None:
-        """`name` and `member_id` are those of this node's data directory.
+        """`name` and `member_id` are the name and the directory id of this node.
 
-        `known` are the members before anything was read from the log. `changed` is called after each change.
+        `known` are the members before the log was read. `changed` is called after each change.
         """
         self.name = name
         self.id = member_id
         self.configurations = configurations
         self.presence = presence
         self.known = known
-        """The members that links and peers go by: `Configurations.known`, as of the last `follow`."""
+        """The members that links and peers use: `Configurations.known`, as of the last `follow`."""
         self._peers = peers
         self._engine = engine
         self._clock = clock
@@ -75,25 +75,24 @@ class Members:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The names of the others, also of such as are about to be removed."""
+        """The names of all members except this node, including members whose removal is not committed yet."""
         return self.configurations.others(self.name)
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The names of the other members that are not heard, as they would be once a second."""
+        """The names of the other members that this node does not hear; a live member reports once a second."""
         return tuple(name for name in self.peers if not self.hears(name))
 
     def hears(self, name: str) -> bool:
-        """Whether there is a link with this other member, and it has said anything of late.
+        """Return whether this member has a link and has not been silent.
 
-        The process at the other end may be frozen, or the network let nothing through, for as long as TCP puts up with
-        that.
+        The process at the other end may be frozen, or the network may drop packets, until TCP gives the connection up.
         """
         return self.presence.is_member(name) and not self._peers.is_silent(name, self._runtime.monotonic())
 
     @property
     def of_release_0_1(self) -> tuple[str, ...]:
-        """The names of the others whose program is release 0.1, as their links tell; it knows of no changes."""
+        """The names of the peers whose links show that they run release 0.1, which knows no membership changes."""
         links = self._links
         return tuple(
             name for name in self.peers if links.connected(name) and links.protocol(name) == OLDEST_PROTOCOL
@@ -105,20 +104,23 @@ class Members:
         return not any(map(self._links.connected, self.peers))
 
     def is_majority(self, names: Iterable[str]) -> bool:
-        """Whether those of these nodes that are there as members are a majority."""
+        """Return whether those of these nodes that are linked as members are a majority."""
         return self.configurations.membership.is_majority(list(filter(self.presence.is_member, names)))
 
     def note_past(self, *, has_past: bool) -> None:
-        """Have links tell whether this node relies on its log: then it is of a cluster, also if that has no id."""
+        """Have links tell whether this node relies on its log.
+
+        Then it belongs to a cluster, even if that has no id yet.
+        """
         self.configurations.has_past = has_past
         self.tell_links()
 
     def tell_links(self) -> None:
-        """Have links go by the configurations as they are now."""
+        """Pass the present configurations on to the links."""
         self._links.configure(self.id, self.configurations)
 
     def follow(self) -> bool:
-        """Make the newest configuration count everywhere; False if it does already."""
+        """Apply the newest configuration to all parts of this node; return False if it is applied already."""
         held = self.configurations
         if held.known is self.known:
             return False
@@ -130,7 +132,7 @@ class Members:
         self._directory.note_configuration(held, self._engine.journal)
         self._clock.members = held.newest.clocks(self.name, self.id)
         for name in (before.keys() | held.known.keys()) - held.membership.voters:
-            self._clock.forget(name)  # a majority of the voters decides what time it is
+            self._clock.forget(name)  # the clocks of a majority of the voters decide the cluster's time
         self._peers.configure(held.directories(self.name), self._runtime.monotonic())
         self.tell_links()
         self.meet()
@@ -138,7 +140,7 @@ class Members:
         return True
 
     def meet(self) -> None:
-        """Count and feed those who are at the other ends of the links as members, and nobody else."""
+        """Have the engine count and send entries to the linked members, and no longer to nodes that were removed."""
         presence, now_s = self.presence, self._runtime.monotonic()
         self._engine.follow_configuration(presence.guests)
         came, went = presence.look()
@@ -149,10 +151,10 @@ class Members:
             self._engine.peer_connected(peer)
 
     def hears_guest(self, message: Message) -> bool:
-        """Whether a message matters although its sender is no member by the newest configuration here.
+        """Return whether to read a message of a connected non-member (a node outside of the newest configuration).
 
-        Its promises count for nothing, and it does not disturb a leader that is heard. But this log may be behind: the
-        sender may lead, or be about to.
+        Its acknowledgements, votes and batches do not count, and it must not disturb a leader that this node hears. But
+        this log may be behind: the sender may be the leader, or a candidate, by a later configuration.
         """
         if isinstance(message, VoteRequest):
             return not self._engine.hears_leader()

@@ -1,10 +1,11 @@
-"""Whom a node lets in: the members that it knows, what it tells of itself, and why it refuses somebody.
+"""Admission of peers: which connections a node accepts, which terms it offers, and where it finds the members.
 
-A node of the same cluster is let in whatever its name and its directory are, also one that this node does not know or
-that was removed: it may have joined while this node was away, and what each of them is to be told and counted for is
-the group's matter. As long as neither of two logs says who the members are, the list in each node's file does.
+A node of the same cluster is accepted under any name and with any data directory, even if it is unknown or was removed.
+It may have joined while this node was away, and the group decides whether it counts as a member. As long as neither of
+two logs has a configuration, the list of members in each node's file counts.
 
-Invariant: two processes are never one node, and two nodes that both dial end up with one connection.
+Invariant: two processes never count as the same node, and two nodes that dial each other end up with a single
+connection.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ if TYPE_CHECKING:
     from cluster.configuration.history import Configurations
     from cluster.net.sockets import Address
 
-# One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one
-# is. It waits longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).
+# The node with the smaller name dials at once, the other node only if no connection comes: perhaps only it knows the
+# peer's address. It waits longer than the first pauses between two attempts (`LinkLimits.retry_max_s`).
 _PATIENCE_S = 1.5
 
-# A peer that works says something every second. One that has been silent for so long may be gone with its host, and the
-# process that now has its name is its next life.
+# A working peer sends a message every second. A peer that has been silent for so long may be lost with its host, and a
+# second process of its name is then its new incarnation.
 _GONE_AFTER_S = 3.0
 
-# A connection that has been silent for so long may be one that the other side has lost. A guest hears nothing but what
-# its peer tells of its state every second, which may come late.
+# The peer may have lost a connection that has been silent for so long. A connected non-member receives only the status
+# of its peer, every second, which may come late.
 _SILENT_AFTER_S = 2.0
 
 
 class Link(NamedTuple):
-    """An existing connection with a node."""
+    """An existing connection with a node, as admission judges it."""
 
     process: bytes
-    """The process at the other end."""
+    """The random name of the process at the other end."""
     silent_s: float
-    """How many seconds ago the node last said anything."""
+    """Seconds since the node last sent anything."""
 
     @property
     def works(self) -> bool:
@@ -56,7 +57,7 @@ class Link(NamedTuple):
 
 
 class KnownMembers:
-    """The members of a cluster as one of them knows them."""
+    """The members as this node knows them: their addresses, their directories, and this node's own terms."""
 
     def __init__(
         self,
@@ -67,33 +68,36 @@ class KnownMembers:
         *,
         prefers_listed: bool = False,
     ) -> None:
-        """`versions` are those that this node's program can run; `process` names this process.
+        """`versions` are the versions of the state that this node's program can run; `process` names this process.
 
-        `listed` is where other nodes listen according to this node's file. With `prefers_listed` that alone counts for
-        the nodes in it: from here they cannot be reached where the log says they are.
+        `listed` are the addresses of nodes in this node's file. With `prefers_listed`, nodes in it are dialled only
+        there, because this node cannot reach them at their addresses in the log.
         """
         self.terms = Terms.of([name], versions.low, process, versions)
-        """What this node tells about itself in handshakes."""
+        """The terms that this node offers in handshakes."""
         self.addresses: dict[str, PeerAddress] = {}
-        """Where the other members are looked for first, by name."""
+        """The addresses at which this node first dials the other members, by name."""
         self._name = name
         self._listed = listed
         self._prefers_listed = prefers_listed
         self._told: dict[str, PeerAddress] = {}
-        """Where other nodes of this cluster say that members are."""
+        """The members' addresses by the latest known configuration, which a peer may have told."""
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the data directories that are, or were, members."""
         self._configurations: Configurations | None = None
-        """Those that were told to `configure` last."""
+        """The configurations of the last call of `configure`."""
         self._has_joined = False
-        """Whether this node knew its cluster then: it may have heard of it since."""
+        """Whether this node knew its cluster at the last call of `configure`: it may have learned it since."""
 
     def place(self, peer: str, address: PeerAddress) -> PeerAddress:
-        """Where this node looks first for one that is at this address by the log, or will be."""
+        """Return the address at which this node dials a member first; `address` is its address by the log."""
         return self._listed.get(peer, address) if self._prefers_listed else address
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
-        """Where a member may listen. If several have moved, this node's file, or another node, may know better."""
+        """Return the addresses where a member may listen: by the log, this node's file, and the latest configuration.
+
+        If several members have moved, the log may be behind the latter two.
+        """
         address = self.addresses[peer]
         listed = self._listed.get(peer, address)
         told = self.place(peer, self._told.get(peer, address))
@@ -102,15 +106,17 @@ class KnownMembers:
     def configure(
         self, own_id: bytes, configurations: Configurations, linked: Mapping[str, Terms]
     ) -> list[str]:
-        """Go by these configurations of the log from now on; `own_id` is that of this node's data directory.
+        """Use these configurations from now on, and return the peers whose connections must end.
 
-        `linked` is what each linked node has told when the connection was made. Returns which of these connections have
-        to end: whoever was new when this node was new, too, may have joined another cluster meanwhile, whose leader
-        would have this node give up what it acknowledges now. One that has not joined any connects anew.
+        `own_id` is the id of this node's data directory. `linked` maps each linked node to the terms of its handshake.
+        A connection ends if the peer is of another cluster. It also ends if both nodes were new, this node has joined
+        its cluster by now, and the peer is no member of it. That peer may have joined another cluster, whose leader
+        could make this node delete entries that it acknowledges now. A peer that has not joined any cluster connects
+        again.
         """
         self._configurations = configurations
         newest = configurations.newest
-        # As long as nobody knows a cluster, what counts is the list in each node's file.
+        # until a node knows a cluster, the list in its file counts
         names = configurations.committed.membership.members
         process, versions = self.terms.process, self.terms.versions
         cluster = configurations.cluster or (UNNAMED if configurations.has_past else NO_ID)
@@ -137,10 +143,10 @@ class KnownMembers:
         ]
 
     def hear_cluster(self, terms: Terms) -> None:
-        """Learn from what another node tells that this log is of the same cluster, if this node could not know.
+        """Learn from a peer's terms that this log belongs to the peer's cluster, if this node could not know.
 
-        Who tells of a cluster knows that its first configuration is committed. So it is also where it is in the log,
-        and the leader that has committed it has told others of it, and then was lost.
+        The peer knows the id of its cluster, so the first configuration is committed. This node's log holds that
+        configuration, but the leader that committed it was lost before this node heard of the commit.
         """
         held = self._configurations
         if held and not self.terms.is_named and terms.is_named and terms.cluster == held.newest.cluster:
@@ -149,14 +155,15 @@ class KnownMembers:
 
     @property
     def seeks_members(self) -> bool:
-        """Whether this node does not know yet of which cluster it is, or knows nobody else of it."""
+        """Whether this node does not know its cluster yet, or no other member of it."""
         return not (self.terms.is_named and self.addresses)
 
     def seeds(self, configured: Sequence[Address]) -> tuple[Address, ...]:
-        """Where to dial whoever listens: `configured` seeds, while this node seeks its cluster, and unknown members.
+        """Return the addresses to dial without an expected name: `configured` seeds, and members unknown to the log.
 
-        A member that this node's log does not know may lead. If it does not know this node, whose addition was lost
-        with a leader, neither of them would look for the other one.
+        The seeds are dialled only while this node seeks its cluster. A member that this node's log does not know may
+        lead. If the member does not know this node either, because this node's addition was lost with a leader, neither
+        would dial the other by name.
         """
         unknown = [
             self.place(name, address)
@@ -166,27 +173,29 @@ class KnownMembers:
         return (*(configured if self.seeks_members else ()), *unknown)
 
     def dials_first(self, peer: str) -> bool:
-        """Whether it is this node that dials at once where there is no connection with the peer."""
+        """Return whether this node, and not the peer, dials at once if they have no connection."""
         return self._name < peer
 
     def patience_s(self, peer: str) -> float:
-        """How long there has to be no connection with the peer before this node dials."""
+        """Return for how many seconds there must be no connection with the peer before this node dials."""
         return 0.0 if self.dials_first(peer) else _PATIENCE_S
 
     def judge(
         self, peer: str, terms: Terms, link: Link | None, *, dialled_here: bool
     ) -> HandshakeError | None:
-        """Why a new connection with a node that knows the secret is not to be, or None.
+        """Return the reason to reject a new connection with a node that knows the secret, or None.
 
-        `link` is the connection that there is under that name; `dialled_here` tells who has dialled the new one.
+        `link` is the existing connection under that name. `dialled_here` tells whether this node dialled the new
+        connection.
         """
         if peer == self._name:
             return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
         if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
         if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
-            # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
-            # A member that was removed before it knew of the id is let in, to be told.
+            # When a cluster gets its id, all its members are known. A log without an id may continue differently after
+            # an entry that both logs have. A member that was removed before it knew the id is accepted, so that it
+            # learns of its removal.
             if not any(self._directories):
                 return OtherClusterError(
                     f"node {peer!r} does not know yet whether its log is of this cluster, and this node, which has "
@@ -204,8 +213,8 @@ class KnownMembers:
             return SecondProcessError(
                 f"another process calls itself node {peer!r}, which is connected; stop one of the two"
             )
-        # The one that dials first replaces a connection of the other one, never the other way round: else two that
-        # dial at the same time would end each other's connection again and again.
+        # The node that dials first may replace a connection that its peer dialled, but not the reverse: otherwise two
+        # nodes that dial at the same time would end each other's connection repeatedly.
         if self.dials_first(peer) != dialled_here and link.works:
             return AlreadyLinkedError(f"node {peer!r} is connected already")
         return None

@@ -1,11 +1,11 @@
-"""Who is at the other ends of the links: members, and guests.
+"""The nodes at the other ends of the links: members, and connected non-members.
 
-A link tells the name of a node and the id of its data directory. It is a member if the newest configuration has that
-directory under that name. Anybody else of the cluster is a guest: one that is new, one that was removed, or, where this
-node's log is behind, a member that it does not know yet. What a guest vouches for does not count, but what it tells is
-heard: it may be the leader by a later configuration.
+Each link has the name of a node and the id of its data directory. The node is a member if the newest configuration
+lists that directory under that name. Any other node of the cluster is a connected non-member: a new node, a removed
+node, or a member that this node's log does not know yet. Its votes and acknowledgements do not count. Its other
+messages are read, because it may be the leader by a later configuration.
 
-Invariant: a directory never counts under a name that the newest configuration has given to another one.
+Invariant: a directory never counts under a name that the newest configuration gives to a different directory.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 class Arrivals(NamedTuple):
-    """What has changed since it was last asked for."""
+    """The changes of the linked members since the last call of `look`."""
 
     came: list[str]
-    """The members that have links now and had none before, or were guests."""
+    """The members that have links now, and had no link or were non-members before."""
     went: list[str]
-    """The nodes that are no members any more, though their links are still open."""
+    """The nodes whose links are still open, but which are members no longer."""
 
 
 class Presence:
-    """The nodes that this node has links with."""
+    """The nodes that this node has links with, divided into members and non-members."""
 
     def __init__(self, configurations: Configurations) -> None:
         self._configurations = configurations
         self._linked: dict[str, bytes] = {}
-        """The ids of the linked nodes' data directories, by their names."""
+        """The ids of the linked nodes' data directories, by node name."""
         self._members: dict[str, None] = {}
-        """The linked nodes that were members when `look` was last called, in the order in which they came."""
+        """The linked members as of the last call of `look`, in order of arrival."""
 
     @property
     def linked(self) -> tuple[str, ...]:
-        """The names of all nodes that there are links with."""
+        """The names of all linked nodes."""
         return tuple(self._linked)
 
     @property
@@ -51,30 +51,30 @@ class Presence:
         return tuple(name for name in self._linked if not self.is_member(name))
 
     def is_member(self, name: str) -> bool:
-        """Whether there is a link with the member of this name, and not with another directory."""
+        """Return whether there is a link with the member of this name, under its directory."""
         member_id = self._linked.get(name)
         return member_id is not None and self._configurations.newest.has(name, member_id)
 
     def is_member_by_latest(self, name: str) -> bool:
-        """Whether there is a link with the member of this name, by the latest configuration that is known.
+        """Return whether there is a link with the member of this name by the latest known configuration.
 
-        A log that is being given to this node has the configurations of long ago first.
+        While a log is sent to this node, its first configurations are long out of date.
         """
         member_id = self._linked.get(name)
         return member_id is not None and self._configurations.latest.has(name, member_id)
 
     def link_began(self, name: str, member_id: bytes) -> None:
-        """Note a new link, which takes the place of an earlier one of that name."""
+        """Record a new link, which replaces an earlier link of that name."""
         self._linked[name] = member_id
         self._members.pop(name, None)
 
     def link_ended(self, name: str) -> None:
-        """Note that there is no link any more; harmless if there was none."""
+        """Record that the link has ended; no effect if there was no link."""
         self._linked.pop(name, None)
         self._members.pop(name, None)
 
     def look(self) -> Arrivals:
-        """Find out who has become a member since the last time, or has ceased to be one."""
+        """Return the linked nodes that have become members since the last call, or ceased to be members."""
         members = self.members
         arrivals = Arrivals(
             [name for name in members if name not in self._members],

@@ -1,9 +1,9 @@
-"""One connection to a peer: first the handshake, then frames.
+"""A TCP connection to a peer: first the handshake, then frames.
 
-A frame is ``<IH``, the length of the body and the group id, then the body. Whatever a group makes is carried: one frame
-of any size that the log can hold passes a queue that is not congested, and its parts are heard of as they come.
+A frame is ``<IH``, the length of the body and the group id, then the body. A queue that is not congested accepts any
+frame that the log can hold. The receiver reports each part of a large frame on its arrival.
 
-Invariant: a stranger costs bounded memory; a peer that does not read is given up, whatever it is sent.
+Invariant: an unauthenticated connection costs bounded memory. A peer that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -27,62 +27,70 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Frame = tuple[int, bytes]
-"""The group id and the body of a frame."""
+"""`(group id, body)` of a frame."""
 
 _HEADER = Struct("<IH")
 
-# Holds a whole append of the usual ~1 MiB, so that it is read in few calls; small frames share one read.
+# Holds a whole append of the usual ~1 MiB, so that reading it takes few calls; small frames share a read.
 _RECEIVE_BYTES = 2 << 20
-# A partial frame below this is moved to the front of the buffer, so that the next read is a large one.
+# A partial frame below this size is moved to the front of the buffer, so that the next read is large.
 _MOVED_BYTES_MAX = 64 << 10
 
-# A larger frame is given to the transport in pieces of this size, as fast as it takes them: TLS encrypts at once what
-# it is given, and for 100 MiB a leader would be silent for too long.
+# A larger frame goes to the transport in pieces of this size, as fast as the transport takes them. TLS encrypts at once
+# all that it gets, and 100 MiB would silence a leader for too long.
 _PIECE_BYTES = 1 << 20
 
 
 class LinkLimits(NamedTuple):
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """How large the body of a frame may be: the same on all nodes, since each must take what the others may send."""
+    """Bytes that the body of a frame may have.
+
+    The limit is the same on all nodes, because each must accept all peers' frames.
+    """
     queued_bytes_max: int = 96 << 20
-    """A peer that lets more than this pile up, besides the largest frame of it, is disconnected."""
+    """Bytes that may be queued for a peer, besides its largest frame. A peer that lets more pile up is disconnected."""
     high_water_bytes: int = 8 << 20
-    """A link becomes congested when more than this many bytes are queued."""
+    """Queued bytes above which a link becomes congested."""
     low_water_bytes: int = 2 << 20
-    """A link is not congested any more when fewer than this many bytes are queued."""
+    """Queued bytes below which a congested link is free again."""
     retry_first_s: float = 0.1
     retry_max_s: float = 0.2
-    """A peer that comes back waits for this attempt before it can serve anybody."""
+    """Seconds between two attempts to connect, at most.
+
+    A returning peer waits for this attempt before it can serve clients.
+    """
     handshake_timeout_s: float = 5.0
-    """How long it may take from the connection attempt to the last proof, TLS included."""
+    """Seconds from the connection attempt to the last proof, TLS included."""
     stranger_bytes_max: int = 4096
-    """How much is read at once from an unauthenticated connection; must hold a handshake message."""
+    """Bytes read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
     """Unauthenticated connections at a time."""
     stranger_fair_s: float = 0.5
-    """How long a connection has for its handshake while others wait for its place. With TLS it takes four round trips,
-    and those between members are short."""
+    """Seconds that a connection may take for its handshake while others wait for a slot.
+
+    With TLS the handshake takes four round trips, and those between members are short.
+    """
     guests_max: int = 16
-    """Authenticated nodes at a time that are no members: there may be seven members, so these are plenty."""
+    """Connected non-members at a time. A cluster has at most seven members, so this is plenty."""
 
 
 class FrameTooLargeError(Exception):
-    """A frame above the limit, which no node of this version makes."""
+    """A frame above the limit, which no node of this version sends."""
 
 
 class LinkBacklog:
-    """What one end of a link lets pile up for a peer that does not read; the same for real and simulated links."""
+    """The limit of queued bytes on a link whose peer does not read; shared by real and simulated links."""
 
     def __init__(self, limits: LinkLimits) -> None:
         self._bytes_max = limits.queued_bytes_max
         self._largest = 0
-        """Length of the largest frame that was queued since the link was last not congested."""
+        """Bytes of the largest frame that was queued since the link was last not congested."""
 
     def admits(self, length: int, queued_bytes: int) -> bool:
-        """Whether a frame of this length may be queued behind `queued_bytes`, which is 0 on a link without congestion.
+        """Return whether a frame of `length` bytes may be queued behind `queued_bytes`.
 
-        Its own length does not matter: groups hold back on a congested link, so more than the limit piles up only for
-        a peer that has not read for a very long time.
+        A link without congestion passes `queued_bytes` 0. The frame's own length does not matter: groups hold back on a
+        congested link, so more than the limit piles up only for a peer that has not read for a very long time.
         """
         if not queued_bytes:
             self._largest = 0
@@ -95,30 +103,30 @@ class ConnectionEvents(Protocol):
     """The receiver of a connection's events: the links of the node."""
 
     def begin(self, connection: PeerConnection) -> None:
-        """The connection has authenticated the peer."""
+        """Called when the connection has authenticated the peer."""
         ...
 
     def deliver(self, connection: PeerConnection, frames: list[Frame]) -> None: ...
 
     def part_received(self, connection: PeerConnection) -> None:
-        """A part of a frame has arrived, and none is complete."""
+        """Called when a part of a frame has arrived that completes no frame."""
         ...
 
     def drained(self, connection: PeerConnection) -> None:
-        """The connection is not congested any more."""
+        """Called when the connection is congested no longer."""
         ...
 
     def broken(self, connection: PeerConnection, error: FrameTooLargeError) -> None:
-        """The peer has sent a frame above the limit, as no node of this version does."""
+        """Called when the peer has sent a frame above the limit, as no node of this version does."""
         ...
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
-        """The connection is closed, whether it was authenticated or not."""
+        """Called when the connection is closed, authenticated or not."""
         ...
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """One TCP connection: first the handshake, then frames. Never used for a second one."""
+    """A TCP connection: first the handshake, then frames. Never reused after it has closed."""
 
     def __init__(
         self,
@@ -128,16 +136,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         dialled: Address | None = None,
     ) -> None:
         self.dialled = dialled
-        """Where the other side listens, if it was dialled from here."""
+        """The address that this node dialled, or None if the peer dialled."""
         self.congested = False
-        """Whether more than the high water was queued, and has not fallen below the low water since."""
+        """Whether the queue has exceeded the high-water mark and not fallen below the low-water mark since."""
         self.gone = asyncio.Event()
         self._epochs = epochs
         self._handshake = handshake
         self._limits = limits
         self._backlog = LinkBacklog(limits)
         self._pieces: deque[memoryview] = deque()
-        """The pieces of large frames, and what follows them, that the transport has not been given yet."""
+        """The pieces of large frames, and the frames behind them, that the transport has not been given yet."""
         self._pieces_bytes = 0
         self._writing_paused = False
         self._transport: asyncio.Transport | None = None
@@ -146,7 +154,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.made_s = self._loop.time()
         """When this connection was made, by the clock of the event loop."""
         self.heard_s = self.made_s
-        """When the other side last sent anything, by the clock of the event loop."""
+        """When the peer last sent anything, by the clock of the event loop."""
         self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
         self._frames: FrameBuffer | None = None
         self._closing = False
@@ -157,22 +165,22 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @property
     def protocol(self) -> int:
-        """The version of the handshake, and so of the protocol behind it."""
+        """The version of the handshake, and so of the protocol after it."""
         return self._handshake.version
 
     @property
     def terms(self) -> Terms | None:
-        """What the peer has told about itself; None until it has proved who it is."""
+        """The terms that the peer has offered; None until the peer has proved its identity."""
         return self._handshake.terms
 
     async def wait_authenticated(self) -> None:
-        """Return once the epoch has begun; raises HandshakeError or OSError if it never does."""
+        """Return after the peer is authenticated; raise HandshakeError or OSError if the handshake fails."""
         error = await self._verdict
         if error is not None:
             raise error
 
     def write(self, group_id: int, body: Sequence[Buffer], length: int) -> None:
-        """Send a frame, or queue it. `body` has `length` bytes; a peer that lets too much pile up is disconnected."""
+        """Send or queue a frame of `length` bytes in `body`. Disconnects a peer that has let too much pile up."""
         transport = self._transport
         if transport is None or self._closing:
             return
@@ -194,14 +202,14 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.congested = self.congested or bool(self._pieces)
 
     def _pump(self, transport: asyncio.Transport) -> None:
-        """Give the transport the pieces that wait to be sent, as long as it takes more."""
+        """Write waiting pieces to the transport until it pauses writing."""
         while self._pieces and not self._writing_paused:
             piece = self._pieces.popleft()
             self._pieces_bytes -= len(piece)
             transport.write(piece)
 
     def close(self) -> None:
-        """Close after what is queued has been sent; nothing is read any more."""
+        """Close after all queued bytes are sent; incoming bytes are ignored."""
         self._closing = True
         if self._transport is not None and not self._pieces:
             self._transport.close()
@@ -217,7 +225,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if not self._handshake.authenticated and not self._closing:
             self.abort()
 
-    # What the transport reports.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -286,7 +294,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._epochs.drained(self)
 
     def eof_received(self) -> None:
-        # A peer never closes one direction only: what is still queued has no reader.
+        # A peer never closes only a single direction: the queued bytes have no reader.
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -314,7 +322,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 class FrameBuffer:
-    """Cuts a stream into frames. The socket reads straight into it; each body is copied once, out of it."""
+    """Cuts a stream into frames. The socket reads straight into its buffer; each body is copied out of it once."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -324,7 +332,7 @@ class FrameBuffer:
         self._end = 0
 
     def space(self) -> memoryview:
-        """The buffer that the next bytes of the stream go into; never empty."""
+        """Return the buffer for the next bytes of the stream; never empty."""
         return self._view[self._end :]
 
     def advance(self, count: int) -> list[Frame]:
@@ -349,9 +357,9 @@ class FrameBuffer:
         return frames
 
     def _make_room(self, needed: int) -> None:
-        """Make room for a frame of `needed` bytes in all, of which a part is there.
+        """Make room for a frame of `needed` bytes in all, some of which have arrived.
 
-        Each byte of a frame is moved at most twice: as a short beginning, and into a place that holds it all.
+        Each byte of a frame is moved at most twice: as a short beginning, and to a place with room for the whole frame.
         """
         start, end = self._start, self._end
         if needed > len(self._bytes):

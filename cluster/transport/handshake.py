@@ -1,4 +1,4 @@
-"""Mutual authentication of two peers from a shared cluster secret, and what they must have in common.
+"""Mutual authentication of two peers by a shared cluster secret, and the terms that both must agree on.
 
     dialler                                                   acceptor
     HELLO      cluster, own name, expected peer, nonce   -->
@@ -6,29 +6,29 @@
     PROOF      terms and HMAC of the dialler             -->
                                                          <--  WELCOME    terms and HMAC of the acceptor
 
-A dialler that knows an address and not who is there expects no name: it takes the one that it is told. The proofs cover
-that name as they cover one that was expected.
+A dialler that knows only an address leaves the expected name empty, and takes the name in the CHALLENGE. The proofs
+cover that name as they cover an expected name.
 
 Instead of its next message either side may send REJECT with a reason, so that both logs name the mistake.
 
 A proof is HMAC-SHA256 over the sender's role, its terms and every byte that was sent before: both nonces, both names,
-the cluster and the version. So it fits no other connection (fresh nonces), no other pair, not the other role.
-The dialler proves itself first: whoever merely reaches the port gets nothing to try passwords against, and does not
-hear the terms. REJECT is not authenticated: it may end the attempt and put a text in the log, nothing else.
+the cluster and the version. So it fits no other connection (fresh nonces), no other pair, not the other role. The
+dialler proves itself first: a client that merely reaches the port gets no proof to try passwords against, and no terms.
+REJECT is not authenticated: it can only end the attempt and put a text in the log.
 
-While the secret is changed a node accepts two. A dialler proves that it knows the first of its own; an acceptor takes
-either, and proves itself with the one that the dialler has shown. Two nodes that have one secret in common find it,
-because a dialler whose secret is rejected tries its next one on a new connection (links.py).
+While the secret is changed a node accepts two. A dialler proves that it knows the first of its own. An acceptor takes
+either, and proves itself with the secret that the dialler has shown. Two nodes with a secret in common find it, because
+a dialler whose secret is rejected tries its next secret on a new connection (links.py).
 
-Terms that do not fit are no matter of authentication: each side then knows the other's, says so and ends the attempt.
-The acceptor sends its WELCOME before it does.
+Disagreeing terms do not spoil the authentication: each side then knows the other's terms, reports the difference and
+ends the attempt. The acceptor sends its WELCOME before it does.
 
-Two versions of these messages are spoken, because the nodes of a cluster get a new program one after the other. All
-messages of a conversation have the version of its HELLO; a dialler whose version is rejected begins again with the
-earlier one (links.py).
+Two versions of these messages are spoken, because the nodes of a cluster are upgraded one at a time. All messages of a
+conversation have the version of its HELLO. A dialler whose version is rejected begins again with the earlier version
+(links.py).
 
-Invariant: nothing but these messages is parsed before the proof, no more than one message is ever kept, and every
-nonce is given by the caller, used once.
+Invariant: before the proof, only these messages are parsed, and at most a single message is buffered. The caller
+supplies every nonce, and uses it once.
 """
 
 from __future__ import annotations
@@ -49,23 +49,26 @@ if TYPE_CHECKING:
 
 MAGIC = b"qqPL"
 VERSIONS = (3, 4)
-"""The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
-ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one. There, a
-dialler has to expect a name. No node of a cluster with an id speaks it: no program of release 0.1 can be of one, and
-one that an injected REJECT has talked into it would not be known for the member that it is."""
+"""The spoken versions of these messages; a dialler begins with the last version.
+
+The terms of version 3 have no ids and no range of versions: the program of release 0.1 knows a single state version,
+and is told the agreed version. In version 3 a dialler must expect a name. A node of a cluster with an id never speaks
+version 3. No program of release 0.1 can belong to such a cluster. A node of it that an injected REJECT has talked into
+version 3 would not be recognized as a member.
+"""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
 NO_ID = bytes(ID_BYTES)
-"""Stands in place of an id where there is none."""
+"""Stands in place of an id if there is none."""
 UNNAMED = b"\xff" * ID_BYTES
-"""Stands in place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
+"""Stands in place of the cluster's id if the node has a log without a configuration."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
 
-# Magic, version and kind open every message of every version, and REJECT keeps its layout for ever: a peer of
-# another version can be told so.
+# Magic, version and kind open every message of every version, and REJECT keeps its layout for ever. So a peer of any
+# version can read the rejection.
 _HEADER = Struct("<4sHB")
 _HELLO = Struct("<4sHB64s64s64s32s")
 _CHALLENGE = Struct("<4sHB64s64s32s")
@@ -78,7 +81,7 @@ _REJECT = Struct("<4sHBB")
 
 MESSAGE_BYTES_MAX = _HELLO.size
 _ANYBODY = bytes(NAME_BYTES_MAX)
-"""Stands in place of the expected name when a dialler does not know it."""
+"""Stands in place of the expected name if the dialler does not know it."""
 
 
 class _MessageKind(IntEnum):
@@ -102,7 +105,7 @@ _LAYOUTS = {
 
 
 class HandshakeError(Exception):
-    """The other side is not the peer it should be. `reply` is what to send before closing, and may be empty."""
+    """Raised when the handshake must end; `reply` is the message to send before closing, and may be empty."""
 
     reason: ClassVar[int] = 0
 
@@ -130,15 +133,15 @@ class VersionMismatchError(HandshakeError):
 
 
 class OwnNameError(HandshakeError):
-    """The dialler has reached itself, or another node of its name; the acceptor has done nothing wrong."""
+    """The dialler has reached itself, or another node with its name; the acceptor is not at fault."""
 
 
 class GarbageError(HandshakeError):
-    """What arrives is not this protocol at all; it is not answered."""
+    """The received bytes are not this protocol; they get no answer."""
 
 
 class RejectedError(HandshakeError):
-    """The other side sent REJECT; `cause` is the type of error that it met."""
+    """The peer sent REJECT; `cause` is the type of the error that the peer met."""
 
     def __init__(self, text: str, cause: type[HandshakeError]) -> None:
         super().__init__(text)
@@ -146,44 +149,44 @@ class RejectedError(HandshakeError):
 
 
 class DisagreementError(HandshakeError):
-    """The other side has proved which member it is, but the two nodes must not work together."""
+    """The peer has proved its identity, but the two nodes must not work together."""
 
 
 class OtherMembersError(DisagreementError):
-    """The peer has another list of members, so it would count another majority."""
+    """The peer has a different list of members, so it would count a different majority."""
 
     reason: ClassVar[int] = 5
 
 
 class OtherStateVersionError(DisagreementError):
-    """The peer has another version of the state, so it would make something else of the log."""
+    """The peer has a different version of the state, so it would apply the log differently."""
 
     reason: ClassVar[int] = 6
 
 
 class SecondProcessError(DisagreementError):
-    """Another process with the peer's name is connected already."""
+    """A different process with the peer's name is connected already."""
 
     reason: ClassVar[int] = 7
 
 
 class OtherClusterError(DisagreementError):
-    """The peer is a member of another cluster, which has the same name and secret."""
+    """The peer is a member of a different cluster, which has the same name and secret."""
 
     reason: ClassVar[int] = 8
 
 
-# The reasons 9 and 10 were of a directory that is no member's, before such nodes were let in.
+# Reasons 9 and 10 rejected directories of non-members, before such nodes were accepted.
 
 
 class AlreadyLinkedError(HandshakeError):
-    """There is a connection with this process already, and it works; nobody has done anything wrong."""
+    """A working connection with this process exists already; neither side is at fault."""
 
     reason: ClassVar[int] = 11
 
 
 class TooManyGuestsError(DisagreementError):
-    """There is no room for one more guest: too many nodes are connected that no configuration knows."""
+    """All slots of connected non-members are taken."""
 
     reason: ClassVar[int] = 12
 
@@ -209,18 +212,18 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
 
 
 class Terms(NamedTuple):
-    """What a node tells of itself when it proves who it is."""
+    """The facts about a node that its proof covers: cluster, data directory, process and versions."""
 
     members_digest: bytes
     members_count: int
     state_version: int
     """The version of the state that this node's log has agreed on."""
     process: bytes
-    """A random name of this process: two processes must not be counted under one node name."""
+    """A random name of this process: two processes must not be counted under the same node name."""
     versions: Versions
     """The versions of the state that the node's program can run."""
     cluster: bytes = NO_ID
-    """The cluster that its log is of: `UNNAMED` if that has no id, `NO_ID` as long as the node is of none."""
+    """The id of the log's cluster: `UNNAMED` if it has no id yet, `NO_ID` if the node belongs to no cluster."""
     member: bytes = NO_ID
     """The id of the node's data directory; `NO_ID` from a node of release 0.1."""
 
@@ -230,7 +233,7 @@ class Terms(NamedTuple):
         return self.cluster not in (NO_ID, UNNAMED)
 
     def is_foreign_to(self, other: Terms) -> bool:
-        """Whether these two nodes belong to two clusters, as their logs tell."""
+        """Return whether these two nodes belong to different clusters, by their logs."""
         return self.is_named and other.is_named and self.cluster != other.cluster
 
     @classmethod
@@ -250,7 +253,7 @@ class Terms(NamedTuple):
         return cls(digest, len(names), state_version, process, versions, cluster, member)
 
     def packed(self, version: int) -> bytes:
-        """These terms as they stand in a message of this version."""
+        """Return these terms encoded for a message of this version."""
         common = (self.members_digest, self.members_count, self.state_version, self.process)
         if version == VERSIONS[0]:
             return _TERMS[version].pack(*common)
@@ -258,7 +261,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def unpacked(cls, data: bytes, version: int) -> Self:
-        """The terms from a message of this version."""
+        """Decode the terms in a message of this version."""
         digest, count, state_version, process, *more = _TERMS[version].unpack(data)
         if not more:
             return cls(digest, count, state_version, process, Versions(state_version, state_version))
@@ -267,11 +270,11 @@ class Terms(NamedTuple):
 
 
 def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | None:
-    """Why two members must not hear each other, or None.
+    """Return why two nodes must not work together, or None.
 
-    One whose program cannot run the version that the other's log has agreed on would acknowledge entries of which it
-    makes something else. As long as neither log has a configuration, votes and acknowledgements are counted against the
-    list in each node's file, so a node that has another list would make a second majority.
+    A node whose program cannot run the agreed version of the other's log would acknowledge entries that it applies
+    differently. As long as neither log has a configuration, votes and acknowledgements count by the list in each node's
+    file. So a node with a different list would make a second majority.
     """
     if own.is_foreign_to(theirs):
         return OtherClusterError(
@@ -295,7 +298,7 @@ Judge = Callable[[str, Terms], HandshakeError | None]
 
 
 class Credentials(NamedTuple):
-    """Who this node is: the same cluster name and secret on every node, its own node name."""
+    """The identity of this node: its own name, and the cluster name and secrets that all nodes share."""
 
     cluster: str
     node: str
@@ -305,7 +308,7 @@ class Credentials(NamedTuple):
 
 
 class Handshake:
-    """What both roles share: collecting one message at a time, and recognising what is not a message."""
+    """The common part of both roles: collects a message at a time, and detects bytes that are no message."""
 
     def __init__(self, identity: Credentials, nonce: bytes, awaited: _MessageKind) -> None:
         if not identity.secrets or not all(identity.secrets):
@@ -314,17 +317,17 @@ class Handshake:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
         self.authenticated = False
         self.peer = ""
-        """The name of the other side; to be believed once `authenticated`."""
+        """The name of the peer; to be believed once `authenticated`."""
         self.rest = b""
         """Bytes that have arrived after the last message: they begin the first frames."""
         self.version = VERSIONS[-1]
-        """The version of the messages of this conversation; an acceptor goes by the HELLO."""
+        """The version of the messages of this conversation; an acceptor takes the version of the HELLO."""
         self.terms: Terms | None = None
-        """What the other side has told of itself; None until it has proved who it is."""
+        """The terms of the peer; None until the peer has proved its identity."""
         self._versions = VERSIONS[1:] if identity.terms.is_named else VERSIONS
         """The versions of the handshake that this node speaks."""
         self._secrets = identity.secrets
-        """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
+        """The secrets that a proof may use; after the first proof only the secret of that proof."""
         self._terms = identity.terms
         self._cluster = _name_field(identity.cluster)
         self._node = _name_field(identity.node)
@@ -334,11 +337,11 @@ class Handshake:
         self._transcript = b""
 
     def opening(self) -> bytes:
-        """Return what to send as soon as the connection stands."""
+        """Return the bytes to send as soon as the connection stands."""
         return b""
 
     def receive(self, data: Buffer) -> bytes:
-        """Take in what has arrived; return what to send now. Must not be called again after a `HandshakeError`."""
+        """Take in received bytes and return the bytes to send. Must not be called again after a `HandshakeError`."""
         if self.authenticated:
             raise RuntimeError("the handshake is over")
         self._inbox += data
@@ -349,7 +352,7 @@ class Handshake:
         raise NotImplementedError
 
     def _next_message(self) -> bytes | None:
-        """Return the awaited message once it is complete, None before; raises at the first byte that does not fit."""
+        """Return the next message when it is complete, None before; raises at the first byte that does not fit."""
         inbox = self._inbox
         if not MAGIC.startswith(inbox[: len(MAGIC)]):
             raise GarbageError("this is not a qq peer")
@@ -389,7 +392,7 @@ class Handshake:
         return RejectedError(f"the peer rejects this node: {text}", cause)
 
     def _spoken_here(self, version: int) -> str:
-        """The versions that this node speaks, for a peer that speaks another one."""
+        """Return the versions that this node speaks, for a peer of an unsupported version."""
         text = f"this node {' and '.join(map(str, self._versions))}"
         if version in VERSIONS and version not in self._versions:
             text += " since the cluster has an id: start this release there"
@@ -402,7 +405,7 @@ class Handshake:
             )
 
     def _prove_self(self, kind: _MessageKind, role: bytes) -> bytes:
-        """Make the message with the terms of this node and the proof that they are its own."""
+        """Return the message with this node's terms and their proof."""
         self._secrets = self._secrets[:1]
         terms = self._terms.packed(self.version)
         message = _PROOF[self.version].pack(
@@ -415,7 +418,7 @@ class Handshake:
         return hmac.digest(secret, role + self._transcript + terms, "sha256")
 
     def _check_proof(self, message: bytes, role: bytes) -> Terms:
-        """Return the terms of the other side. Raises WrongSecretError if the proof does not fit them."""
+        """Return the terms of the peer. Raises WrongSecretError if the proof does not fit them."""
         _, _, _, terms, proof = _PROOF[self.version].unpack(message)
         proved = [
             secret for secret in self._secrets if hmac.compare_digest(proof, self._hmac(secret, role, terms))
@@ -429,10 +432,10 @@ class Handshake:
 
 
 class DiallerHandshake(Handshake):
-    """The side that opened the connection, to one expected peer, or to whoever answers.
+    """The side that opened the connection, to an expected peer or to any node.
 
-    `judge` is told the name and the terms of the peer, when it has proved to know the secret, and returns why there is
-    to be no link with it, or None.
+    `judge(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the peer, or
+    None.
     """
 
     def __init__(
@@ -443,7 +446,7 @@ class DiallerHandshake(Handshake):
         judge: Judge,
         version: int = VERSIONS[-1],
     ) -> None:
-        """Without an `expected_peer` anybody may answer, which only the last version of the messages allows."""
+        """Without an `expected_peer` any node may answer, which only the last version of the messages allows."""
         super().__init__(identity, nonce, _MessageKind.CHALLENGE)
         if expected_peer is None and version == VERSIONS[0]:
             raise ValueError(f"version {version} of the handshake wants the name of a peer")
@@ -465,7 +468,7 @@ class DiallerHandshake(Handshake):
         theirs = self._check_proof(message, _ACCEPTOR)
         error = disagreement(self._terms, self.peer, theirs) or self._judge(self.peer, theirs)
         if error is not None:
-            error.reply = b""  # the acceptor has found out as well, or takes what comes now for a frame
+            error.reply = b""  # the acceptor has found the same error, or takes further bytes for a frame
             raise error
         self.authenticated = True
         return b""
@@ -487,8 +490,8 @@ class DiallerHandshake(Handshake):
 class AcceptorHandshake(Handshake):
     """The side that listens.
 
-    `judge` is told the name and the terms of whoever has proved to know the secret, and returns why it is not let in,
-    or None.
+    `judge(name, terms)` is called after the peer has proved the secret. It returns the reason to reject the peer, or
+    None.
     """
 
     def __init__(self, identity: Credentials, nonce: bytes, judge: Judge) -> None:
@@ -527,7 +530,7 @@ class AcceptorHandshake(Handshake):
 
 
 def _name_field(name: str) -> bytes:
-    """Encode a name as it stands in a message: UTF-8 filled up with zero bytes, exactly one form per name."""
+    """Encode a name for a message: UTF-8 padded with zero bytes, exactly one form per name."""
     encoded = name.encode()
     if not 1 <= len(encoded) <= NAME_BYTES_MAX or b"\0" in encoded:
         raise ValueError(f"a node or cluster name has 1 to {NAME_BYTES_MAX} bytes and no zero byte: {name!r}")
@@ -535,7 +538,7 @@ def _name_field(name: str) -> bytes:
 
 
 def _named(field: bytes) -> str:
-    """Read the name in a field. Raises UnknownNodeError if there is none."""
+    """Decode the name in a field. Raises UnknownNodeError if it is not a valid name."""
     try:
         name = field.rstrip(b"\0").decode()
         if _name_field(name) == field:
@@ -546,5 +549,5 @@ def _named(field: bytes) -> str:
 
 
 def _shown(field: bytes) -> str:
-    """Make a stranger's name fit for the log: harmless and short."""
+    """Make an unauthenticated peer's name fit for the log: harmless and short."""
     return repr(field.rstrip(b"\0").decode(errors="replace"))

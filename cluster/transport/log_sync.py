@@ -1,7 +1,7 @@
-"""The log on its way to the disk, and what may leave once it is there.
+"""Syncs of the log, and the messages that may leave after each.
 
-Invariant: one sync at a time, the next one begins when it ends, and nothing that waits for it leaves before (hazard
-H1).
+Invariant: only a single sync runs at a time, and the next begins when it ends. A message that waits for a sync leaves
+after that sync (hazard H1).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from cluster.transport.outbox import PeerOutbox
 
 HANGS_S = 3.0
-"""A disk that has not ended a sync after this time hangs, or will not be of use soon."""
+"""Seconds after which a running sync counts as hanging: the disk will not be of use soon."""
 STALL_S = 1.0
-"""A longer stall of this node, as when its process was stopped, is no time that the disk takes."""
+"""Seconds above which a stall of this node, as when its process was stopped, does not count as time of the disk."""
 
 
 class Syncing:
-    """Has the journal's writes made durable, and sends what the engine has to say."""
+    """Starts syncs of the journal, and sends the engine's messages."""
 
     def __init__(
         self,
@@ -45,24 +45,24 @@ class Syncing:
 
     @property
     def hangs(self) -> bool:
-        """Whether the disk does not come to the end of a sync, so that this node acknowledges nothing."""
+        """Whether a sync hangs, so that this node acknowledges no entry."""
         return self._journal.sync_in_flight and self.look() - self._began_s > HANGS_S
 
     def look(self) -> float:
-        """The time of this node without its stalls, which it would not notice unless this is asked for at each beat."""
+        """Return the monotonic time without this node's stalls; must be called in each heartbeat interval."""
         return self._awake.read(self._runtime.monotonic())
 
     def begin(self) -> None:
-        """Begin a sync if there is anything to be synced and none is under way."""
+        """Begin a sync if the journal has unsynced changes and no sync is running."""
         if self._journal.dirty and not self._journal.sync_in_flight:
             self._start()
 
     def ask_for_turn(self) -> None:
-        """Have a turn when the next sync has ended, whatever it was of."""
+        """Ask for a turn after the running sync, or the next sync, has ended."""
         self._turn_is_asked = True
 
     def try_again(self) -> None:
-        """Begin a sync although there may be nothing new: the disk was full when it was last tried."""
+        """Begin a sync even without new changes, because the disk was full at the last attempt."""
         if not self._journal.sync_in_flight:
             self._start()
 
@@ -80,6 +80,6 @@ class Syncing:
                 self._turns.ask()
 
     def send(self) -> None:
-        """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
+        """Send the engine's messages; acknowledgements of unsynced entries wait in the outbox (hazard H1)."""
         outbox, self._engine.outbox = self._engine.outbox, []
         self._outbox.send(outbox, self._journal.synced)

@@ -1,15 +1,15 @@
-"""Peer links on asyncio: one authenticated FIFO TCP connection per pair of nodes.
+"""Peer links on asyncio: an authenticated FIFO TCP connection for each pair of nodes.
 
-Of two nodes the one with the smaller name dials at once, the other one when no connection comes for a while. Each
-authenticated connection is a new epoch: `_links` holds the connection of the current one, and whatever another
-connection object still has to say is not heard.
+Of two nodes, the node with the smaller name dials at once, the other when no connection has come for a while. Each
+authenticated connection is a new epoch: `_links` holds the connection of the current epoch, and events of any other
+connection are ignored.
 
-A peer that no configuration knows is a guest: it has an epoch like any other, and nobody dials it or asks whether it is
-dead. A seed is the address of a node whose name is not known, or counts for nothing yet (`KnownMembers.seeds`): who
-answers is a guest, to begin with.
+A connected non-member has an epoch like any peer, but is not dialled and not checked for death. A seed is the address
+of a node whose name is unknown, or does not count yet (`KnownMembers.seeds`). The node that answers there starts as a
+non-member.
 
-Invariant: a stranger costs bounded memory, time and log lines, and no peer waits for it; guests are few. Nothing that a
-group sends ends a link or a turn.
+Invariant: unauthenticated connections cost bounded memory, time and log lines, and delay no peer. The number of
+connected non-members is bounded. No message of a group ends a link or a turn.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ log = logging.getLogger(__name__)
 _FLUSH_ON_STOP_S = 1.0
 _TLS_GOODBYE_S = 1.0
 
-# A killed process may lose its connections a moment before its listener: ask again soon. A frozen one may be killed
-# later: go on asking.
+# A killed process may lose its connections a moment before its listener: probe again soon. A frozen process may be
+# killed later: continue to probe.
 _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
 _PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
 
-# A peer is dead when its host has refused a connection, and accepted none that was tried so much later: a proxy that is
-# being restarted may refuse one. The address of a container that was killed may be gone by then.
+# A peer is dead when its host has refused a connection and accepted none in the time after. A proxy that is restarting
+# may refuse a single connection. By then, the address of a killed container may no longer exist.
 _REFUSES_FOR_S = 0.03
 
 _REDIAL_S = 0.02
@@ -89,23 +89,23 @@ _REDIAL_MAX_S = 0.08
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
-# For so many nodes it is remembered what was logged of them; there are never so many that mean well.
+# For so many peers the logged reasons are remembered; well-behaved peers are always fewer.
 _TOLD_MAX = 256
 
-# Another process that calls itself as a linked peer tries each second. After the loss of a host, the next life of its
-# process is refused, too, but not for so long (`known_members._GONE_AFTER_S`).
+# A second process under the name of a linked peer tries each second. After the loss of a host, the new process of the
+# peer is refused as well, but not for so long (`admission._GONE_AFTER_S`).
 _TWICE_AFTER_S = 5.0
 
-# A link that ends so soon is one that the other side did not want.
+# A link that ends so soon was not wanted by the other side.
 _BRIEF_S = 1.0
 _BRIEF_TIMES = 3
 
 
 def redial_s(brief_times: int, patience_s: float) -> float:
-    """How long a node waits until it dials a peer that it has just lost, after so many brief links in a row.
+    """Return the seconds to wait before dialling a lost peer, after `brief_times` brief links in succession.
 
-    Both sides dial soon, the one that dials first (without `patience_s`) a little sooner. So a process to which no
-    connection comes through shows that it lives before the others take it for dead (`GroupConfig.dead_origin_grace_s`).
+    Both sides dial soon; the side without `patience_s` dials a little sooner. So a process that no connection can reach
+    shows that it lives before its peers take it for dead (`GroupConfig.dead_origin_grace_s`).
     """
     return min(_REDIAL_S * 2 ** min(brief_times + bool(patience_s), 8), _REDIAL_MAX_S)
 
@@ -118,17 +118,17 @@ class PeerTls(NamedTuple):
 
 
 class _HostAnswer(Enum):
-    """What comes of asking a host for a connection."""
+    """The outcome of an attempt to connect to a host."""
 
     ACCEPTED = auto()
     REFUSED = auto()
-    """Nobody listens."""
+    """No process listens."""
     NONE = auto()
-    """The host cannot be reached, or its name not be looked up."""
+    """The host is unreachable, or its name cannot be resolved."""
 
 
 class _Span(NamedTuple):
-    """From when to when something has happened again and again."""
+    """The first and the last time of a repeated event, in seconds."""
 
     first_s: float
     last_s: float
@@ -138,7 +138,7 @@ class _Span(NamedTuple):
 
 
 class PeerLinks:
-    """The `Links` port on real sockets. All calls and callbacks are on the loop that `start` ran on."""
+    """The `Links` port on real sockets. All calls and callbacks are on the event loop of `start`."""
 
     def __init__(
         self,
@@ -154,11 +154,15 @@ class PeerLinks:
         prefers_listed: bool = False,
         seeds: Sequence[Address] = (),
     ) -> None:
-        """`bind` is where this node listens, `versions` which versions of the state its program can run.
+        """Create the links of this node; `start` begins to listen and to dial.
 
-        `listed` is where other nodes are according to this node's file; with `prefers_listed` they are looked for
-        nowhere else. `seeds` are addresses of nodes of the cluster that it is to join. Who the members are is told by
-        `configure`, before `start`.
+        - `bind`: the address on which this node listens.
+        - `versions`: the versions of the state that its program can run.
+        - `listed`: the addresses of nodes in this node's file. With `prefers_listed`, nodes in it are dialled only
+          there.
+        - `seeds`: addresses of nodes of the cluster that this node must join.
+
+        `configure` must tell the members before `start`.
         """
         process = secrets.token_bytes(PROCESS_BYTES)
         self._known = KnownMembers(node, versions, process, listed, prefers_listed=prefers_listed)
@@ -184,33 +188,33 @@ class PeerLinks:
             complaints=self._complaints,
             what="peer connection",
         )
-        """The connections that were accepted and have not authenticated a peer."""
+        """The accepted connections that have not authenticated a peer."""
         self._missing: set[str] = set()
-        """Peers that were lost, or have not come since the start, and are not known to be dead."""
+        """Peers that were lost, or have not connected since the start, and are not known to be dead."""
         self._awaited: set[str] = set()
-        """Peers that have not connected since the start: they may be starting, too."""
+        """Peers that have not connected since the start: they may still be starting."""
         self._refused_since_s: dict[str, float] = {}
-        """When each missing peer's host first refused a connection, since it last accepted one."""
+        """When each missing peer's host first refused a connection since it last accepted one."""
         self._has_started = False
         self._seeds = tuple(seeds)
         self._dialling: dict[str | Address, asyncio.Task[None]] = {}
-        """The tasks that dial, by peer or by seed."""
+        """The dialling tasks, by peer or by seed."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: dict[str | Address, deque[str]] = {}
-        """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
+        """The last logged reasons for a missing link with a peer or a seed, so that they are logged only once."""
         self._brief: dict[str, int] = {}
-        """The peers whose links end as soon as they have begun, and how often in a row they did."""
+        """The peers whose links end right after they begin, and how often in succession they did."""
         self._twice: dict[str, _Span] = {}
-        """When other processes were refused that call themselves as a linked peer."""
+        """When second processes were refused under the name of a linked peer, by peer."""
         self._refusals: dict[Address, str] = {}
-        """Why the last attempt to join at each seed came to nothing."""
+        """Why the last attempt to join at each seed has failed."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
-        # First the listener: a dying process closes its files in the order of their numbers, so the listener
-        # refuses by the time the peers see their connections break.
+        # First the listener: a dying process closes its files in the order of their numbers, so the listener refuses by
+        # the time the peers see their connections break.
         listener = await listen(self._bind)
         self._accepting = self._spawn(accept_all(listener, self._take, self._complaints, "peer"))
         self._accepting.add_done_callback(lambda _: listener.close())
@@ -220,10 +224,10 @@ class PeerLinks:
         self._seek()
 
     async def stop(self) -> None:
-        """Close everything, after sending what is queued if that goes quickly. No more events."""
+        """Close everything, after sending queued bytes if that is quick. No events follow."""
         self._groups.clear()
         connections = self._take_links()
-        # The accepting task first: tasks for sockets that it has accepted must have begun, or nobody closes those.
+        # The accepting task first: tasks for sockets that it has accepted must have begun, or those sockets stay open.
         if self._accepting is not None:
             await _cancel({self._accepting})
         while self._tasks:
@@ -239,11 +243,11 @@ class PeerLinks:
             connection.abort()
 
     def renew_tls(self, tls: PeerTls) -> None:
-        """Use other contexts for the connections that begin from now on."""
+        """Use these contexts for the connections that begin from now on."""
         self._tls = tls
 
     def renew_secrets(self, cluster_secrets: Sequence[bytes]) -> None:
-        """Use and accept other secrets in the handshakes that begin from now on."""
+        """Use and accept these secrets in the handshakes that begin from now on."""
         self._secrets = tuple(cluster_secrets)
 
     def _take_links(self) -> list[PeerConnection]:
@@ -252,7 +256,7 @@ class PeerLinks:
         return connections
 
     def _look_for(self, peer: str) -> None:
-        """Dial a peer as long as it is a member; and find out whether it is dead."""
+        """Dial a peer as long as it is a member, and find out whether it is dead."""
         attempt = partial(self._try_peer, peer)
         work = self._keep_dialled(attempt, peer, self._known.patience_s(peer))
         self._dialling[peer] = self._spawn(work)
@@ -271,7 +275,7 @@ class PeerLinks:
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
-        """Dial the seeds, and those that are none any more not again."""
+        """Dial the present seeds, and stop dialling addresses that are seeds no longer."""
         seeds = self._known.seeds(self._seeds)
         for whom in [whom for whom in self._dialling if not isinstance(whom, str) and whom not in seeds]:
             self._dialling.pop(whom).cancel()
@@ -281,7 +285,7 @@ class PeerLinks:
 
     @property
     def why_not_joined(self) -> str | None:
-        """Why no seed lets this node in, if it seeks its cluster and has tried them all in vain; else None."""
+        """Why all seeds have refused this node; None if it has joined, or has not tried all seeds."""
         if not self._known.seeks_members or len(self._refusals) < len(self._seeds):
             return None
         reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
@@ -289,17 +293,17 @@ class PeerLinks:
 
     @property
     def why_apart(self) -> str | None:
-        """With which members there is no link for another reason than that nobody listens there, and why; else None."""
+        """The members without a link, each with the reason, except members whose host refuses connections; or None."""
         peers = sorted(self._known.addresses)
         return ", ".join(f"{peer} ({why})" for peer in peers if (why := self.why_apart_from(peer))) or None
 
     def why_apart_from(self, peer: str) -> str | None:
-        """Why there is no link with this member, for another reason than that nobody listens there; else None."""
+        """Return why there is no link with this member, or None if its host refuses connections or the link exists."""
         reasons = self._told.get(peer)
         return reasons[-1] if reasons and peer not in self._links else None
 
     def is_twice(self, peer: str) -> bool:
-        """Whether another process than the linked one goes on calling itself by the name of this peer."""
+        """Return whether a second process goes on using the name of this linked peer."""
         span = self._twice.get(peer)
         now_s = asyncio.get_running_loop().time()
         return span is not None and span.goes_on(now_s) and now_s - span.first_s >= _TWICE_AFTER_S
@@ -307,9 +311,11 @@ class PeerLinks:
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Look for the members, and for nobody else any more. One that has moved is dialled at its new address.
+        """Dial the members of these configurations and stop dialling removed nodes.
 
-        When this node gets to know its cluster, it hears nobody any more who may be of another one.
+        A moved member is dialled at its new address.
+
+        When this node learns its cluster, it ends the links with nodes that may be of a different cluster.
         """
         before = self._known.addresses.keys()
         linked = {peer: self._terms_of(connection) for peer, connection in self._links.items()}
@@ -331,9 +337,9 @@ class PeerLinks:
         self._groups[group_id] = events
 
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame on the peer's current epoch; dropped if there is none.
+        """Queue a frame on the peer's current epoch, or drop it if there is no epoch.
 
-        The buffers are not copied, so they must not change afterwards. There should be no frame above the limit; one
+        The buffers are not copied, so they must not change afterwards. A frame above the limit should not occur. It
         ends the epoch, because the frames after it must not arrive without it.
         """
         connection = self._links.get(peer)
@@ -362,10 +368,10 @@ class PeerLinks:
         connection = self._links.get(peer)
         return connection is not None and connection.congested
 
-    # Epochs: what the connections report.
+    # Epochs: events of the connections.
 
     def begin(self, connection: PeerConnection) -> None:
-        """Make a connection that has just authenticated the peer's only one."""
+        """Make a connection that has just authenticated the peer the only connection of that peer."""
         peer = connection.peer
         old = self._links.pop(peer, None)
         if old is not None:
@@ -386,14 +392,14 @@ class PeerLinks:
             events.peer_connected(peer)
 
     def _tell_connected(self, connection: PeerConnection) -> None:
-        """Log that a peer is connected, unless it is not any more."""
+        """Log that a peer is connected, unless the connection has ended."""
         if self._links.get(connection.peer) is connection:
             self._brief.pop(connection.peer, None)
             self._told.pop(connection.peer, None)
             log.info("peer %s is connected", connection.peer)
 
     def _tell_lost(self, connection: PeerConnection, error: Exception | None) -> None:
-        """Log that a connection is gone, but not again and again that one was not wanted."""
+        """Log that a connection is lost, but log repeated brief connections only once."""
         peer = connection.peer
         was_told = peer not in self._brief
         if asyncio.get_running_loop().time() - connection.made_s < _BRIEF_S:
@@ -406,7 +412,7 @@ class PeerLinks:
             log.info("the connection to peer %s is lost: %s", peer, error or "closed")
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
-        """Note that a connection is gone; only the end of the current one is an event."""
+        """Report that a connection has ended; only the end of the current epoch is an event."""
         peer = connection.peer
         if self._links.get(peer) is not connection:
             return
@@ -420,7 +426,7 @@ class PeerLinks:
     def deliver(self, connection: PeerConnection, frames: list[Frame]) -> None:
         peer = connection.peer
         for group_id, body in frames:
-            # Asked for each frame, because the one before may have ended the epoch.
+            # Checked for each frame, because the previous frame may have ended the epoch.
             if self._links.get(peer) is not connection:
                 return
             events = self._groups.get(group_id)
@@ -446,9 +452,9 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Report the peer as dead if nobody has listened at its address for a while, unless that was reported already.
+        """Report the peer as dead, once, if its host has refused connections for a while.
 
-        That is no fault of this node and may last for days, so it is logged once and not as a warning.
+        That is not a fault of this node and may last for days, so it is logged once and not as a warning.
         """
         self._told.pop(peer, None)
         if peer not in self._missing:
@@ -461,13 +467,13 @@ class PeerLinks:
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
-        """Find out whether a peer died before this node started: what its clients held must come back, too."""
+        """Find out whether a peer died before this node started: the messages of its clients must return, too."""
         await asyncio.sleep(_ABSENT_AFTER_S)
         self._missing.add(peer)
         await self._probe(peer)
 
     async def _probe(self, peer: str) -> None:
-        """Find out whether a lost peer is dead, sooner than by dialling it."""
+        """Find out whether a lost peer is dead, sooner than dialling would."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
             answers = [await self._answer(address) for address in self._known.places(peer)]
@@ -492,14 +498,14 @@ class PeerLinks:
     # The dialling side.
 
     def place(self, peer: str, address: PeerAddress) -> PeerAddress:
-        """Where this node looks for one that is to be a member at this address: its file may say where that is here."""
+        """Return where to dial a new member with this address: this node's file may list a different address."""
         return self._known.place(peer, address)
 
     async def reach(self, peer: str, place: PeerAddress) -> bytes:
-        """Have a link with the node of this name, which is to listen there; as a guest if it is no member.
+        """Connect to the node of this name at `place` and return the id of its data directory; it may be no member.
 
-        Returns the id of its data directory. Raises OSError (also for time and TLS), or HandshakeError if it is not
-        that node which listens there. A link that works and leads there stays: this may be asked every second.
+        Raises OSError (also for time and TLS), or HandshakeError if a different node listens there. A working link to
+        that place is kept: this may be called every second.
         """
         link = self._link_of(peer)
         if link is not None and link.works and self._links[peer].dialled == place:
@@ -549,7 +555,7 @@ class PeerLinks:
         return peer
 
     async def _is_refused(self, peer: str, address: Address) -> bool:
-        """Dial a peer there; True if nobody listens."""
+        """Dial a peer at this address, and return True if no process listens."""
         try:
             await self._dial(peer, address)
         except ConnectionRefusedError:
@@ -583,9 +589,9 @@ class PeerLinks:
         return connection.peer
 
     def _may_be(self, peer: str, error: Exception) -> bool:
-        """Whether it is in order that this attempt to connect has come to nothing.
+        """Return whether this failure to connect is expected.
 
-        There may be a connection already; and release 0.1 takes none from a node that does not dial first.
+        A connection may exist already, and release 0.1 accepts none from a node that does not dial first.
         """
         cause = _cause(error)
         return cause is AlreadyLinkedError or (
@@ -595,8 +601,8 @@ class PeerLinks:
     async def _dial(self, peer: str | None, address: Address) -> PeerConnection:
         """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError.
 
-        `peer` is who should be there, or None for whoever it is. A peer does not say which secrets it accepts: where
-        one is refused, the next may fit.
+        `peer` is the expected name, or None to accept any node. A peer does not tell which secrets it accepts: after a
+        rejection, the next secret may fit.
         """
         *others, last = self._secrets
         for secret in others:
@@ -641,8 +647,8 @@ class PeerLinks:
                     ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
                 )
                 if connection.gone.is_set():
-                    # The first write has failed. uvloop has closed the descriptor then and not told the socket, which
-                    # would close whatever has that number by now.
+                    # The first write has failed. uvloop has closed the descriptor without telling the socket object,
+                    # which would close any file that has that number by now.
                     sock.detach()
                 await connection.wait_authenticated()
         finally:
@@ -661,7 +667,7 @@ class PeerLinks:
 
         def ended(task: asyncio.Task[None]) -> None:
             place.leave()
-            if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
+            if task.cancelled():  # the task may never have begun, and then the socket is still open
                 sock.close()
 
         task.add_done_callback(ended)
@@ -681,7 +687,7 @@ class PeerLinks:
                 )
                 await connection.wait_authenticated()
         except ConnectionError:
-            # The other side left by itself, as a peer's probe or a health check does.
+            # The other side closed the connection by itself, as a peer's probe or a health check does.
             log.debug("%s left during the handshake", host)
         except AlreadyLinkedError as error:
             log.debug("refused a connection from %s: %s", host, error)
@@ -695,7 +701,7 @@ class PeerLinks:
     # Both sides.
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
-        """Why a node that knows the secret gets no connection under this name; None if it gets one."""
+        """Return why a node that knows the secret is refused under this name, or None to accept it."""
         self._known.hear_cluster(terms)
         # This node may have joined a cluster since the handshake began.
         error = disagreement(self._known.terms, peer, terms)
@@ -729,9 +735,9 @@ class PeerLinks:
         return connection.terms
 
     def _tell(self, whom: str | Address, why: str, line: str) -> None:
-        """Log why there is no link, unless it is what was logged before.
+        """Log why there is no link, unless the same reason was logged before.
 
-        The last two reasons are remembered: each side dials and may meet another one.
+        The last two reasons are remembered: both sides dial, and each may meet a different reason.
         """
         told = self._told.setdefault(whom, deque(maxlen=2))
         if why not in told:
@@ -751,7 +757,8 @@ class PeerLinks:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Operating errors are handled where they occur: this one is a bug, and the loop's owner decides.
+            # Operating errors are handled where they occur. This error is a bug, and the owner of the event loop
+            # decides.
             context = {"message": "the peer links are broken", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
 
@@ -767,7 +774,7 @@ def _reason(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> type[Exception]:
-    """The type of an error or, if the other side has rejected this one, of the error that it met."""
+    """Return the type of an error or, if the peer has sent REJECT, of the error that the peer met."""
     return error.cause if isinstance(error, RejectedError) else type(error)
 
 

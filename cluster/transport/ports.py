@@ -1,4 +1,4 @@
-"""What a group needs from its links to the peers, and what it hears from them."""
+"""The ports between a group and its links: the methods of the links, and the events that they report."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ if TYPE_CHECKING:
 
 
 class LinkEvents(Protocol):
-    """What a group hears from its links; all calls are on the loop."""
+    """The events that links report to a group; all calls are on the event loop."""
 
     def peer_connected(self, peer: str) -> None:
-        """A new epoch begins: nothing of an earlier connection will arrive any more."""
+        """Called when a new epoch begins: no more frames of an earlier connection will arrive."""
         ...
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        """The epoch has ended. `dead`: the peer's host answered that no such process listens any more.
+        """Called when the epoch has ended. `dead`: the peer's host answered that no process listens at its address.
 
-        That is learnt after the connection was lost, so this is called again then with ``dead=True``, and so for a peer
-        that was not there when this node started.
+        The links find out about death after the connection was lost, so they call this again with ``dead=True``. They
+        do the same for a dead peer that had no connection since this node started.
         """
         ...
 
     def peer_drained(self, peer: str) -> None:
-        """A congested link has room again."""
+        """Called when a congested link has room again."""
         ...
 
     def part_received(self, peer: str) -> None:
-        """A part of a frame has arrived: the peer is alive, though the frame takes a while."""
+        """Called when a part of a frame has arrived: the peer is alive, though the frame takes a while."""
         ...
 
     def frame_received(self, peer: str, frame: bytes) -> None: ...
 
 
 class Links(Protocol):
-    """One authenticated FIFO stream per peer."""
+    """An authenticated FIFO stream to each peer."""
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         """Deliver frames of this group, and connection events, to `events`."""
         ...
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Keep links to the members by these configurations; `member_id` is the id of this node's data directory.
+        """Keep links to the members of these configurations; `member_id` is the id of this node's data directory.
 
-        Other nodes of the cluster may have links, too: a link says nothing about who is a member.
+        Other nodes of the cluster may have links, too: a link does not make a node a member.
         """
         ...
 
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame on the peer's current epoch; dropped if there is none. Never raises.
+        """Queue a frame on the peer's current epoch, or drop it if there is no epoch. Never raises.
 
-        A frame of any size that `envelope.encode` makes is taken as long as the link is not congested.
+        While the link is not congested, it accepts any frame that `envelope.encode` makes.
         """
         ...
 
     def connected(self, peer: str) -> bool: ...
 
     def peer_id(self, peer: str) -> bytes:
-        """The id of the data directory of a connected peer; `handshake.NO_ID` from a node of release 0.1."""
+        """Return the id of a connected peer's data directory; `handshake.NO_ID` from a node of release 0.1."""
         ...
 
     def protocol(self, peer: str) -> int:
-        """The version of the protocol that is spoken with a connected peer (`handshake.VERSIONS`)."""
+        """Return the version of the protocol with a connected peer (`handshake.VERSIONS`)."""
         ...
 
     def congested(self, peer: str) -> bool:
-        """Whether more is queued for the peer than the link's limit; if so, hold back until `peer_drained`."""
+        """Return whether more is queued for the peer than the link's limit; if so, hold back until `peer_drained`."""
         ...

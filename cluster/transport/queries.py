@@ -1,10 +1,10 @@
-"""Questions that nodes ask each other, and answers: what a node shows of the others, and they do not tell unasked.
+"""Questions between nodes, and their answers: details of peers that a node shows, sent only on request.
 
-What a question means, and what an answer holds, is the shell's. Whoever asks waits as long as it likes: an answer comes
-once, or the link is lost, or it is forgotten. Nothing is repeated.
+The layer above the group defines the contents of questions and answers. The caller waits until an answer comes, the
+link is lost, or it forgets the question. Messages are never repeated.
 
-Invariant: a question costs bounded bytes on the links, and whoever wants more than an answer can hold asks again for
-the rest. Nothing here is of any concern to the log.
+Invariant: a question and its answer cost bounded bytes on the links. A caller that wants more than an answer can hold
+must ask again for the rest. Questions and answers do not touch the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.raft.messages import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX, Inquiry,
 log = logging.getLogger(__name__)
 
 Answered = Callable[[bytes | None], None]
-"""Is told the answer, or None if there will be none."""
+"""Called with the answer, or with None if there will be no answer."""
 
 
 class _Asked(NamedTuple):
@@ -27,10 +27,10 @@ class _Asked(NamedTuple):
 
 
 class Inquiries:
-    """What this node has asked others, and its answers to what they ask."""
+    """The pending questions of this node, and its answers to the questions of peers."""
 
     def __init__(self, answers: Callable[[str], bool], transmit: Callable[[str, Message], None]) -> None:
-        """`answers` tells whether there is a link with a node, and its program answers questions at all."""
+        """`answers` returns whether a node is linked and its program answers questions."""
         self._answers = answers
         self._transmit = transmit
         self._answer: Callable[[bytes], bytes] = _nothing_to_say
@@ -38,11 +38,11 @@ class Inquiries:
         self._last_number = 0
 
     def answer_with(self, answer: Callable[[bytes], bytes]) -> None:
-        """Have questions of other nodes answered by `answer`, which returns at most `ANSWER_BYTES_MAX` and is quick."""
+        """Answer peers' questions with `answer`, which must be quick and return at most `ANSWER_BYTES_MAX` bytes."""
         self._answer = answer
 
     def ask(self, peer: str, question: bytes, answered: Answered) -> int:
-        """Ask a node something; `answered` is called once, perhaps before this returns. Returns the question's number.
+        """Send a question to a node and return its number; `answered` is called once, perhaps before the return.
 
         Raises ValueError if the question has more than `QUESTION_BYTES_MAX`.
         """
@@ -58,17 +58,17 @@ class Inquiries:
         return number
 
     def forget(self, number: int) -> None:
-        """Nobody waits for the answer to this question any more; harmless if it has come."""
+        """Drop a pending question, because its caller waits no longer; no effect if the answer has come."""
         self._asked.pop(number, None)
 
     def peer_lost(self, peer: str) -> None:
-        """The link is lost, and with it the answers that were to come over it."""
+        """Report to the callers that the answers of a peer are lost with its link."""
         lost = [number for number, asked in self._asked.items() if asked.peer == peer]
         for number in lost:
             self._asked.pop(number).answered(None)
 
     def inquired(self, peer: str, inquiry: Inquiry) -> None:
-        """A node asks something."""
+        """Answer the question of a peer."""
         answer = self._answer(inquiry.question)
         if len(answer) > ANSWER_BYTES_MAX:
             log.error(
@@ -78,7 +78,7 @@ class Inquiries:
         self._transmit(peer, InquiryAnswer(inquiry.number, answer))
 
     def answered(self, peer: str, answer: InquiryAnswer) -> None:
-        """A node answers, perhaps what nobody waits for any more."""
+        """Pass a peer's answer to the caller that waits for it, if any."""
         asked = self._asked.get(answer.number)
         if asked is not None and asked.peer == peer:
             del self._asked[answer.number]

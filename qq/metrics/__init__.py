@@ -1,1 +1,1 @@
-"""The counters of a node, and how Prometheus reads them."""
+"""The counters of a node, and their export to Prometheus."""

@@ -1,6 +1,6 @@
-"""What a node counts.
+"""The counters and measured values of a node.
 
-Invariant: the hot path adds to plain integers and knows nothing of Prometheus, whose library a node imports with HTTP.
+Invariant: the hot path adds to plain integers without Prometheus, whose library a node imports together with HTTP.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class SizeHistogram:
-    """How many messages had which size, by RabbitMQ's bounds."""
+    """A histogram of message sizes, with RabbitMQ's bounds."""
 
     bounds = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
-    """The upper bounds of the counted classes, in bytes, each included."""
+    """Upper bounds of the classes in bytes, inclusive."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0
-        """The sizes of all messages together, in bytes."""
+        """Bytes of all counted messages together."""
 
     def add(self, messages: Sequence[bytes]) -> None:
-        """Count messages that came together, which mostly have one size or nearly so."""
+        """Count messages that arrived together, which mostly have the same size or nearly so."""
         sizes = list(map(len, messages))
         self.total += sum(sizes)
         largest = bisect_left(self.bounds, max(sizes))
@@ -39,7 +39,7 @@ class SizeHistogram:
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened on this node since it started. Each only grows."""
+    """Events on this node since it started. Each counter only grows, except `publishers`."""
 
     connections_opened: int = 0
     connections_closed: int = 0
@@ -48,14 +48,14 @@ class Counters:
     logins_succeeded: int = 0
     logins_failed: int = 0
     queues_declared: int = 0
-    """How often clients have declared a queue, whether it was there before or not."""
+    """Declarations of queues by clients, whether or not the queue existed before."""
     publishers: int = 0
-    """How many channels there are now on which something was published."""
+    """Open channels that have published a message."""
     messages_received: int = 0
     message_sizes: SizeHistogram = field(default_factory=SizeHistogram)
-    """The sizes of these messages, with their headers and frames."""
+    """Sizes of the received messages in bytes, with their headers and frames."""
     messages_received_confirm: int = 0
-    """How many of `messages_received` came on a channel in confirm mode."""
+    """Messages among `messages_received` that came on a channel in confirm mode."""
     messages_confirmed: int = 0
     messages_unroutable_returned: int = 0
     messages_delivered_manual_ack: int = 0
@@ -64,26 +64,26 @@ class Counters:
     messages_got_auto_ack: int = 0
     get_empty: int = 0
     messages_redelivered: int = 0
-    """How many of the deliveries and gets above had been delivered before."""
+    """Messages among the deliveries and gets above that had been delivered before."""
     messages_acknowledged: int = 0
     replies_delivered: int = 0
     """Direct replies that were delivered; they do not count among the deliveries above."""
     replies_dropped: int = 0
-    """Direct replies that a client was too slow for."""
+    """Direct replies that were dropped because a client read too slowly."""
     dead_lettered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Messages that this node has seen off as dead letters, by reason and strategy."""
+    """Messages that this node has dead-lettered, by reason and strategy."""
 
 
 @dataclass(slots=True)
 class SpanCounts:
-    """What has become of the spans of traces since this node started. Each only grows."""
+    """The spans of traces since this node started. Each counter only grows."""
 
     made: int = 0
     exported: int = 0
     failed: int = 0
-    """How many the collector has not taken."""
+    """Spans that the collector has not accepted."""
     dropped: int = 0
-    """How many were not made, because of their rate or because too many waited for the collector."""
+    """Spans that were not made, because of their rate or because too many waited for the collector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +93,18 @@ class RaftMetrics:
     term: int
     is_leader: bool
     standing: str
-    """The node's standing, one of `STANDINGS` (prometheus.py)."""
+    """The node's voter status, a value of `STANDINGS` (prometheus.py)."""
     first_index: int
     last_index: int
     synced_index: int
-    """Up to where the log is known to be on the disk."""
+    """The last log index that is known to be on the disk."""
     commit_index: int
     applied_index: int
     checkpoint_index: int
     elections: int
     """Changes of leader that this node has seen."""
     snapshots_installed: int
-    """How often this node took another's state, because what it lacked was no longer in the leader's log."""
+    """Snapshots that this node has installed because the leader's log no longer had the entries it needed."""
     members: int
 
 
@@ -116,7 +116,7 @@ class DiskMetrics:
     free_bytes: int
     free_limit_bytes: int
     alarm: bool
-    """Whether publishers wait, because this node's disk or too many of the others' are full or nearly so."""
+    """Whether publishers wait because this node's disk, or the disks of too many peers, are full or nearly so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,60 +125,63 @@ class MemoryMetrics:
 
     limit_bytes: int
     alarm: bool
-    """Whether publishers wait, because this node or too many of the others take more memory than their limit."""
+    """Whether publishers wait because this node, or too many peers, use more memory than their limit."""
 
 
 class TimesCounted(Protocol):
-    """A histogram: how often something took how long."""
+    """A histogram of durations."""
 
     @property
     def bounds_s(self) -> Sequence[float]:
-        """The upper bounds of the counted classes, in seconds, each included."""
+        """The upper bounds of the classes in seconds, inclusive."""
         ...
 
     @property
     def counts(self) -> Sequence[int]:
-        """For each bound how often it was the least one that was not exceeded; and then how often all were."""
+        """The number of durations in each class, and at last the number above all bounds."""
         ...
 
     @property
     def total_s(self) -> float:
-        """All lengths of time together, in seconds."""
+        """The sum of all durations, in seconds."""
         ...
 
     @property
     def last_s(self) -> float:
-        """What was counted last, in seconds."""
+        """The last counted duration, in seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DelayMetrics:
-    """What messages have waited for at this node."""
+    """Histograms of the delays that messages meet at this node."""
 
     apply: TimesCounted
-    """How long it took to apply each entry of the log to the state."""
+    """Durations of applying an entry of the log to the state."""
     loop: TimesCounted
-    """How late timers of the event loop were: as late as everything else that was to be done then."""
+    """Delays of timers of the event loop, which delay all other work of that moment as much."""
     log_write: TimesCounted
-    """How long the disk took to write to the log, with its sync."""
+    """Durations of writing to the log, with the sync."""
     commit: TimesCounted
-    """How long it took from the submission of a batch of commands until it was applied here, and so confirmed."""
+    """Times from the submission of a batch of commands until this node has applied it, and so confirmed it."""
     queueing: TimesCounted
-    """How long publishes have waited until they were submitted, the first message of each run of them."""
+    """Times that publishes waited for their submission: the first message of each run."""
     checkpoint: TimesCounted
-    """How long checkpoints have taken until they were on the disk."""
+    """Durations of checkpoints until they were on the disk."""
     catch_up: TimesCounted
-    """How long it took this node to be given another's snapshot, each from its offer until it was installed."""
+    """Durations of catching up by a snapshot, from its offer until it was installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTotals:
-    """What is the same at every node, so that the leader alone shows it: RabbitMQ's boards add up what nodes show."""
+    """Totals that are equal at every node.
+
+    Only the leader shows them: RabbitMQ's boards add up the values of all nodes.
+    """
 
     queues: int
     queues_created: int
-    """How many queues were ever created; and so for those that are gone."""
+    """Queues ever created; `queues_deleted` counts the queues ever deleted."""
     queues_deleted: int
     messages_ready: int
     messages_unacked: int
@@ -186,7 +189,7 @@ class ClusterTotals:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Everything that one scrape shows."""
+    """All values of a single scrape."""
 
     node: str
     cluster: str
@@ -197,27 +200,29 @@ class MetricsSnapshot:
     memory: MemoryMetrics
     delays: DelayMetrics
     clock_offset_s: float | None
-    """How many seconds the node's wall clock is ahead of the cluster's time; None if the node cannot tell."""
+    """Seconds that the node's wall clock is ahead of the cluster's time; None if the node cannot tell."""
     uptime_s: float
     consumers: int
     """The consumers of this node's clients."""
     blocked: int
-    """How many of its clients' connections wait with publishing, because of an alarm or a limit."""
+    """Client connections of this node that must wait with publishing, because of an alarm or a limit."""
     routed: int
-    """How many messages of its clients went into queues since this process began, each as often as there were queues
-    for it."""
+    """Messages of this node's clients routed to queues since this process began, counted once for each queue."""
     dropped: int
-    """How many messages of its clients that were not mandatory have reached no queue since then."""
+    """Messages of this node's clients that were not mandatory and have reached no queue since then."""
     totals: ClusterTotals | None
     """None if this node does not lead, or has not counted yet."""
     cluster_id: str = ""
-    """The id of the cluster, in hexadecimal; empty as long as it has none."""
+    """The id of the cluster, in hexadecimal; empty until it has an id."""
     spans: SpanCounts | None = None
     """None if messages are not traced."""
 
 
 def infos(snapshot: MetricsSnapshot, endpoint: str) -> dict[str, tuple[str, dict[str, str]]]:
-    """The metrics that say what a node is: texts and labels. `endpoint` is RabbitMQ's name for what is scraped."""
+    """Return the info metrics of a node: name -> (help text, labels).
+
+    `endpoint` is RabbitMQ's name of the scraped endpoint.
+    """
     identity = {
         "rabbitmq_node": snapshot.node,
         "rabbitmq_cluster": snapshot.cluster,

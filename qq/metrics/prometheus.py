@@ -1,6 +1,6 @@
-"""How Prometheus reads what a node counts.
+"""The Prometheus metrics of a node, under RabbitMQ's names.
 
-Invariant: a scrape makes names and labels.
+Invariant: names and labels are made only during a scrape.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _DEAD_LETTER_TEXTS = {
 _DEAD_LETTER_LABELS = [*_QUORUM, "dead_letter_strategy"]
 _DEAD_LETTER_REASONS = {
     "at-most-once": ("maxlen", "expired", "rejected", "delivery_limit"),
-    # An at-least-once queue does not drop messages that are too many: it has no "maxlen".
+    # An at-least-once queue does not drop messages above its length limit: it has no "maxlen".
     "at-least-once": ("expired", "rejected", "delivery_limit"),
 }
 """The reasons for which queues dead-letter, by strategy."""
 
 
 def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
-    """Make the registry behind /metrics; `snapshot` is called at every scrape."""
+    """Make the registry of /metrics; `snapshot` is called at every scrape."""
     registry = CollectorRegistry()
     ProcessCollector(namespace="rabbitmq", registry=registry)
     registry.register(_NodeCollector(snapshot))
@@ -68,7 +68,7 @@ class _NodeCollector(Collector):
         self._snapshot = snapshot
 
     def describe(self) -> Iterator[Metric]:
-        """Describe nothing at registration: the node may not be there yet."""
+        """Return no descriptions at registration, because the node may not exist yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -105,7 +105,7 @@ def _counter(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABE
 def _infos(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for name, (text, labels) in infos(snapshot, "aggregated").items():
         yield _gauge(name, text, 1, labels)
-    # RabbitMQ's board shows under this name since when a node is up.
+    # RabbitMQ's board reads the start time of a node under this name.
     yield _gauge("erlang_uptime_seconds", "For how long this node has been up", snapshot.uptime_s)
 
 
@@ -147,7 +147,7 @@ def _raft(raft: RaftMetrics) -> Iterator[Metric]:
     yield _gauge("raft_last_applied", "Last entry applied to this node's state", raft.applied_index)
     checkpoint = "Entry of this node's newest checkpoint"
     yield _gauge("raft_checkpoint_index", checkpoint, raft.checkpoint_index)
-    # RabbitMQ's name for it, by which its board tells how long logs are.
+    # RabbitMQ's board computes the length of logs from this name.
     yield _gauge("raft_snapshot_index", checkpoint, raft.checkpoint_index)
     yield _counter("raft_elections", "Changes of leader that this node has seen", raft.elections)
     installed = "Snapshots of other nodes that this node has installed"
@@ -273,9 +273,9 @@ def _spans(counts: SpanCounts) -> Metric:
 
 
 def _dead_letters(counters: Counters) -> Iterator[Metric]:
-    """Show dead letters, each counted by one node of the cluster.
+    """Return the counts of dead letters; a single node of the cluster counts each dead letter.
 
-    What has left an at-least-once queue is in the queues that it goes to, so it counts as confirmed.
+    A message that has left an at-least-once queue is in its target queues, so it counts as confirmed.
     """
     families = {
         name: CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""One node: the composition root, which puts all the rest together."""
+"""A broker node: the composition root, which builds all parts and starts and stops them."""
 
 from qq.node.node import Node, run, start
 

@@ -1,6 +1,6 @@
-"""What ends a node that nobody has told to stop.
+"""The errors after which a node must stop.
 
-Invariant: after an error that no part expects there is better no node than a wrong one.
+Invariant: after an unexpected error no node is better than a wrong node.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ log = logging.getLogger(__name__)
 
 
 class RemovedError(StartError):
-    """The node was removed from its cluster."""
+    """The cluster has removed this node."""
 
     exit_status = (
         os.EX_CONFIG
-    )  # as with a configuration: a start with the same directory ends in the same way
+    )  # as after a configuration error: a start with the same directory ends in the same way
 
 
 class Failure:
-    """The first error after which the node cannot go on, once there is one."""
+    """Keeps the first error after which the node cannot go on, and raises it in `raised`."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the node's."""
+        """`name` is the name of the node."""
         self._name = name
         self._first: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     @property
     def has_come(self) -> bool:
-        """Whether there is one."""
+        """Whether the node has failed."""
         return self._first.done()
 
     def come(self, error: BaseException) -> None:
-        """Note that the node cannot go on."""
+        """Record an error after which the node cannot go on."""
         if not isinstance(error, CorruptJournal | ObsoleteLog):
             log.critical("cannot go on: %s", _named(error))
         if not self._first.done():
             self._first.set_result(error)
 
     def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle, as the event loop's exception handler, what no part of the node expects."""
+        """Handle an exception that no part of the node expects, as the event loop's exception handler."""
         text, error = context.get("message"), context.get("exception")
         if _is_of_a_connection(error, context.get("future")):
             log.info("a connection has failed for which nobody waits any more: %s", error)
@@ -58,8 +58,8 @@ class Failure:
         self.come(error or RuntimeError(text or f"nothing handles: {rest}"))
 
     async def raised(self) -> NoReturn:
-        """Wait for the failure and raise it: as StartError, but for what has the node started anew."""
-        error = await asyncio.shield(self._first)  # who stops waiting does not take it away from the others
+        """Wait for the failure and raise it: as StartError, except for errors after which the node is restarted."""
+        error = await asyncio.shield(self._first)  # a cancelled waiter must not cancel it for the rest
         if isinstance(error, CorruptJournal | ObsoleteLog):
             raise error
         if isinstance(error, RemovedFromCluster):
@@ -69,17 +69,17 @@ class Failure:
 
 
 def _is_of_a_connection(error: BaseException | None, future: object) -> bool:
-    """Whether an attempt to connect has failed that somebody has given up before.
+    """Return whether this is the failure of an attempt to connect that its caller has abandoned before.
 
-    uvloop leaves futures behind that nobody looks at: of a name that is looked up, and of a TLS handshake, if the
-    attempt is cancelled before the answer, or before the handshake begins. Nothing that replicates waits for the system
-    with such a future: disks tell their errors to callbacks, and a task is one of ours.
+    uvloop leaves futures without a waiter behind: of a name lookup, and of a TLS handshake, if the attempt is cancelled
+    before the answer or before the handshake begins. Replication never waits for the system with such a future: disks
+    report their errors to callbacks, and a task belongs to the node's own code.
     """
     is_left = isinstance(future, asyncio.Future) and not isinstance(future, asyncio.Task)
     return is_left and isinstance(error, OSError)
 
 
 def _named(error: BaseException) -> str:
-    """Say what an error is. Our errors do so in their text; Python's get their type: a KeyError's text is the key."""
+    """Return the text of an error. Built-in errors get their type in front: a KeyError's text is only the key."""
     is_bare = type(error).__module__ == "builtins" and not isinstance(error, OSError)
     return f"{type(error).__name__}: {error}" if is_bare else str(error)

@@ -1,9 +1,9 @@
-"""The HTTP port of a node: it listens from the beginning, and answers as soon as what answers has been imported.
+"""The HTTP port of a node: it listens from the start, and answers after the HTTP modules have been imported.
 
-That import is half of what a process does until it can serve. Clients of AMQP do not wait for it: it begins when the
-node serves them, or when that takes longer than usual.
+That import takes half of the time that a process needs until it can serve. AMQP clients do not wait for it: it begins
+when the node serves them, or when that takes longer than usual.
 
-Invariant: who connects before is not refused, and waits.
+Invariant: a client that connects before the import is accepted, and waits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from qq.metrics.counters import MetricsSnapshot
 
 ANSWERING = ("qq.http.app", "qq.metrics.prometheus")
-"""The modules that answer."""
+"""The modules that answer requests, which are imported late."""
 PATIENCE_S = 1.0
-"""How long after its start a node that does not serve AMQP begins to answer: it reads a long log, hears no majority, or
-is under maintenance."""
+"""Seconds after its start when a node that does not serve AMQP yet begins to answer HTTP.
+
+Such a node reads a long log, hears no majority, or is under maintenance.
+"""
 
 
 class _NodeShown(NamedTuple):
@@ -40,12 +42,12 @@ class _NodeShown(NamedTuple):
 
 
 class HttpPort:
-    """A port that listens."""
+    """The listening sockets of the HTTP port, and the server that answers on them."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], limits: HttpLimits, failed: Callable[[BaseException], None]
     ) -> None:
-        """`failed` is told the error after which nothing answers."""
+        """`failed` is called with the error that ends the HTTP server."""
         self._listeners = listeners
         self._limits = limits
         self._is_time = asyncio.Event()
@@ -64,17 +66,17 @@ class HttpPort:
 
     @property
     def number(self) -> int:
-        """The port, also if the system has chosen it."""
+        """The port number, also if the system has chosen it."""
         return self._listeners[0].getsockname()[1]
 
     def begin(self) -> None:
-        """Answer as soon as possible: the node has nothing better to do now."""
+        """Import the HTTP modules and answer requests now, because AMQP clients no longer wait for the node."""
         self._is_time.set()
 
     def show(
         self, view: NodeView, management: ManagementView, metrics: Callable[[], MetricsSnapshot]
     ) -> None:
-        """Show the node. Until then, the port says that the node reads its log."""
+        """Serve the views of the node. Until this call, the port answers that the node reads its log."""
         self._shown.set_result(_NodeShown(view, management, metrics))
 
     async def close(self) -> None:
@@ -90,7 +92,7 @@ class HttpPort:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_time.wait(), PATIENCE_S)
         await asyncio.to_thread(_import)
-        # They have been imported where nobody waits for it.
+        # A thread has imported these modules before, so the event loop does not wait for them.
         from qq.http import app  # noqa: PLC0415
         from qq.metrics.prometheus import node_registry  # noqa: PLC0415
 

@@ -1,6 +1,7 @@
-"""Watching how much memory a node has in use.
+"""The memory alarm of a node: publishers wait while the process uses more memory than its limit.
 
-Invariant: nobody waits for memory that is free. What consumers have acknowledged is, and the heap may keep it for ever.
+Invariant: publishers never wait for memory that is free. Memory of acknowledged messages is free, but the heap may keep
+it for ever, so it is given back first.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ log = logging.getLogger(__name__)
 
 MEMORY_CHECK_INTERVAL_S = 1.0
 GIVE_BACK_INTERVAL_S = 10.0
-"""The longest time between two looks for what the heap could give back, in seconds: clients wait during a look, and
-publishers until the next one."""
+"""Most seconds between two attempts to give memory of the heap back.
+
+Clients wait during an attempt, and publishers until the next.
+"""
 GIVE_BACK_FACTOR = 50
-"""The next look comes when so many times as long has passed as the last one took, if that is less."""
+"""The pause between two attempts, as a multiple of the last attempt's duration, if that is shorter."""
 
 
 def limit_bytes(limits: NodeLimits) -> int:
-    """How much memory a node may have in use before publishers wait."""
+    """Return how many bytes of memory a node may use before publishers wait."""
     share = limits.memory_high_watermark * memory.available_bytes()
     return limits.memory_high_watermark_bytes or int(share)
 
 
 class MemoryWatch:
-    """Raises the group's alarm while the process has more memory in use than it should."""
+    """Raises the group's memory alarm while the process uses more memory than its limit."""
 
     def __init__(self, limits: NodeLimits, group: Group, runtime: Runtime) -> None:
         self.limit_bytes = limit_bytes(limits)
@@ -45,15 +48,15 @@ class MemoryWatch:
         self._complaints = Complaints(log)
 
     def begin(self) -> None:
-        """Note that the node begins to serve: what is there by now stays."""
+        """Exclude the present objects from collections, because the node begins to serve."""
         self._garbage.begin()
 
     async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check the memory in use every second, until cancelled."""
         while True:
             try:
                 self._group.alarms.low_on_memory = self._is_low()
-            except OSError as error:  # whether publishers wait stays as it is
+            except OSError as error:  # the alarm stays as it is
                 self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 

@@ -1,6 +1,6 @@
-"""One node: in which order its parts come up and go, and what it does while it serves.
+"""A node: builds its parts, starts and stops them in order, and serves clients.
 
-Invariant: what is opened is left to an exit stack at once, which closes it whatever happens then.
+Invariant: every opened resource is handed to an exit stack at once, which closes it in all cases.
 """
 
 from __future__ import annotations
@@ -65,24 +65,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""How often the interpreter switches threads. With its default of 5 ms the fsync thread would wait for that long until
-a busy loop lets it report."""
+"""Seconds between thread switches of the interpreter.
+
+With its default of 5 ms, a busy event loop would delay the report of the fsync thread for that long.
+"""
 APPLIED_POLL_S = 0.02
 RATES_PAUSE_S = 60.0
-"""How long rates are not counted after an error in counting them."""
+"""Seconds without rates after an error in counting them."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
-"""How often in a row the node may find damage soon after a start: more often is no accident, and it gives up."""
+"""Most restarts in succession after damage soon after a start. More damage is no accident, and the node stops."""
 SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
 """RabbitMQ's text for clients when the node stops."""
 DAMAGED_AGAIN_S = 30.0
-"""Damage that is found within this many seconds after a start counts as found soon after it."""
+"""Seconds after a start within which found damage counts towards `REPAIRS_MAX`."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that takes part in its cluster; `start` makes one."""
+    """A node that is connected to its cluster; made by `start`."""
 
     config: NodeConfig
     runtime: AsyncioRuntime
@@ -103,8 +105,9 @@ class Node:
     async def serve(self) -> None:
         """Serve AMQP until cancelled.
 
-        Raises StartError if the listener cannot be opened or the node fails, CorruptJournal if its log is damaged,
-        ObsoleteLog if it has given it up; in a group, as a task group does.
+        Raises StartError if the listener cannot be opened or the node fails. Raises CorruptJournal if the log is
+        damaged, and ObsoleteLog if the node has discarded an obsolete log. All are raised in an exception group, as by
+        a task group.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.failure.raised())
@@ -185,11 +188,11 @@ async def start(
     open_disk: OpenDisk = RealDisk,
     make_runtime: MakeRuntime = AsyncioRuntime,
 ) -> Node:
-    """Come up as far as taking part in the cluster; raises StartError.
+    """Build the node and connect it to its cluster; raises StartError.
 
-    Who closes `closing` stops the node, also one that has come up in part. Leadership is handed over first then, so
-    that the others need no election timeout, and the next start replays nothing: the group writes its last checkpoint,
-    of what its log then holds durably.
+    Closing `closing` stops the node, even a partially started node. The node first hands leadership over, so that its
+    peers need no election timeout. At last the group writes a checkpoint of all that its log durably holds, so that the
+    next start replays no entries.
     """
     if config.is_open_to_all:
         text = "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
@@ -290,7 +293,7 @@ async def start(
 
 @contextmanager
 def _opened(directory: Path, open_disk: OpenDisk) -> Generator[RealDisk]:
-    """The disk in the block. Raises StartError if it cannot be had, or if what is on it is not whole."""
+    """Open the disk for the block. Raises StartError if it is unavailable or holds an unfinished restore."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         disk = open_disk(directory)
@@ -324,7 +327,7 @@ def _make_links(config: NodeConfig, files: RereadFiles, machine: NodeMachine) ->
 
 
 async def _read(make_group: Callable[[], Group], closing: AsyncExitStack) -> Group:
-    """Make the group, which reads its log, on a thread. Nothing that it uses is closed before it has ended."""
+    """Make the group on a thread, because it reads its log. No part that it uses is closed before that has ended."""
 
     def read() -> Group:
         with garbage.none_expected():
@@ -337,7 +340,7 @@ async def _read(make_group: Callable[[], Group], closing: AsyncExitStack) -> Gro
 
 @contextmanager
 def _start_errors(directory: Path) -> Generator[None]:
-    """What keeps a log from being used becomes a StartError that names the directory."""
+    """Turn errors that make the log unusable into a StartError that names the directory."""
     try:
         yield
     except RemovedFromCluster as error:
@@ -373,7 +376,7 @@ def _make_carrier(config: NodeConfig, broker: Broker, group: Group, amqp_server:
 
 
 async def _watch_rates(management: Management) -> None:
-    """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""
+    """Sample rates for ever. An error there does not end the node, because no message depends on the page."""
     while True:
         try:
             await management.watch()
@@ -383,16 +386,16 @@ async def _watch_rates(management: Management) -> None:
 
 
 async def _leave(name: str, group: Group, broker: Broker, failure: Failure, readiness: Readiness) -> None:
-    """Hand leadership over, let the clients go, and stop the group."""
+    """Hand leadership over, disconnect the clients, and stop the group."""
     readiness.is_stopping = True
     if not failure.has_come and group.leadership.transfer():
         await _until(lambda: group.leader not in (name, None) or group.members.is_alone, LEADER_HANDOVER_S)
     for connection in list(broker.connections.values()):
         connection.shut_down(SHUTDOWN)
-    # The claims of the clients end first (`Broker.let_go`): else other nodes would refuse them to the same clients.
+    # First the claims of the clients end (`Broker.let_go`): otherwise other nodes would refuse the same clients.
     await _until(lambda: failure.has_come or not broker.submissions.pending_bytes, LET_GO_S)
     await asyncio.sleep(0)
-    # This node's disk should have all that the node has applied, unless that disk has failed.
+    # The disk should hold all entries that the node has applied, unless that disk has failed.
     await _until(
         lambda: failure.has_come or group.journal.synced_index >= group.engine.applied_index, LAST_SYNC_S
     )
@@ -411,9 +414,9 @@ async def run(
 ) -> None:
     """Serve until cancelled. Raises StartError when the node cannot start or cannot go on.
 
-    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. So is one whose
-    log is obsolete and leaves no space for what the others have: it is without that log then. `open_disk` and
-    `make_runtime` may be replaced by those that hurt the disk or the clock.
+    A node with a damaged log is restarted: it sets that log aside and returns without a vote. A node with an obsolete
+    log, which leaves no space for its peers' entries, is restarted without that log. Tests may replace `open_disk` and
+    `make_runtime` with versions that inject faults of the disk or the clock.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.allow_all()
@@ -433,7 +436,7 @@ async def run(
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
         except ObsoleteLog as error:
             log.warning("node %s starts anew: %s", config.name, error)
-        garbage.collect()  # the node that has ended, with its state
+        garbage.collect()  # frees the state of the node that has ended
 
 
 async def _run_once(config: NodeConfig, open_disk: OpenDisk, make_runtime: MakeRuntime) -> None:
@@ -442,7 +445,7 @@ async def _run_once(config: NodeConfig, open_disk: OpenDisk, make_runtime: MakeR
             node = await start(config, closing, open_disk=open_disk, make_runtime=make_runtime)
             await node.serve()
     except ExceptionGroup as group:
-        # Not except*: what is raised in one arrives in a group again with some versions of Python 3.11.
+        # Not except*: some versions of Python 3.11 wrap an exception that is raised there in a group again.
         known = group.subgroup((StartError, CorruptJournal, ObsoleteLog))
         if known is None:
             raise

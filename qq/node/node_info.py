@@ -1,6 +1,6 @@
-"""What HTTP sees of a node itself.
+"""The status and metrics of a node, as the HTTP server shows them.
 
-Invariant: only looks.
+Invariant: reads only.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShownNode:
             nodes=[
                 _node_status(status, members[status.name])
                 for status in self._group.statuses.all()
-                if status.name in members  # else it is about to be one
+                if status.name in members  # a missing node is about to become a member
             ],
         )
 
@@ -78,7 +78,7 @@ class ShownNode:
         return infos(self.metrics(), endpoint)
 
     def metrics(self) -> MetricsSnapshot:
-        """What `/metrics` tells, now."""
+        """Return the present values for `/metrics`."""
         group = self._group
         engine, journal = group.engine, group.journal
         own = group.statuses.own()

@@ -1,4 +1,4 @@
-"""The queue machine as a node runs it: beside an event loop that nothing may hold up."""
+"""The queue machine of a node, which must not delay the node's event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class NodeMachine(QueueMachine):
-    """Reads states on other threads than the event loop's."""
+    """A queue machine that reads states on a thread, without garbage collections."""
 
     def read(self, data: bytes) -> Core:
-        # As much is let go of as is made, so the collector counts next to nothing, until it walks all that was made: a
-        # quarter of a second, twice, with a million messages that were delivered each by itself.
+        # Reading frees as many objects as it makes, so the collector counts hardly any, until a collection walks all of
+        # them: a quarter of a second, twice, with a million messages that were delivered individually.
         with garbage.none_expected():
             return super().read(data)

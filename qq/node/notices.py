@@ -1,4 +1,4 @@
-"""What a node that starts logs of how its configuration and its log go together."""
+"""Log lines of a starting node about differences between its configuration and its log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def tell_beginning(config: NodeConfig, group: Group) -> None:
-    """Log that this node begins a cluster of its own, which may not be meant: it may have lost its disk."""
-    is_new = group.last_index <= 1  # every log begins with one entry
+    """Log that this node starts a new cluster, which may be a mistake: it may have lost its disk."""
+    is_new = group.last_index <= 1  # every log begins with a single entry
     if is_new and len(config.nodes) == 1 and not config.join:
         log.info(
             "the data directory is new, and [[nodes]] lists no other node: this node begins a cluster of its own; "
@@ -25,7 +25,7 @@ def tell_beginning(config: NodeConfig, group: Group) -> None:
 
 
 def tell_differences(config: NodeConfig, group: Group) -> None:
-    """Log in which members the configuration differs from the log, which counts."""
+    """Log the differences between the members in the configuration and those in the log, which count."""
     agreed = group.configurations.newest
     if config.join or not agreed.cluster:
         return

@@ -1,4 +1,4 @@
-"""What the parts of a node are told of its configuration, each in its own words."""
+"""Derives the settings of each part of a node from the node's configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def group_config(config: NodeConfig) -> GroupConfig:
-    """What the log is told."""
+    """Return the settings of the replicated group."""
     limits = config.limits
     listed = [config.address] if config.join else config.nodes
     return GroupConfig(
@@ -54,7 +54,7 @@ def group_config(config: NodeConfig) -> GroupConfig:
 
 
 def amqp_settings(config: NodeConfig) -> Settings:
-    """What AMQP connections are told."""
+    """Return the settings of AMQP connections."""
     return Settings(
         product=config.product,
         version=config.version,
@@ -68,11 +68,11 @@ def amqp_settings(config: NodeConfig) -> Settings:
 
 
 HTTP_REQUESTS_MAX = 128
-"""Requests of users that are under way, if the configuration says nothing: each may take as much memory as its body."""
+"""Concurrent requests of users, unless configured otherwise: each may take as much memory as its body."""
 
 
 def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
-    """What the HTTP server is told; there may be so many `connections`."""
+    """Return the settings of the HTTP server for this number of connections."""
     return HttpLimits(
         connections=connections,
         requests=limits.http_request_max or min(connections // 2, HTTP_REQUESTS_MAX),
@@ -83,14 +83,17 @@ def http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
 
 
 def addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
-    """Where nodes listen for each other. Raises ConfigError for a host that nobody could look up."""
+    """Return the peer addresses of nodes by name. Raises ConfigError for a host that no resolver could look up."""
     for node in nodes:
         _check_host(f"[[nodes]] {node.name}: host", node.host)
     return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
 
 
 def seeds(config: NodeConfig) -> tuple[Seed, ...]:
-    """Whom a node that joins asks first. Raises ConfigError for a host that nobody could look up."""
+    """Return the addresses where a joining node dials first.
+
+    Raises ConfigError for a host that no resolver could look up.
+    """
     for seed in config.join:
         _check_host("[cluster] join: host", seed.host)
     return config.join
@@ -103,7 +106,7 @@ def _check_host(what: str, host: str) -> None:
 
 
 def certificates(config: NodeConfig) -> list[CertificateFiles]:
-    """The certificates whose end operators are told of."""
+    """Return the certificates that the management API shows with their expiry."""
     shown = (("amqp/ssl", config.tls), ("clustering/ssl", config.peer_tls))
     return [
         CertificateFiles(protocol, str(files.cert), None if files.ca is None else str(files.ca))
@@ -113,7 +116,7 @@ def certificates(config: NodeConfig) -> list[CertificateFiles]:
 
 
 def open_ports(config: NodeConfig, http_port: int, *, is_serving: bool) -> list[Listener]:
-    """The ports that are open, `is_serving` clients or not."""
+    """Return the open ports; those for AMQP clients only if `is_serving`."""
     peer_tls = config.peer_tls is not None
     clustering = "clustering/ssl" if peer_tls else "clustering"
     ports = [
@@ -128,7 +131,10 @@ def open_ports(config: NodeConfig, http_port: int, *, is_serving: bool) -> list[
 
 
 def verifier(config: NodeConfig) -> Verifier | None:
-    """What judges tokens, if there are any. Raises StartError. Only then are its libraries loaded, which takes time."""
+    """Return the verifier of tokens, if OAuth 2 is configured. Raises StartError.
+
+    The libraries are imported only if they are needed, because that takes time.
+    """
     if config.oauth2 is None:
         return None
     with _of_extra("oauth2"):
@@ -137,7 +143,7 @@ def verifier(config: NodeConfig) -> Verifier | None:
 
 
 def login_provider(config: NodeConfig, tokens: Verifier | None) -> CodeFlow | None:
-    """What has a page with which one logs in to the management page, besides passwords."""
+    """Return the code flow for logins to the management page at a token issuer, or None for passwords only."""
     if tokens is None or config.oauth2 is None or config.oauth2.client_id is None:
         return None
     from qq.oauth2.code_flow import CodeFlow  # noqa: PLC0415
@@ -146,7 +152,7 @@ def login_provider(config: NodeConfig, tokens: Verifier | None) -> CodeFlow | No
 
 
 def tracer(config: NodeConfig) -> OpenTelemetryTracer | None:
-    """What traces messages, if anything does. Raises StartError."""
+    """Return the tracer of messages, if tracing is configured. Raises StartError."""
     if config.tracing is None:
         return None
     with _of_extra("tracing"):
@@ -156,7 +162,10 @@ def tracer(config: NodeConfig) -> OpenTelemetryTracer | None:
 
 @contextmanager
 def _of_extra(name: str) -> Generator[None]:
-    """What is imported in the block needs an extra of the package, called as the section of the configuration is."""
+    """Turn a missing import in the block into a StartError that names the package extra.
+
+    The extra has the name of the section of the configuration.
+    """
     try:
         yield
     except ModuleNotFoundError as missing:

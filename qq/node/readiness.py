@@ -1,4 +1,4 @@
-"""Whether a node serves clients, and what it waits for if not."""
+"""Readiness of a node: whether it serves clients, and the reason if it does not."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_NOTICE_S = 2.0
-"""A node that does not serve after this time says what it waits for, and again when that changes; one whose cluster is
-there needs less."""
+"""Seconds after which a node that does not serve yet logs the reason, and again when that changes.
+
+In a running cluster a node needs less.
+"""
 
 ROUND_S = 1.0
-"""A node has caught up when it applies what is committed now within this time."""
+"""Seconds for applying all entries committed so far, below which a node has caught up."""
 POLL_S = 0.02
 
 
@@ -30,11 +32,11 @@ async def catch_up(
     have_applied: Callable[[Callable[[], None]], None],
     monotonic: Callable[[], float],
 ) -> None:
-    """Wait until this node has applied what was committed at its start, and has caught up with what came since.
+    """Wait until this node has applied all entries committed at its start, and has caught up with later entries.
 
-    `is_live` tells whether it has the former; `have_applied` calls back when all is applied that is committed by now.
-    A node that was given a snapshot has it as of long before: who connected would wait until it has the rest. One that
-    does not get nearer any more has come as near as the load allows.
+    `is_live` tells whether it has the former. `have_applied` calls back when all entries that are committed now are
+    applied. The state of an installed snapshot is old, and a client that connects would wait for the rest. A node that
+    gets no nearer to the end is as near as the load allows.
     """
     began_s = monotonic()
     await _until(is_live)
@@ -44,7 +46,7 @@ async def catch_up(
         began_s = monotonic()
         have_applied(is_applied.set)
         await is_applied.wait()
-        # It is called back, too, if the cluster has stopped waiting for this node meanwhile.
+        # It is also called back if the cluster has evicted this node in the meantime.
         await _until(is_live)
         last_s, took_s = took_s, monotonic() - began_s
 
@@ -56,10 +58,10 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 
 class Readiness:
-    """Knows why a node does not serve clients, once it has read its log."""
+    """Tells why a node does not serve clients, after it has read its log."""
 
     def __init__(self, name: str, group: Group, links: PeerLinks, maintenance: ClientDrain) -> None:
-        """`name` is the node's."""
+        """`name` is the name of the node."""
         self._name = name
         self._group = group
         self._links = links
@@ -67,7 +69,7 @@ class Readiness:
         self.is_serving = self.is_stopping = False
 
     def why_not(self) -> str | None:
-        """Say why the node does not serve; None if it does."""
+        """Return why the node does not serve clients, or None if it does."""
         if self.is_stopping:
             return "the node stops"
         unable = self._why_unable()
@@ -80,19 +82,19 @@ class Readiness:
         return unable
 
     def _why_unable(self) -> str | None:
-        """Why the node could serve nobody, whether it is under maintenance or not; None if it could."""
+        """Return why the node could serve no client, apart from maintenance; None if it could."""
         under_repair = self._group.own_status.flaw()
         apart = self._links.why_apart
         missing = f"no connection with {apart}" if apart else None
         if under_repair is not None:
-            # A new directory that was told of one cluster is refused by those of another one, until its next start.
+            # A new directory that learned of a cluster is refused by other clusters until its next start.
             return self._links.why_not_joined or "; ".join(filter(None, [under_repair, missing]))
         if self._group.leader is None:
             return f"no leader is known: {missing or self._group.why_undecided()}"
         return self._group.statuses.why_nothing_is_stored()
 
     async def tell(self) -> None:
-        """Log what the node waits for until it serves, until cancelled."""
+        """Log why the node does not serve yet, when that changes, until cancelled."""
         told = None
         while True:
             await asyncio.sleep(WAITING_NOTICE_S)

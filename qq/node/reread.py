@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from qq.config import NodeConfig
 
 FILES_CHECK_INTERVAL_S = 1.0
-"""How soon it is noticed that certificates or secrets have changed. It takes some calls of stat()."""
+"""Seconds between two checks for changed certificates or secrets. A check takes some calls of stat()."""
 
 
 class RereadFiles:
-    """What was read last of each; raises OperatingError where a file cannot be used at the start."""
+    """The certificates and secrets as last read; raises OperatingError if a file cannot be used at the start."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.client_tls = contexts.for_clients(config.tls) if config.tls else None
@@ -29,11 +29,11 @@ class RereadFiles:
         self._secrets_of_config = config.secrets
 
     def cluster_secrets(self) -> tuple[bytes, ...]:
-        """The secrets of the cluster that are in use now."""
+        """Return the secrets of the cluster that are in use now."""
         return self._secrets.current if self._secrets else self._secrets_of_config
 
     async def watch(self, links: PeerLinks) -> None:
-        """Look again and again, and tell the links, until cancelled."""
+        """Read changed files and pass their contents on to the links, until cancelled."""
         while True:
             await asyncio.sleep(FILES_CHECK_INTERVAL_S)
             if self.client_tls is not None:

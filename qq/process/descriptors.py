@@ -1,7 +1,7 @@
-"""How many files a process may have open, and who gets how many of them.
+"""The limit of open files, and how it is divided among the ports of a node.
 
-Invariant: what all ports together may have open leaves a node the descriptors for its own work: its log, its
-checkpoints, its peers, what it reads about itself.
+Invariant: the connections of all ports together leave a node the descriptors for its own work: its log, its
+checkpoints, its peers, and what it reads about its process.
 """
 
 from __future__ import annotations
@@ -23,58 +23,61 @@ log = logging.getLogger(__name__)
 _OPEN_FILES = Path("/proc/self/fd")
 _STATUS, _ROOM = Path("/proc/self/status"), re.compile(r"FDSize:\s*(\d+)")
 OWN = 192
-"""Files for the node's own work: 64 strangers at the peer port, three sockets for each of six peers, 16 nodes that are
-no members, and about ninety for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is
-read about the process."""
+"""Files for the node's own work.
+
+These are 64 unauthenticated connections at the peer port, three sockets for each of six peers, and 16 connected
+non-members. About ninety more are for listeners, the event loop, the log, checkpoints, snapshots, certificates and
+files about the process.
+"""
 LEAST = 256
 """The fewest files that a node must be allowed to open: with fewer it does not start."""
 _HTTP_SHARE = 10
-"""HTTP gets as many connections as a tenth of the files that are left, _HTTP_MAX at most."""
+"""HTTP gets a tenth of the remaining files as connections, `_HTTP_MAX` at most."""
 _HTTP_MAX = 1024
 _FILES_PER_HTTP = 2
-"""The files of one HTTP connection: its socket, and the page that is being sent."""
+"""Files of an HTTP connection: its socket, and the page that is being sent."""
 _STRANGERS_SHARE = 2
 _STRANGERS_MAX = 4096
 _STRANGER_BYTES = 64 * 1024
-"""The memory that a stranger takes while a TLS handshake is under way; without TLS it is a tenth."""
+"""Bytes of memory of an unauthenticated connection during a TLS handshake; without TLS it takes a tenth."""
 _MEMORY_SHARE = 20
-"""Strangers get a twentieth of the memory that a node may use, or what the fewest need."""
+"""Unauthenticated connections get a twentieth of the node's memory, but always enough for `_STRANGERS_MIN`."""
 _STRANGERS_MIN = 128
 
 
 class Shares(NamedTuple):
-    """How many connections there may be at a time."""
+    """The numbers of connections that a node accepts at a time."""
 
     clients: int
-    """AMQP clients, with TLS or without."""
+    """AMQP clients, with or without TLS."""
     logged_in: int
-    """How many of the clients may log in (`connection_max`)."""
+    """AMQP clients that may be logged in (`connection_max`)."""
     strangers: int
-    """How many of the clients may be connected without having logged in."""
+    """AMQP clients that may be connected without a login."""
     http: int
 
 
 def allow_all() -> None:
-    """Raise the limit of this process as far as it may."""
+    """Raise this process's limit of open files to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def allowed() -> int:
-    """How many files this process may have open."""
+    """Return how many files this process may have open."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if files == resource.RLIM_INFINITY else files
 
 
 def in_use() -> int:
-    """How many files this process has open. Linux before 6.2 says only how many there is room for at the moment."""
+    """Return how many files this process has open. Linux before 6.2 tells only the present size of the table."""
     return _OPEN_FILES.stat().st_size or int(_ROOM.findall(_STATUS.read_text())[0])
 
 
 def shares(limits: NodeLimits, memory_bytes: int) -> Shares:
-    """Share out what the limit of this process allows. Raises StartError if that is too little for any node.
+    """Divide the files of this process among its ports. Raises StartError if they are too few for any node.
 
-    The node may use so many bytes of memory.
+    `memory_bytes` is the memory that the node may use.
     """
     return shares_of(allowed(), memory_bytes, limits)
 

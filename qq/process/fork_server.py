@@ -1,10 +1,10 @@
-"""Processes of this program that begin without importing it: they are forked from one that has.
+"""Starts processes of this program without the time of its imports: a server that has imported it forks them.
 
-Importing a node takes longer than all else that it does before it serves, and those who test start many of them.
+Importing a node takes longer than all its other work before it serves, and tests start many nodes.
 
-Invariant: what is forked sees what a process of its own would: its arguments, environment and files, a session of its
-own, and the exit status goes to who asked. A server ends with the process that has started it, and so does, with it,
-what it has forked (cli/serve.py), whatever else that process has forked by itself.
+Invariant: a forked process has the same environment as a new process would: its own arguments, variables, files and
+session. Its exit status goes to the process that asked for it. A server ends with the process that has started it, and
+its forked processes end with it (cli/serve.py), even if that process has left other children.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _PACKAGES = str(Path(__file__).parents[2])
 PROGRAM = "qq.__main__"
-"""The module that is the command `qq`."""
+"""The module of the command `qq`."""
 _PRELOADED = ("qq.cli.serve", "qq.http.app", "qq.metrics.prometheus")
-# Variables that are looked at before a program runs: they cannot be changed for a process that is forked.
+# Variables that are read before a program runs: they cannot be changed for a forked process.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 _servers: dict[tuple[str | tuple[str, str], ...], ForkServer] = {}
 _choosing = threading.Lock()
@@ -40,9 +40,10 @@ _closed_in_children: WeakSet[socket.socket | IO[bytes]] = WeakSet()
 
 
 def close_in_children(end: socket.socket | IO[bytes]) -> None:
-    """Have no child that this process forks keep a copy of `end` open: its close tells others that the process is gone.
+    """Close `end` in every child that this process forks, so that its close shows peers that the process has ended.
 
-    A worker of `multiprocessing` would, for as long as it lives. What a program executes has none anyway.
+    Otherwise a worker of `multiprocessing` would hold a copy as long as it lives. An executed program has no copy
+    anyway.
     """
     _closed_in_children.add(end)
 
@@ -59,7 +60,7 @@ class ForkedProcess:
     """A process that a fork server has started, with the methods of `subprocess.Popen` that its users need."""
 
     def __init__(self, pid: int, handle: int, told: int) -> None:
-        """`handle` refers to the process, and from `told` its exit status can be read when it has ended."""
+        """`handle` refers to the process; `told` is the descriptor for reading its exit status after it has ended."""
         self.pid = pid
         self._handle = handle
         self._told = told
@@ -71,7 +72,7 @@ class ForkedProcess:
         os.close(self._handle)
 
     def poll(self) -> int | None:
-        """The exit status, negative if a signal has ended the process; None as long as it runs."""
+        """Return the exit status, negative if a signal has ended the process; None as long as it runs."""
         return self._ask(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -82,7 +83,7 @@ class ForkedProcess:
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it is still there."""
+        """Send a signal to the process, if it still runs."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
 
@@ -94,19 +95,19 @@ class ForkedProcess:
 
     def _ask(self, timeout: float | None) -> int | None:
         with self._asking:
-            ended = select.poll()  # descriptors may be too many for `select`
+            ended = select.poll()  # `select` cannot watch descriptors with large numbers
             ended.register(self._told, select.POLLIN)
             if self._status is None and ended.poll(None if timeout is None else timeout * 1000):
                 line = b""
                 with suppress(ConnectionResetError):
                     line = os.read(self._told, 16)
-                # Without a line the server is gone, and has taken the process along.
+                # Without a line the server has ended, and its forked processes with it.
                 self._status = int(line) if line else -signal.SIGKILL
             return self._status
 
 
 class ForkServer:
-    """The client of one server, which it starts; it may be used by several threads."""
+    """The client of a fork server, which it starts; several threads may use it."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -117,15 +118,16 @@ class ForkServer:
                 [sys.executable, "-P", __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # aiohttp reads the system's authorities when it is imported, for clients that no node is, which takes
-                # 0.1 s. The processes have an environment of their own, so a shovel trusts whom it should.
+                # aiohttp reads the system's authorities when it is imported, for clients that no node uses, which takes
+                # 0.1 s. The forked processes have an environment of their own, so a shovel trusts the right
+                # authorities.
                 env=os.environ | {"SSL_CERT_FILE": os.devnull},
-                start_new_session=True,  # Ctrl-C is for who has started it
+                start_new_session=True,  # Ctrl-C is for the process that has started the server
             )
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the server runs and can be asked."""
         return self._process.poll() is None
 
     def start(
@@ -138,10 +140,10 @@ class ForkServer:
         kept: Sequence[int] = (),
         program: str = PROGRAM,
     ) -> ForkedProcess:
-        """Run `qq` with these arguments, in this environment and no other, and with output to these descriptors.
+        """Run `qq` with these arguments, in exactly this environment, with output to these descriptors.
 
-        `kept` are descriptors that it has open as long as it runs, one at most. `program` is the module whose function
-        `run` the process calls. Raises OSError if the server is gone.
+        `kept` are descriptors that the process keeps open as long as it runs, one at most. `program` is the module
+        whose function `run` the process calls. Raises OSError if the server has ended.
         """
         request = json.dumps(
             {"program": program, "arguments": list(arguments), "environment": dict(environment)}
@@ -160,25 +162,25 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The parent of what is forked."""
+        """The process id of the server, the parent of all forked processes."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the server, and what it has forked."""
+        """End the server and its forked processes."""
         self._socket.close()
         self._process.wait()
 
 
 def fork_server(name: str = "") -> ForkServer:
-    """The server of this name for the environment that this process has now; it is started when it is first asked for.
+    """Return the server of this name for the present environment, and start it on the first call.
 
-    Two names are two servers, which import the program twice: for who wants processes with several seeds of hashes.
+    Two names are two servers, which import the program twice: for tests that need processes with different hash seeds.
     """
     of_the_interpreter = {
         key: value for key, value in os.environ.items() if key.startswith(_OF_THE_INTERPRETER)
     }
     key = (name, *sorted(of_the_interpreter.items()))
-    # Of two servers that threads start for one name, the one that is forgotten would take along what it has forked.
+    # If two threads started servers of the same name, the forgotten server would end its forked processes with it.
     with _choosing:
         server = _servers.get(key)
         if server is not None and not server.is_running:
@@ -209,7 +211,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, _wake_up)
 
     def run(self) -> str | None:
-        """Serve until nobody can ask any more; in a process that was forked, return at once which program it is."""
+        """Serve until the client closes its socket and return None; in a forked process, return its program."""
         while True:
             ready, _, _ = select.select([self._requests, self._wakeup], [], [])
             if self._wakeup in ready:
@@ -232,7 +234,7 @@ class _Server:
             return request["program"]
         for number in (stdout, stderr, *kept):
             os.close(number)
-        handle = os.pidfd_open(pid)  # nobody has waited for it yet, so it is this one
+        handle = os.pidfd_open(pid)  # the child was not reaped yet, so the pid is still its own
         socket.send_fds(answer, [str(pid).encode()], [handle])
         os.close(handle)
         self._children[pid] = answer
@@ -256,12 +258,12 @@ class _Server:
             with (
                 self._children.pop(pid) as told,
                 suppress(BrokenPipeError),
-            ):  # who asked may not care any more
+            ):  # the client may not wait for the status any more
                 told.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _wake_up(_number: int, _frame: object) -> None:
-    """Without a handler there would be no byte for `set_wakeup_fd`."""
+    """Do nothing: without a handler `set_wakeup_fd` would write no byte."""
 
 
 def _ended() -> Iterator[tuple[int, int]]:
@@ -273,7 +275,7 @@ def _ended() -> Iterator[tuple[int, int]]:
 def main() -> int:
     if _PACKAGES not in sys.path:  # as in __main__.py
         sys.path.insert(0, _PACKAGES)
-    # What is this program's own is imported only now that it can be found.
+    # The program's own modules can be imported only now.
     importlib.import_module(PROGRAM)
     importlib.import_module("qq.process.packages").find_cluster()
     for name in _PRELOADED:

@@ -1,9 +1,8 @@
-"""When the interpreter looks for garbage: objects in circles, which are not freed when nobody refers to them.
+"""Garbage collection of a node: cycles of objects are collected only when memory is short.
 
-There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone,
-and so is a state that another node's snapshot replaces (qq/machine/queue/deferred_free.py).
-But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
-that comes by itself, and what is old is looked through when there is a reason.
+A node makes little such garbage. The objects of requests, connections and queues are freed at once when they end, and
+so is a state that a snapshot replaces (qq/machine/queue/deferred_free.py). But a full collection walks the whole state
+on the event loop: a second with 100,000 queues. So full collections never run by themselves.
 """
 
 from __future__ import annotations
@@ -17,19 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 THRESHOLDS = (20_000, 1, 2**31 - 1)
-"""The arguments of gc.set_threshold. A collection of the middle generation walks what has come since the last one:
-60,000 objects, some milliseconds. If it came after ten of the youngest only (the default), those would have to be
-small. The last number means that the oldest generation is never collected by itself."""
+"""The arguments of gc.set_threshold.
+
+A collection of the middle generation walks the objects since the last collection: 60,000 objects, some milliseconds. If
+it came only after ten collections of the youngest generation (the default), those would have to be small. The last
+number means that the oldest generation is never collected by itself.
+"""
 REST_S = 600.0
-"""The longest rest between two collections for want of memory, in seconds: a second one should find little. Should it
-find much, publishers wait for it."""
+"""Most seconds between two collections for want of memory: a second collection should find little.
+
+If there is much to find, publishers wait until then.
+"""
 REST_FACTOR = 600
-"""The rest is so many times as long as the collection took, if that is less."""
+"""The pause between two collections, as a multiple of the last collection's duration, if that is shorter."""
 
 
 @contextmanager
 def none_expected() -> Generator[None]:
-    """No garbage is looked for in the block, nor later in what it has made: for imports and states, which stay."""
+    """Disable collections in the block, and exclude its objects from later collections.
+
+    It is meant for imports and states, whose objects stay.
+    """
     was_looked_for = gc.isenabled()
     gc.disable()
     try:
@@ -41,24 +48,24 @@ def none_expected() -> Generator[None]:
 
 
 class Collector:
-    """Collects garbage at the right moment of a node's life: when memory is short.
+    """Collects garbage when memory is short.
 
-    What a collection here leaves is walked again by the next one here, and not by those of younger generations.
+    Objects that survive such a collection are walked again by the next such collection, but not by collections of
+    younger generations.
     """
 
     def __init__(self) -> None:
         self._not_before_s = 0.0
 
     def begin(self) -> None:
-        """Note that the node begins to serve.
+        """Exclude the present objects from collections, because the node begins to serve.
 
-        What is there by now is not looked through: that would take longer than to load ten thousand queues, for some
-        hundred kilobytes.
+        Collecting them would take longer than loading ten thousand queues, and free some hundred kilobytes.
         """
         gc.freeze()
 
     def look(self, *, is_short: bool, now_s: float) -> bool:
-        """Collect garbage if memory `is_short` and that was not done lately; return whether it was done."""
+        """Collect garbage if memory `is_short` and the last collection is long enough ago; return whether it ran."""
         if not is_short or now_s < self._not_before_s:
             return False
         begun_s = perf_counter()
@@ -68,7 +75,7 @@ class Collector:
 
 
 def collect() -> None:
-    """Look through everything, also what was left out until now."""
+    """Collect all garbage, also among the objects that were excluded until now."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

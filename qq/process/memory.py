@@ -1,4 +1,4 @@
-"""How much memory this process has, and how much it may have."""
+"""The memory of this process: bytes in use, and bytes available."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now; raises OSError."""
+    """Return the bytes of memory that this process holds now; raises OSError."""
     return int(os.pread(_statm(), _STATM_BYTES_MAX, 0).split()[1]) * _PAGE_BYTES
 
 
 @cache
 def _statm() -> int:
-    """The system's file about this process. It stays open: later there may be no descriptor left for it."""
+    """Open the system's file about this process. It stays open, because later there may be no free descriptor."""
     return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def give_back() -> None:
-    """Give the system what was freed here and the heap keeps: by itself glibc's gives back only what is at its end.
+    """Return freed memory of the heap to the system: glibc by itself returns only memory at the heap's end.
 
-    A tenth of a second for each gigabyte. Other C libraries have no such call.
+    It takes a tenth of a second for each gigabyte. Other C libraries have no such call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -36,12 +36,12 @@ def give_back() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that this process may hold: the machine's, or less if its control group has a limit."""
+    """Return the bytes that this process may hold: the machine's memory, or less if its control group has a limit."""
     return min([_PAGE_BYTES * os.sysconf("SC_PHYS_PAGES"), *group_limits(_OWN_GROUPS, _GROUPS)])
 
 
 def group_limits(own_groups: Path, groups: Path) -> list[int]:
-    """Limits of the control group of this process and of those around it, of version 1 and 2."""
+    """Return the limits of the control group of this process and of its parents, of version 1 and 2."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:
@@ -57,12 +57,12 @@ def group_limits(own_groups: Path, groups: Path) -> list[int]:
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    # In a container the path may be the host's: then only the root is there, and is the container's.
+    # In a container the path may be the host's: then only the root exists, which is the container's.
     inner = root / path.lstrip("/")
     limits: list[int] = []
     for group in (inner, *(outer for outer in inner.parents if outer.is_relative_to(root))):
         try:
             limits.append(int((group / name).read_text()))
-        except (OSError, ValueError):  # there is none, or it is "max"
+        except (OSError, ValueError):  # no such file, or "max"
             continue
     return limits

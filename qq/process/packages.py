@@ -1,4 +1,4 @@
-"""Where the packages of this program are that an application may have, too."""
+"""The import path of `cluster`, a package whose name an application may use as well."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def find_cluster() -> None:
-    """Have `cluster` be ours, whatever else has that name where Python looks.
+    """Put this program's package `cluster` first on the import path, before any other package of that name.
 
-    It stands beside `qq` in a checkout, and inside of it where qq is installed (setup.py).
+    It is beside `qq` in a checkout, and inside of `qq` in an installation (setup.py).
     """
     ours = Path(__file__).parents[1]
     bundled = ours / "bundled"

@@ -1,6 +1,6 @@
-"""When certificates expire: the dates in PEM files.
+"""The dates of validity of certificates in PEM files.
 
-Invariant: whatever a file holds, there is a date or a reason.
+Invariant: for any contents of a file, the result is either dates or a reason.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0
 _BEFORE_VALIDITY = 3
-"""The serial number, the algorithm and the issuer come before the dates; before these the version, if it is told."""
+"""The serial number, the algorithm and the issuer come before the dates; before these comes the version, if present."""
 _CENTURY_BEGINS = 50
 """Two digits of a year below this are of the 21st century (RFC 5280, 4.1.2.5.1)."""
 
 
 class InvalidCertificate(ValueError):
-    """The octets are no certificate."""
+    """The bytes are no certificate."""
 
 
 class Validity(NamedTuple):
-    """From when until when a certificate is valid."""
+    """The first and the last moment at which a certificate is valid."""
 
     begins: datetime
     ends: datetime
 
 
 def validities(pem: bytes) -> list[Validity]:
-    """The dates of all certificates in a PEM file. Raises InvalidCertificate, also if there are none."""
+    """Return the dates of all certificates in a PEM file. Raises InvalidCertificate, also if it has no certificate."""
     blocks = _CERTIFICATE.findall(pem)
     if not blocks:
         raise InvalidCertificate("there is no certificate in it")
@@ -54,7 +54,7 @@ def _validity(block: bytes) -> Validity:
 
 
 def _parts(octets: bytes) -> list[tuple[int, bytes]]:
-    """The values that are encoded one after the other, each with its tag. Raises IndexError if one is cut short."""
+    """Return the successive DER values, each with its tag. Raises IndexError if a value is cut short."""
     found: list[tuple[int, bytes]] = []
     place = 0
     while place < len(octets):

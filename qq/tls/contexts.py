@@ -1,6 +1,6 @@
-"""TLS: the contexts of this node's sockets, made from files that may change.
+"""The TLS contexts of this node's sockets, made from files that may change.
 
-Invariant: connections that are open keep what they were opened with.
+Invariant: open connections keep the context with which they were opened.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
-    """The context for AMQP clients and what it is made from; raises StartError."""
+    """Make the context for AMQP clients and the files it is read from; raises StartError."""
     return Reloadable(_files_of(settings), partial(_client_context, settings))
 
 
 def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
-    """The contexts for the other nodes and what they are made from; raises StartError."""
+    """Make the contexts for peers and the files they are read from; raises StartError."""
     return Reloadable(_files_of(files), partial(_peer_contexts, files))
 
 
@@ -55,12 +55,12 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
 
 
 def _peer_contexts(files: TlsFiles) -> PeerTls:
-    """Make the contexts of both sides of a link: each has to show a certificate of the cluster's CA."""
+    """Make the contexts of both sides of a link: each must show a certificate of the cluster's CA."""
     try:
         server = _trusting(files.ca, ssl.Purpose.CLIENT_AUTH)
         server.verify_mode = ssl.CERT_REQUIRED
         client = _trusting(files.ca, ssl.Purpose.SERVER_AUTH)
-        # The certificate shows membership; the handshake of the links shows which node it is.
+        # The certificate proves membership; the handshake of the links proves the node's name.
         client.check_hostname = False
         for context in (server, client):
             _show(context, files)
@@ -78,7 +78,7 @@ def _trusting(authorities: Path | None, purpose: ssl.Purpose) -> ssl.SSLContext:
 
 
 def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:
-    """Have the context show the certificate. Raises OSError, ssl.SSLError, or OperatingError for the passphrase."""
+    """Load the certificate into the context. Raises OSError, ssl.SSLError, or OperatingError for the passphrase."""
     key, file = settings.key, settings.key_password_file
     asked = False
 
@@ -90,7 +90,7 @@ def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:
         return read_hidden(file)
 
     try:
-        # Without a function OpenSSL asks on the terminal, and the node stands still meanwhile.
+        # Without a function OpenSSL would ask on the terminal and block the node.
         context.load_cert_chain(settings.cert, key, passphrase)
     except (ValueError, ssl.SSLError) as error:  # a passphrase may be too long, or wrong
         if asked and getattr(error, "reason", None) != "KEY_VALUES_MISMATCH":
@@ -99,10 +99,10 @@ def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:
 
 
 def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:
-    """Tell the user's name in a certificate, as `SSLSocket.getpeercert` gives it; None if there is none.
+    """Return the user's name in a certificate of `SSLSocket.getpeercert`, or None without a name.
 
-    With "distinguished_name" it is the subject, written as in RFC 4514 (what RabbitMQ makes of it); with "common_name"
-    it is the CN, or all of them with commas between.
+    With "distinguished_name" it is the subject, written as in RFC 4514 and as in RabbitMQ. With "common_name" it is the
+    CN, or all CNs separated by commas.
     """
     subject: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
     if login_from == "common_name":

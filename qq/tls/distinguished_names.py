@@ -1,4 +1,4 @@
-"""The names in certificates, written as in RFC 4514: what RabbitMQ makes of them."""
+"""Distinguished names of certificates as text, written as in RFC 4514 and as in RabbitMQ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHORT_NAMES = {
 
 
 def distinguished_name(name: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Write a name that `SSLSocket.getpeercert` gives; "" if it has no parts."""
+    """Write a name from `SSLSocket.getpeercert` as text; "" if it has no parts."""
     relatives = [
         "+".join(f"{_SHORT_NAMES.get(kind, kind)}={_escaped(value)}" for kind, value in relative)
         for relative in name
@@ -39,7 +39,7 @@ def distinguished_name(name: Sequence[Sequence[tuple[str, str]]]) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Escape a value as RFC 4514 (2.4) says, and what is not printable ASCII as octets, as RabbitMQ does."""
+    """Escape a value as RFC 4514 (2.4) says, and bytes outside of printable ASCII in hexadecimal, as RabbitMQ does."""
     octets = value.encode()
     last = len(octets) - 1
     return "".join(_escaped_octet(octet, at == 0, at == last) for at, octet in enumerate(octets))

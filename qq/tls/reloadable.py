@@ -1,7 +1,7 @@
-"""What is made from files that may change: certificates, secrets.
+"""Objects made from files that may change: certificates and secrets.
 
-Invariant: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good
-before goes on.
+Invariant: an unusable file stops the start of a node. Later it only costs a line in the log, and the previous object
+stays in use.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ T = TypeVar("T")
 
 
 class Reloadable(Generic[T]):
-    """An object that is made from files, and made again when one of them has changed."""
+    """An object made from files, and made again when a file has changed."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
-        """Make it for the first time. `make` may raise OperatingError, and then so does this."""
+        """Make the object for the first time; raises any OperatingError of `make`."""
         self._files = files
         self._make = make
         self._seen = self._stamps()
         self.current = make()
 
     def reload(self) -> bool:
-        """Look at the files; return whether `current` is new. Files that cannot be used are logged once and ignored."""
+        """Check the files, and return whether `current` is new. Unusable files are logged once and ignored."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
         self._seen = stamps
         for file, stamp in zip(self._files, stamps, strict=True):
             if stamp is not None and not stat.S_ISREG(stamp.mode):
-                # Reading a pipe may last for ever, and the node would stand still meanwhile.
+                # Reading a pipe may last for ever, and block the node.
                 log.warning("%s is no regular file; what was read before stays in use", file)
                 return False
         try:
             self.current = self._make()
         except OperatingError as error:
-            # Files are replaced one after the other: the last one changes the stamps once more.
+            # Files are replaced in succession: the last replacement changes the stamps again.
             log.warning("%s; what was read before stays in use", error)
             return False
         log.info("read again: %s", ", ".join(map(str, self._files)))
@@ -56,7 +56,7 @@ class Reloadable(Generic[T]):
 
 
 class _Stamp(NamedTuple):
-    """The attributes of a file by which it is noticed that it was changed or replaced."""
+    """The attributes of a file that change when it is changed or replaced."""
 
     mode: int
     inode: int
