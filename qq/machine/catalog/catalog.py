@@ -72,7 +72,7 @@ class ConnectionState:
     vhost: VirtualHost
     user: str
     closing: str = ""
-    """The reason that was given to the connection's node for closing it; empty if it was not told to close."""
+    """The reason that was sent to the connection's node for closing it; empty without such a request."""
 
 
 class Catalog:

@@ -344,7 +344,7 @@ class Core:
             self.catalog.count_channel(session.user, -1)
 
     def close(self, connection: ConnectionState, reason: str) -> None:
-        """Tell a connection's node to close it, unless it was told before."""
+        """Ask a connection's node to close it, unless it was asked before."""
         if not connection.closing:
             connection.closing = reason
             self.effects.append(self.closing(connection))

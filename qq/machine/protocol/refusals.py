@@ -35,7 +35,7 @@ def not_found(thing: str) -> Refused:
 
 
 def locked(queue: str) -> Refused:
-    """Return the refusal for a queue that belongs to another connection; `queue` is a result of `the_queue`."""
+    """Return the refusal for a queue that belongs to a different connection; `queue` is a result of `the_queue`."""
     return Refused(
         405,
         f"cannot obtain exclusive access to locked {queue}. It could be originally declared on another "
