@@ -361,7 +361,7 @@ class QueueMachine:
     def dying(self, ranges_max: int, start: int = 0) -> Iterator[DyingMessages]:
         """Yield the messages that await dead-lettering, queue by queue; at most `ranges_max` ranges of each.
 
-        It begins with queue number `start`, modulo the number of such queues.
+        It begins at position `start` among these queues, modulo their number.
         """
         queues = list(self._core.dying)
         start = start % len(queues) if queues else 0

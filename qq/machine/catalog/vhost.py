@@ -59,8 +59,8 @@ ROUTES_WIDTH_MAX = 500_000
 _REVIEW_STEPS = 2
 _CONFIGURE_STEPS = 60
 _HOLDER_STEPS = 10
-"""Pattern-matching steps that it counts as to check a queue or an exchange, to change a queue's settings, and to set
-the timer of one of its consumers."""
+"""Pattern-matching steps charged for checking a queue or an exchange, for changing a queue's settings, and for setting
+the timer of a consumer."""
 
 RESERVED = "amq."
 
