@@ -1,1 +1,1 @@
-"""The replicated state machine: queues and the catalog they live in. Pure: state and log in, state and effects out."""
+"""The replicated state machine: queues, and the catalog that holds them. Pure: it turns log entries into effects."""

@@ -1,9 +1,9 @@
-"""The replicated state machine: what the log calls, and which command is carried out by whom.
+"""The replicated state machine: the methods that the log calls, and the dispatch of each command to its handler.
 
-Invariant: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets,
-no floats. Nothing that a client or an operator can send makes it raise: a command that cannot be carried out yields
-`Failed` and changes nothing. A batch that cannot be read is a fault of the node that submitted it, which has told its
-clients something else: it raises `MalformedBatch` and changes nothing.
+Invariant: a method depends only on its arguments and on self: no clock, no randomness, no iteration over sets, no
+floats. No command that a client or an operator can send makes it raise: a command that cannot be carried out yields
+`Failed` and changes no state. An unreadable batch is a bug of the node that submitted it, and that node has assumed a
+different result. So it raises `MalformedBatch` and changes no state.
 """
 
 from __future__ import annotations
@@ -41,33 +41,36 @@ if TYPE_CHECKING:
 
 
 class DyingMessages(NamedTuple):
-    """The first messages of a queue that wait to be dead-lettered, for the node that sees to it."""
+    """The first messages of a queue that await dead-lettering, for the leader that moves them."""
 
     vhost: str
     queue: str
     number: int
     """The queue's number."""
     first: int
-    """The number of the first of these messages, among all that have ever died in this queue."""
+    """The number of the first of these messages, counted over all messages that have ever died in this queue."""
     ranges: list[Range]
     needs_content: bool
-    """Whether the command has to tell what routing may look at of the messages."""
+    """Whether `DeadLetter` must carry headers and properties, because the dead-letter exchange looks into messages."""
 
 
 class QueueMachine:
-    """Virtual hosts with their queues, and who may use them."""
+    """The state machine of a broker: virtual hosts with their queues, users, permissions and connections."""
 
     versions = VERSIONS
     outages_since = 9
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
-        """`content_of` is for exchanges that look into messages; it is the same on all nodes."""
+        """`content_of` returns the properties of a message, for exchanges that look into messages.
+
+        It must be the same on all nodes.
+        """
         core = Core(content_of)
         core.catalog.begin()
         self._begin(core)
         self.needed_from: Callable[[], int | None] = _nothing
-        """Tells the first entry with a message that a session of this node waits for though nothing in the state refers
-        to it, such as one that is returned. What is remembered for it is no part of the state."""
+        """Returns the lowest log index that a session of this node still reads although the state no longer refers to
+        it (such as a returned message), or None. The memory of such fragments is not part of the state."""
 
     def _begin(self, core: Core) -> None:
         self._core = core
@@ -75,9 +78,9 @@ class QueueMachine:
         connecting, operating, moving = Connecting(core), Operating(core), Moving(core, publishing)
         self._publishing = publishing
         self.costs = Costs(core)
-        """What commands will cost, for those who gather them. `adopt` makes a new one."""
+        """Estimates of the cost of commands, for building batches. `adopt` makes a new object."""
         self.claims = Claims(core)
-        """The claims of nodes that may be dead. `adopt` makes a new object."""
+        """The claims of nodes that may have died. `adopt` makes a new object."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.StoreFragment: publishing.store_fragment,
@@ -139,12 +142,15 @@ class QueueMachine:
             c.UnbindExchange: declaring.unbind_exchange,
         }
 
-    # What the log calls
+    # Called by the log
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: bytes | memoryview
     ) -> list[Effect]:
-        """Carry out the commands of one batch, in order; `ordinal` is its place in the entry. Raises MalformedBatch."""
+        """Carry out the commands of a batch, in order, and return their effects. Raise MalformedBatch.
+
+        `ordinal` is the position of the batch in its entry.
+        """
         core = self._core
         commands = decode_commands(payload, core.version)
         core.origin, core.index, core.time_ms = origin, index, time_ms
@@ -175,41 +181,50 @@ class QueueMachine:
         return core.take_effects()
 
     def end_entry(self, time_ms: int) -> list[Effect]:
-        """Do what is due or was put off, and serve the queues that have something new: who waited longest first."""
+        """Do work that is due or was put off, serve the changed queues, and return the effects.
+
+        The queue that has waited longest is served first.
+        """
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()
 
     def outage(self, length_ms: int) -> None:
-        """Count so much of the time before the entry that begins as outage; before version 9 it counts as any time."""
+        """Count part of the time before the current entry as outage.
+
+        Before version 9 of the state, it counts as normal time.
+        """
         if self._core.version >= self.outages_since:
             self._core.outage_ms += length_ms
 
     def fragments_of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
-        """What the large messages of an entry go on with, by slot; messages that were stored whole are not in it."""
+        """Return slot -> fragments, for the large messages of an entry; messages stored as a whole are not included."""
         return self._core.fragments.of(index)
 
     def first_fragment_from(self, index: int) -> int:
-        """The first entry that is needed by the messages of this entry and those behind it."""
+        """Return the lowest log index that the messages of this and later entries need, including their fragments."""
         return self._core.fragments.first_needed_from(index)
 
     def raise_to(self, version: int) -> None:
-        """Go by this version of the state from the next entry on."""
+        """Follow this version of the state from the next entry on."""
         core = self._core
         before, core.version = core.version, version
         if before < 9 <= version:
-            core.restore_timers()  # unused queues have timers of their own from now on
+            core.restore_timers()  # since version 9, unused queues have timers of their own
 
     def due_ms(self) -> int | None:
-        """The time at which an entry will do something although nobody asks for anything; None for never."""
+        """Return the time from which an entry without commands would do work, or None for never."""
         return self._core.due_ms()
 
     def concerned(self, effects: Sequence[Effect]) -> Iterable[str]:
-        """The nodes whose sessions are told one of these effects."""
+        """Return the nodes of the sessions that these effects are for."""
         return [effect.node for effect in effects if type(effect) is not DeadLettered]
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> list[Effect]:
-        """End what a node had open that restarted or was given up: what clients held returns, exclusive queues go."""
+        """End all sessions of a node that restarted or was evicted, and return the effects.
+
+        Messages that its clients held return to their queues, and its exclusive queues are deleted.
+        """
         core = self._core
         core.time_ms = time_ms
         core.lose_sessions_of(origin)
@@ -220,20 +235,20 @@ class QueueMachine:
         return core.take_effects()
 
     def outstanding(self, origin: str) -> list[Effect]:
-        """What the sessions of a node are owed: for each its last answer, all that its consumers hold, and `Known`.
+        """Return the pending effects of all sessions of a node: last answers, held messages, and `Known`.
 
-        At the end come the connections that it has to close.
+        The connections that the node must close come at the end.
         """
         effects: list[Effect] = []
         if self.has_lost_sessions(origin):
-            return effects  # what is there is of a life of the node that is over
+            return effects  # these sessions belong to an earlier incarnation of the node
         for (node, number), session in self._core.sessions.items():
             if node != origin:
                 continue
             if session.answer is not None:
                 effects.append(session.answer)
             for consumer in session.consumers.values():
-                # What `Get` took was told in its answer.
+                # Messages taken by `Get` were sent in its answer.
                 if consumer.next_id:
                     effects.extend(_deliveries(consumer))
             live = [consumer.id for consumer in session.consumers.values() if consumer.live]
@@ -246,11 +261,11 @@ class QueueMachine:
         return effects
 
     def compact(self, payload: bytes | memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-        """Reduce a batch to some of its messages. Raises MalformedBatch."""
+        """Reduce a batch to some of its messages. Raise MalformedBatch."""
         return keep(payload, messages)
 
     def _answer(self, command: Any) -> None:
-        """Carry out what a client waits for, unless an error has already closed its channel."""
+        """Carry out a command and answer its session, unless an error has already closed the channel."""
         core = self._core
         session = core.session(core.origin, command.session)
         if session.failed:
@@ -263,17 +278,23 @@ class QueueMachine:
         core.answer(session, command.session, result)
 
     def count_anew(self) -> None:
-        """Forget what was counted so far: this node has read it again of its log, and counted it in an earlier life."""
+        """Reset the counts of events.
+
+        This node has replayed its log, and its earlier incarnation has already counted those events.
+        """
         core = self._core
         core.routed.clear()
         core.dropped.clear()
         for vhost in core.catalog.vhosts.values():
             vhost.count_anew()
 
-    # What the shell may look at
+    # Read by the node
 
     def has_lost_sessions(self, origin: str) -> bool:
-        """Whether sessions of an earlier life of this node are still ending. Its next command would end all at once."""
+        """Return whether sessions of an earlier incarnation of this node are still ending.
+
+        The node's next command would end all of them at once.
+        """
         return origin in self._core.lost
 
     @property
@@ -283,17 +304,20 @@ class QueueMachine:
 
     @property
     def outage_ms(self) -> int:
-        """How much of the cluster's time was outage. Queues expire, and consumers time out, by the time without it."""
+        """Milliseconds of the cluster's time that were outage.
+
+        Queue expiry and consumer timeouts count only the remaining time.
+        """
         return self._core.outage_ms
 
     @property
     def routed(self) -> Mapping[str, int]:
-        """How often messages that came to each node went into a queue, since this process began."""
+        """Node -> number of times that a message from it entered a queue, since this process began."""
         return self._core.routed
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """How many messages that came to each node, and were not mandatory, have reached no queue since then."""
+        """Node -> number of messages from it that were not mandatory and reached no queue, since this process began."""
         return self._core.dropped
 
     @property
@@ -303,12 +327,12 @@ class QueueMachine:
 
     @property
     def catalog(self) -> Catalog:
-        """Users and what they are permitted (`access`), and the connections of the whole cluster."""
+        """Users and their permissions (`access`), and the connections of the whole cluster."""
         return self._core.catalog
 
     @property
     def revision(self) -> int:
-        """The `revision` of the catalog, at hand for those who ask for it often."""
+        """The `revision` of the catalog, as a shortcut for frequent callers."""
         return self._core.catalog.access.revision
 
     @property
@@ -326,18 +350,18 @@ class QueueMachine:
         return self._core.sessions
 
     def queues(self) -> Iterator[Queue]:
-        """The queues of all virtual hosts."""
+        """Return the queues of all virtual hosts."""
         return self._core.catalog.queues()
 
     @property
     def consumers(self) -> Mapping[tuple[str, int], Consumer]:
-        """All consumers, by node and consumer id; those that are not `live` only hold messages."""
+        """All consumers, by node and consumer id; consumers that are not `live` only hold messages."""
         return self._core.consumers
 
     def dying(self, ranges_max: int, start: int = 0) -> Iterator[DyingMessages]:
-        """The messages that wait to be dead-lettered, queue by queue; at most `ranges_max` ranges of each.
+        """Yield the messages that await dead-lettering, queue by queue; at most `ranges_max` ranges of each.
 
-        It begins with the queue in the place `start`, modulo their number.
+        It begins at position `start` among these queues, modulo their number.
         """
         queues = list(self._core.dying)
         start = start % len(queues) if queues else 0
@@ -351,7 +375,7 @@ class QueueMachine:
     # The whole state
 
     def freeze(self) -> FrozenMachine:
-        """The state as it is now, to be read on any thread."""
+        """Return the state as it is now; any thread may read it."""
         self._core.fragments.forget_unneeded(self.needed_from())
         return freeze(self._core)
 
@@ -359,37 +383,37 @@ class QueueMachine:
         return self.freeze().dump()
 
     def read(self, data: bytes) -> Core:
-        """A state that was dumped, to be adopted; on any thread. Raises MalformedDump."""
+        """Return the state in a dump, for `adopt`. Any thread may call it. Raises MalformedDump."""
         core = Core(self._core.content_of)
         try:
             restore(core, read_dump(data))
         except MalformedDump:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Rows are not looked at one by one: what has another type than it should fails somewhere.
+            # Rows are not checked one by one, because a value of the wrong type raises somewhere in `restore`.
             raise MalformedDump(f"not a state: {type(error).__name__}: {error}") from error
         return core
 
     def adopt(self, state: Core) -> None:
-        """Replace the state by one that was read, and go by the version that this is of."""
+        """Replace the state by a state that was read, and follow its version."""
         former = self._core
         self._begin(state)
         state.routed, state.dropped = former.routed, former.dropped
-        # Whoever remembers something of the former state has to look again.
+        # A changed revision invalidates all caches that were filled from the former state.
         state.catalog.access.revision += former.catalog.revision + 1
         former.take_apart(state.remains)
 
     def digest(self) -> str:
-        """A hash of the state: equal states have equal digests."""
+        """Return a hash of the state: equal states have equal digests."""
         return hashlib.sha256(self.dump()).hexdigest()
 
 
 def _nothing() -> None:
-    """Nobody waits for anything."""
+    """Return None, as when no session waits for an entry."""
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:
-    """Everything that the consumer holds, as if it were delivered again."""
+    """Yield deliveries of all messages that the consumer holds, as if they were delivered again."""
     queue = consumer.queue
     ranges: list[Range] = []
     first_id = next_id = 0

@@ -1,6 +1,6 @@
-"""What there is besides the sessions: virtual hosts, users, and the connections that are open.
+"""The catalog: virtual hosts, users, and open connections of the whole cluster.
 
-Invariant: the counts that limits are compared with are of the whole cluster, and exact: what is open is in the log.
+Invariant: counts that are compared with limits are exact for the whole cluster, because every opening is in the log.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ if TYPE_CHECKING:
     from qq.machine.queue.queue import Queue
 
 CLUSTER_NAME = "cluster_name"
-"""The global parameter that is the name of the cluster."""
+"""The global parameter that holds the name of the cluster."""
 DEFAULT_DESCRIPTION = "Default virtual host"
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionState:
-    """A client's connection, from connection.open until its node says that it is down."""
+    """A client's connection, from connection.open until its node reports that it is down."""
 
     node: str
     id: int
     vhost: VirtualHost
     user: str
     closing: str = ""
-    """The reason for which the connection's node was told to close it; empty if it was not told."""
+    """The reason that was sent to the connection's node for closing it; empty without such a request."""
 
 
 class Catalog:
-    """Virtual hosts, users and connections. Readers may look at the public maps; only the methods change them."""
+    """Virtual hosts, users and connections. The public maps may be read; only the methods change them."""
 
     def __init__(self) -> None:
         self.work = Work()
@@ -86,28 +86,28 @@ class Catalog:
         self.connections: dict[tuple[str, int], ConnectionState] = {}
         """The open connections, by node and id."""
         self.global_parameters: dict[str, str] = {}
-        """What is set for the whole cluster: values as JSON, by name."""
+        """Parameters of the whole cluster: name -> value as JSON."""
         self.moves = Moves()
         self.queues_declared = 0
-        """How many queues were ever declared, in all virtual hosts: the number of the last one."""
+        """Number of queues ever declared in all virtual hosts, which is the number of the last queue."""
         self.publishers_bounds = (PUBLISHERS_MAX, PUBLISHER_AGE_MS)
-        """How many publishers a virtual host remembers, and for how long (ms) after their last message."""
+        """Maximum publishers that a virtual host remembers, and how long after their last message, in ms."""
         self._connections_of: dict[str, int] = {}
         self._channels_of: dict[str, int] = {}
-        """How many channels, and above how many connections, each user has open; users without any are left out."""
+        """Open channels, and above open connections, of each user; users without any are left out."""
 
     def begin(self) -> None:
-        """Make the virtual host that a new cluster has."""
+        """Create the virtual host of a new cluster."""
         self.put_vhost(DEFAULT_VHOST).describe(DEFAULT_DESCRIPTION, [], "")
 
     @property
     def revision(self) -> int:
-        """A number that rises when users, permissions or virtual hosts change; it is no part of the state."""
+        """A number that grows when users, permissions or virtual hosts change. It is not part of the state."""
         return self.access.revision
 
     @property
     def cluster_name(self) -> str | None:
-        """The name that operators have given the cluster; None as long as they have not."""
+        """The name that operators have given the cluster, or None."""
         value = self.global_parameters.get(CLUSTER_NAME)
         return None if value is None else str(json.loads(value))
 
@@ -115,22 +115,22 @@ class Catalog:
 
     @property
     def default_vhost(self) -> VirtualHost:
-        """The virtual host "/", in which sessions act that were never opened; a deleted one if it is not there."""
+        """The virtual host "/" of sessions that were never opened; a deleted virtual host if it does not exist."""
         return self.vhosts.get(DEFAULT_VHOST) or self.gone_vhost(DEFAULT_VHOST)
 
     def gone_vhost(self, name: str) -> VirtualHost:
-        """A deleted virtual host of this name, which stands for one that does not exist."""
+        """Return a deleted virtual host of this name, in place of a missing virtual host."""
         vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
 
     def vhost_of(self, ref: VhostRef) -> VirtualHost:
-        """The virtual host that `ref` refers to; a `gone_vhost` if it is deleted."""
+        """Return the virtual host that `ref` refers to; a `gone_vhost` if it is deleted."""
         name, is_deleted = ref
         return self.gone_vhost(name) if is_deleted else self.vhosts[name]
 
     def put_vhost(self, name: str) -> VirtualHost:
-        """The virtual host of this name; it is made if there is none."""
+        """Return the virtual host of this name; it is created if it does not exist."""
         vhost = self.vhosts.get(name)
         if vhost is None:
             vhost = self.vhosts[name] = self._new_vhost(name, self.remains)
@@ -154,11 +154,11 @@ class Catalog:
 
     @property
     def queue_count(self) -> int:
-        """How many queues there are in all virtual hosts."""
+        """Number of queues in all virtual hosts."""
         return sum(len(vhost.queues) for vhost in self.vhosts.values())
 
     def queues(self) -> Iterator[Queue]:
-        """The queues of all virtual hosts."""
+        """Yield the queues of all virtual hosts."""
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
 
@@ -168,7 +168,7 @@ class Catalog:
             vhost.publishers.configure(limit, age_ms)
 
     def check_room(self, change: Change) -> None:
-        """Raise Refused if a change would make something for which there is no room, or delete what is protected."""
+        """Raise Refused if a change would exceed a limit, or delete a protected virtual host."""
         access = self.access
         match change:
             case PutVhost(name) if name not in self.vhosts:
@@ -223,9 +223,9 @@ class Catalog:
     def connect(
         self, node: str, number: int, vhost_name: str, user: str, *, is_vouched: bool = False
     ) -> None:
-        """Enter a new connection. Raises Refused if the user has no access to the virtual host, or at a limit.
+        """Add a new connection. Raise Refused without access to the virtual host, or at a limit.
 
-        Whether one who is vouched for has access, the node has looked at.
+        If the node vouches for the user (`is_vouched`), the node has checked the access.
         """
         if (node, number) in self.connections:
             raise internal_error(f"connection {number} of node {node} is there already")
@@ -251,18 +251,18 @@ class Catalog:
         _count(self._connections_of, connection.user, 1)
 
     def disconnect(self, node: str, number: int) -> None:
-        """Forget a connection, if it is there."""
+        """Forget a connection, if it exists."""
         connection = self.connections.pop((node, number), None)
         if connection is not None:
             connection.vhost.connections -= 1
             _count(self._connections_of, connection.user, -1)
 
     def connections_of(self, user: str) -> int:
-        """How many connections a user has, at all nodes."""
+        """Return the number of a user's connections at all nodes."""
         return self._connections_of.get(user, 0)
 
     def open_channel(self, node: str, connection_number: int) -> ConnectionState:
-        """Count a new channel for a connection's user, and return the connection. Raises Refused."""
+        """Count a new channel for a connection's user, and return the connection. Raise Refused."""
         connection = self.connections.get((node, connection_number))
         if connection is None:
             raise internal_error(f"connection {connection_number} of node {node} is not open")
@@ -278,11 +278,11 @@ class Catalog:
         return connection
 
     def channels_of(self, user: str | None) -> int:
-        """How many channels a user has open, at all nodes; how many all users have if that is None."""
+        """Return the number of a user's open channels at all nodes, or of all users' channels if `user` is None."""
         return sum(self._channels_of.values()) if user is None else self._channels_of.get(user, 0)
 
     def count_channel(self, user: str, change: int) -> None:
-        """Note that this user has one more channel open (`change` is 1), or one fewer (-1)."""
+        """Record that the user has a channel more (`change` is 1) or less (-1)."""
         _count(self._channels_of, user, change)
 
     def _user_limit(self, user: str, name: str) -> int | None:
@@ -306,7 +306,7 @@ def _check_room(doing: str, name: str, limit: int, count: int) -> None:
 
 
 def _count(counts: dict[str, int], key: str, change: int) -> None:
-    """Add `change` to the count under a key; a count of 0 is not kept."""
+    """Add `change` to the count of a key; a count of 0 is removed."""
     number = counts.get(key, 0) + change
     if number:
         counts[key] = number

@@ -1,12 +1,14 @@
-"""How far each publisher has come: deduplication of messages that it sends again, from whatever connection.
+"""Deduplication of messages that publishers send again: the last sequence number of each publisher.
 
-A user's publishers are its own: nobody who may not log in as that user can use up their numbers.
+Publishers are kept per user, so that only connections of the user can use up their numbers. A publisher may change its
+connection.
 
-A publisher's numbers ascend, so the last one that was admitted tells which others were. Not quite: a queue may have
-refused some and then taken later ones. Those are remembered as *refused*, and admitted when they come again.
+A publisher's numbers ascend, so the last admitted number tells which earlier numbers were admitted. The exception is a
+queue that refused some messages and then took later ones. Such numbers are remembered as *refused*, and admitted when
+they come again.
 
-Invariant: the memory is bounded, and what a call costs does not depend on how many publishers there are. Where the
-bound is too small, a message may be admitted twice, and none is taken for a repetition that was not admitted.
+Invariant: the memory is bounded, and the cost of a call does not depend on the number of publishers. If the bound is
+too small, a message may be admitted twice; but a message that was not admitted never counts as a duplicate.
 """
 
 from __future__ import annotations
@@ -22,43 +24,43 @@ PUBLISHERS_MAX = 100_000
 PUBLISHER_AGE_MS = 7 * 24 * 3600 * 1000
 
 _FORGOTTEN_AT_ONCE = 2
-"""How many publishers out of date a call may forget: more than the one that it can add, so that all go at last; few,
-so that no call is long."""
+"""Expired publishers that a call may forget. It is more than the one that a call can add, so that all expire in the
+end, and few, so that every call is short."""
 
 REFUSED_MAX = 64
-"""How many runs of refused numbers a publisher may have. Beyond that two become one, with what lies between them."""
+"""Maximum runs of refused numbers per publisher. Above that, two runs are merged with the numbers between them."""
 
 Run = tuple[int, int]
 """Consecutive sequence numbers: the first and the last."""
 
 Names = tuple[str, ...]
-"""The names by which a publisher may be remembered: the first is the one that it has from now on."""
+"""Names of a publisher to look up. The first is its current name, and used for storing."""
 
 
 def names_of(user: str, publisher: str, version: int) -> Names:
-    """The names of this publisher of a user. Before version 8 all users of a virtual host had the same publishers."""
+    """Return the names of a user's publisher. Before version 8, all users of a virtual host shared publishers."""
     return (publisher,) if version < 8 else (f"{len(user)} {user} {publisher}", publisher)
 
 
 class KnownPublisher(NamedTuple):
-    """What is remembered of a publisher; its row in a dump, too."""
+    """The remembered sequence numbers of a publisher; also its row in a dump."""
 
     name: str
     last_seq: int
     seen_ms: int
-    """When the publisher was seen last (cluster time)."""
+    """Cluster time (without outages, ms) of the publisher's last message."""
     refused: tuple[Run, ...]
-    """The runs of numbers that were refused, ascending: these may be published again."""
+    """The runs of refused numbers, ascending: they may be published again."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> KnownPublisher:
-        """The publisher that was written as this row."""
+        """Return the publisher in a row."""
         name, last_seq, seen_ms, refused = row
         return cls(name, last_seq, seen_ms, tuple((first, last) for first, last in refused))
 
 
 class FrozenPublishers(NamedTuple):
-    """The publishers at one moment, for any thread; their row in a dump, too."""
+    """The publishers at a moment, for any thread; also their row in a dump."""
 
     limit: int
     age_ms: int
@@ -67,7 +69,7 @@ class FrozenPublishers(NamedTuple):
 
 
 class Publishers:
-    """The publishers that are remembered: `limit` at most, the last seen, each for `age_ms` after it was seen last."""
+    """The remembered publishers: the `limit` most recently used, each for `age_ms` after its last message."""
 
     __slots__ = ("_age_ms", "_limit", "_rows")
 
@@ -75,24 +77,25 @@ class Publishers:
         self._limit = limit
         self._age_ms = age_ms
         self._rows: OrderedDict[str, KnownPublisher] = OrderedDict()
-        """The publishers by name, in the order of their last use. Their times ascend, too: time does not go back."""
+        """The publishers by name, in the order of their last use. Their times ascend, because the cluster's time
+        does."""
 
     def new(self, publisher: Names, first_seq: int, count: int, time_ms: int) -> list[Run]:
-        """Those of `count` messages that have not been admitted before, as runs of sequence numbers.
+        """Return the messages among `count` that were not admitted before, as runs of sequence numbers.
 
-        A message was admitted before if its number is not above the last that its publisher had admitted, and it was
-        not refused. A publisher that is not remembered has sent none.
+        A message was admitted before if its number is not above its publisher's last admitted number, and was not
+        refused. A forgotten publisher has admitted no messages.
         """
         last_seq, refused = self._known(publisher, time_ms)
         end_seq = first_seq + count - 1
-        # Above the last one all are new; a run of refused ones may reach there, if two have become one.
+        # All numbers above the last are new. A merged run of refused numbers may extend above the last.
         stop = min(last_seq, end_seq)
         runs = [(max(first, first_seq), min(last, stop)) for first, last in refused]
         runs.append((max(first_seq, last_seq + 1), end_seq))
         return [(first, last) for first, last in runs if first <= last]
 
     def admit(self, publisher: Names, run: Run, time_ms: int) -> None:
-        """Remember that these messages are in their queues."""
+        """Record that these messages are in their queues."""
         last_seq, refused = self._known(publisher, time_ms)
         first, last = run
         left = [(low, min(high, first - 1)) for low, high in refused]
@@ -100,17 +103,17 @@ class Publishers:
         self._remember(publisher, max(last_seq, last), left, time_ms)
 
     def refuse(self, publisher: Names, run: Run, time_ms: int) -> None:
-        """Remember that these messages, which were new, are in no queue."""
+        """Record that these messages, which were new, are in no queue."""
         last_seq, refused = self._known(publisher, time_ms)
         self._remember(publisher, last_seq, [*refused, run], time_ms)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """How many publishers are remembered at most, and how long, in ms."""
+        """Maximum remembered publishers, and how long they are remembered, in ms."""
         return self._limit, self._age_ms
 
     def configure(self, limit: int, age_ms: int) -> None:
-        """Change the bounds; those that are too many are forgotten at once."""
+        """Change the bounds, and forget publishers above them at once."""
         self._limit, self._age_ms = limit, age_ms
         self._shrink()
 
@@ -121,13 +124,13 @@ class Publishers:
         return FrozenPublishers(self._limit, self._age_ms, list(self._rows.values()))
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what was frozen and written."""
+        """Replace everything by a dumped `FrozenPublishers`."""
         row = FrozenPublishers(*dumped)
         self._limit, self._age_ms = row.limit, row.age_ms
         self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
 
     def _known(self, publisher: Names, time_ms: int) -> tuple[int, tuple[Run, ...]]:
-        """The last sequence number of a publisher, and its refused runs; 0 and no runs if it is not remembered."""
+        """Return a publisher's last sequence number and refused runs; 0 and no runs if it is forgotten."""
         for name in publisher:
             known = self._rows.get(name)
             if known is not None and time_ms - known.seen_ms < self._age_ms:
@@ -154,7 +157,10 @@ class Publishers:
 
 
 def _merged(runs: list[Run]) -> tuple[Run, ...]:
-    """The runs that are not empty, ascending. Those that touch are one, and so are the first if there are too many."""
+    """Return the non-empty runs, ascending.
+
+    Touching runs are merged, and so are the first runs if there are more than REFUSED_MAX.
+    """
     merged: list[Run] = []
     for first, last in sorted(run for run in runs if run[0] <= run[1]):
         if merged and first <= merged[-1][1] + 1:

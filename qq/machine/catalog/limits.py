@@ -1,10 +1,11 @@
-"""How much of everything there may be: the named limits, their defaults, and what a table of arguments counts as.
+"""Limits of the number and size of objects: their names, their defaults, and the size of a table of arguments.
 
 Invariant: a limit follows from the replicated state and from this version's code, never from a node's file, so that all
-replicas refuse the same. What is there already above a limit stays and works; only what is new is refused.
+replicas refuse the same commands. Existing objects above a limit stay and work; only new objects are refused.
 
-RabbitMQ has max-connections, max-queues and max-channels, and no default for them. A default here is more than an
-installation has, times what one object takes in a node's memory (measured; `tests/machine/test_limits.py`).
+RabbitMQ has max-connections, max-queues and max-channels, without defaults. A default here is more than an installation
+needs. Its comment has an object's measured size in a node's memory, and the size of all objects at the limit
+(`tests/machine/test_limits.py`).
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ MAX_PUBLISHES = "max-publishes-per-second"
 MAX_PUBLISH_BYTES = "max-publish-bytes-per-second"
 
 RATES = (MAX_PUBLISHES, MAX_PUBLISH_BYTES)
-"""Limits of how much is published: what is above them waits, at the nodes of the publishers (sessions/throttle.py)."""
+"""Limits of publishing: messages above them wait at the nodes of their publishers (sessions/throttle.py)."""
 
 NONE = -1
-"""The value that means no limit, as every negative value does."""
+"""The value that means unlimited, as every negative value does."""
 
 VHOST_LIMITS: Mapping[str, int] = {
     MAX_CONNECTIONS: NONE,
     MAX_QUEUES: 100_000,  # 5.1 kB: 510 MB
     MAX_EXCHANGES: 50_000,  # 0.6 kB: 30 MB
     MAX_BINDINGS: 200_000,  # 1.1 kB: 220 MB
-    MAX_BINDINGS_PER_QUEUE: 1_000,  # all go when it is deleted, in one step
-    MAX_BINDINGS_PER_EXCHANGE: 50_000,  # a message may go to the queues of all of them, in one step
-    MAX_POLICIES: 1_000,  # 4.8 kB: 5 MB; those of operators count, too
-    MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; what one command got and is not acknowledged counts as one
+    MAX_BINDINGS_PER_QUEUE: 1_000,  # all are removed with the queue, in one step
+    MAX_BINDINGS_PER_EXCHANGE: 50_000,  # a message may reach the queues of all of them, in one step
+    MAX_POLICIES: 1_000,  # 4.8 kB: 5 MB; operator policies count, too
+    MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; the unacknowledged messages of a get count as a consumer
     MAX_CONSUMERS_PER_QUEUE: 10_000,
-    MAX_CONSUMERS_PER_CHANNEL: 5_000,  # all go with the channel, in one step
+    MAX_CONSUMERS_PER_CHANNEL: 5_000,  # all are removed with the channel, in one step
     MAX_ARGUMENT_BYTES: 128 * 1024 * 1024,  # of all queues, exchanges and bindings, as `table_bytes` counts
     MAX_PUBLISHES: NONE,
     MAX_PUBLISH_BYTES: NONE,
 }
-"""The limits of each virtual host, which hold where its own limits (`SetVhostLimits`) say nothing else."""
+"""The default limits of a virtual host; `SetVhostLimits` overrides them."""
 
 USER_LIMITS: Mapping[str, int] = {
     MAX_CONNECTIONS: NONE,
@@ -60,39 +61,39 @@ USER_LIMITS: Mapping[str, int] = {
     MAX_PUBLISHES: NONE,
     MAX_PUBLISH_BYTES: NONE,
 }
-"""The limits of each user, which hold where the user's own limits (`SetUserLimits`) say nothing else."""
+"""The default limits of a user; `SetUserLimits` overrides them."""
 
 VHOSTS_MAX = 10_000  # 5.3 kB: 53 MB
 USERS_MAX = 100_000  # 0.4 kB: 41 MB
 PERMISSIONS_MAX = 100_000  # 0.4 kB: 40 MB
 TOPIC_PERMISSIONS_MAX = 100_000
-"""The limits of the whole cluster. They cannot be changed, nor can those below."""
+"""The limits of the whole cluster. Like the limits below, they are fixed."""
 PARAMETERS_MAX = 1_000
-"""How many parameters a virtual host may have, and how many the cluster, with `PARAMETER_BYTES_MAX` each: 16 MB."""
+"""Parameters of a virtual host, and of the cluster, at most; with `PARAMETER_BYTES_MAX` each, they take 16 MB."""
 PARAMETER_BYTES_MAX = 16 * 1024
-"""The most bytes of a parameter's value, as JSON."""
+"""Maximum bytes of a parameter's value, as JSON."""
 TAGS_MAX = 32
-"""The most tags of a user (RabbitMQ's bound), and of a virtual host."""
+"""Maximum tags of a user (RabbitMQ's bound), and of a virtual host."""
 DESCRIPTION_BYTES_MAX = 1024
-"""The most bytes of a virtual host's description."""
+"""Maximum bytes of a virtual host's description."""
 ARGUMENTS_BYTES_MAX = 16 * 1024
-"""How much the arguments of a declaration, binding or consumer, or a policy's definition, may take (`table_bytes`)."""
+"""Maximum bytes (`table_bytes`) of a policy's definition, or of the arguments of a declaration, binding or consumer."""
 TRANSACTION_MESSAGES_MAX = 100_000
-"""The most messages of one commit: with queues that count what they take, 15 ms of every node's time."""
+"""Maximum messages of a transaction: with queues that count their messages' octets, 15 ms of every node's time."""
 TRANSACTION_COMMANDS_MAX = 1_500
-"""The most commands of one commit; the dearest take 30 us of every node's time, so that none takes more than 50 ms.
+"""Maximum commands of a transaction. The most expensive command takes 30 us of every node's time, so 50 ms in all.
 
-Consecutive messages that are published alike are one, with one more for each further routing key (CC, BCC). Each
-message is one where routing looks into messages. Consecutive messages that are settled alike are one.
-"""
+Consecutive messages that are published alike are a single command, plus a command for each further routing key (CC,
+BCC). If routing looks into messages, each message is a command. Consecutive messages that are settled alike are a
+single command."""
 VALUE_BYTES = 64
-"""How many bytes each value of a table counts as, beside its own octets and those of its name."""
+"""Bytes that each value of a table counts as, on top of its own octets and those of its name."""
 
 _DEFAULTS = {**VHOST_LIMITS, **USER_LIMITS}
 
 
 def limit_of(limits: Mapping[str, object], name: str) -> int | None:
-    """The limit of this name, from `limits` or else the default; None if that is negative, which means no limit."""
+    """Return the limit of this name, from `limits` or the defaults; None if it is negative (unlimited)."""
     limit = limits.get(name)
     if type(limit) is not int:
         limit = _DEFAULTS[name]
@@ -100,20 +101,20 @@ def limit_of(limits: Mapping[str, object], name: str) -> int | None:
 
 
 def in_force(limits: Mapping[str, object]) -> dict[str, int]:
-    """All limits of a virtual host, as operators are shown them."""
+    """Return all limits of a virtual host, in the form shown to operators."""
     found = {name: limit_of(limits, name) for name in VHOST_LIMITS}
     return {name: NONE if limit is None else limit for name, limit in found.items()}
 
 
 def reached(doing: str, name: str, limit: int, where: str) -> Refused:
-    """The refusal of something for which there is no room."""
+    """Return the refusal of an action at a limit."""
     return precondition_failed(f"cannot {doing}: limit {name} ({limit}) of {where} is reached")
 
 
 def table_bytes(table: Table) -> int:
-    """The size of a field table: its octets and `VALUE_BYTES` for each value, also for those within others."""
+    """Return the size of a field table: its octets, and `VALUE_BYTES` for each value, including nested values."""
     size = VALUE_BYTES * len(table)
-    for name, value in table.items():  # most are short texts, and none of them is worth a call
+    for name, value in table.items():  # most values are short texts, and a call would cost more
         size += len(name) if name.isascii() else _octets(name)
         if type(value) is str:
             size += len(value) if value.isascii() else _octets(value)
@@ -123,7 +124,7 @@ def table_bytes(table: Table) -> int:
 
 
 def check_table_size(doing: str, table: Table) -> int:
-    """Return the size of arguments; raise Refused for those that are too large to be kept."""
+    """Return the size of arguments in bytes. Raise Refused if they are too large."""
     size = table_bytes(table) if table else 0
     if size > ARGUMENTS_BYTES_MAX:
         raise precondition_failed(

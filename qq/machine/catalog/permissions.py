@@ -1,6 +1,6 @@
-"""Who may do what: users, what they are permitted in which virtual host, how much they may have open.
+"""Access control: users, their permissions in virtual hosts, and their limits.
 
-Invariant: `revision` goes up with whatever could alter an answer, so that others may remember answers.
+Invariant: `revision` grows with each change that could alter a result, so that callers may cache results.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 SHA256 = "sha256"
 HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}
-"""The algorithms that passwords may be hashed with, by their names in hashlib, and the octets of their hashes."""
+"""Password hash algorithm (its name in hashlib) -> octets of the hash."""
 
 
 class User(NamedTuple):
     name: str
     salt: bytes
     hash: bytes
-    """The hash of salt and password; empty if there is no password."""
+    """The hash of salt and password; empty without a password."""
     tags: list[str]
     hashing: str
-    """How the hash was made: one of HASH_BYTES."""
+    """The algorithm of the hash, a key of HASH_BYTES."""
 
 
 class Permissions(NamedTuple):
-    """What a user may do in a virtual host: patterns of the names of queues and exchanges."""
+    """A user's permissions in a virtual host, as patterns of the names of queues and exchanges."""
 
     user: str
     vhost: str
@@ -41,7 +41,7 @@ class Permissions(NamedTuple):
 
 
 class TopicPermissions(NamedTuple):
-    """Which routing keys a user may use at an exchange: patterns."""
+    """The routing keys that a user may use at an exchange, as patterns."""
 
     user: str
     vhost: str
@@ -56,26 +56,26 @@ def user_of(command: PutUser | PutHashedUser) -> User:
 
 
 class AccessControl:
-    """Users, their permissions and limits. Readers may look at the public maps; only the methods change them."""
+    """Users, their permissions and limits. The public maps may be read; only its methods change them."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.users: dict[str, User] = {}
         self.limits: dict[str, Table] = {}
-        """The limits of each user who has any, by the user's name."""
+        """The limits of users, by user name; users without limits are left out."""
         self.published: dict[str, Published] = {}
-        """What each of them has published since then."""
+        """Counts of the messages that each of these users has published since its limits were set."""
         self._permissions: dict[tuple[str, str], Permissions] = {}
         self._topic_permissions: dict[tuple[str, str, str], TopicPermissions] = {}
 
-    # What is asked
+    # Reading
 
     def permissions(self, user: str, vhost: str) -> Permissions | None:
-        """What the user may do in the virtual host; None if the user has no access to it at all."""
+        """Return the user's permissions in the virtual host, or None if the user has no access to it."""
         return self._permissions.get((user, vhost))
 
     def topic_permissions(self, user: str, vhost: str, exchange: str) -> TopicPermissions | None:
-        """The restriction of the routing keys that the user may use at the exchange; None if there is none."""
+        """Return the user's restriction of routing keys at the exchange, or None."""
         return self._topic_permissions.get((user, vhost, exchange))
 
     @property
@@ -120,14 +120,14 @@ class AccessControl:
         self.revision += 1
 
     def clear_topic_permissions(self, user: str, vhost: str, exchange: str) -> None:
-        """Lift the user's restriction at one exchange, or at all of the virtual host's if `exchange` is empty."""
+        """Lift the user's restriction at an exchange, or in the whole virtual host if `exchange` is empty."""
         for key in [key for key in self._topic_permissions if key[:2] == (user, vhost)]:
             if exchange in ("", key[2]):
                 del self._topic_permissions[key]
         self.revision += 1
 
     def forget_vhost(self, vhost: str) -> None:
-        """Remove all permissions in a virtual host that goes."""
+        """Remove all permissions in a deleted virtual host."""
         self._forget(_VHOST, vhost)
 
     def _forget(self, position: int, name: str) -> None:

@@ -1,7 +1,9 @@
-"""How much is published in a virtual host, or by a user: every node grants of a limit of publishing what others leave.
+"""Counters of published messages per virtual host or user, for limits of publishing.
 
-Invariant: no part of the state, and nothing in the machine goes by it: a replica counts from when it began, so only
-differences say something.
+Each node grants its clients the part of a limit that the other nodes leave.
+
+Invariant: this is not part of the state, and has no effect on the machine. A replica counts from its start, so only
+differences of the counters have a meaning.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Published:
-    """What the clients of each node have published, whatever became of it."""
+    """Number and octets of the messages that each node's clients have published, including refused messages."""
 
     __slots__ = ("_by_node",)
 
@@ -21,12 +23,12 @@ class Published:
         self._by_node: dict[str, tuple[int, int]] = {}
 
     def count(self, node: str, messages: int, size: int) -> None:
-        """Count so many messages of `size` octets together."""
+        """Count messages of `size` octets together."""
         before, size_before = self._by_node.get(node, (0, 0))
         self._by_node[node] = before + messages, size_before + size
 
     def elsewhere(self, node: str) -> Iterator[tuple[str, int, int]]:
-        """The other nodes, each with its messages and their octets."""
+        """Yield the nodes except `node`, each with its number of messages and their octets."""
         for other, (messages, size) in self._by_node.items():
             if other != node:
                 yield other, messages, size

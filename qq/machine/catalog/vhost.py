@@ -1,6 +1,6 @@
-"""What is declared in one virtual host: queues, exchanges, bindings, policies, and who owns which queue.
+"""A virtual host: its queues, exchanges, bindings, policies, and the owners of exclusive queues.
 
-Invariant: every check comes before the first change. `routes` is forgotten at each change that could alter it.
+Invariant: every check comes before the first change. Cached routes are dropped at each change that could alter them.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ROUTES_MAX = 10_000
-"""How many routes are cached before the cache starts again: a publisher of ever new keys cannot fill the memory."""
+"""Cached routes before the cache is cleared, so that a publisher of ever new keys cannot fill the memory."""
 ROUTES_WIDTH_MAX = 500_000
-"""How many queues all cached routes may have together before the cache starts again."""
+"""Queues of all cached routes together before the cache is cleared."""
 
 _REVIEW_STEPS = 2
 _CONFIGURE_STEPS = 60
 _HOLDER_STEPS = 10
-"""How many steps of patterns it counts as to look at a queue or an exchange, to give a queue other settings, and to set
-the timer of one of its consumers."""
+"""Pattern-matching steps charged for checking a queue or an exchange, for changing a queue's settings, and for setting
+the timer of a consumer."""
 
 RESERVED = "amq."
 
 
 VhostRef = tuple[str, bool]
-"""A virtual host as others refer to it: its name, and whether it is deleted; there may be a new one of that name."""
+"""A reference to a virtual host: its name, and whether it is deleted (a new virtual host may have the name)."""
 
 
 class Exchange(NamedTuple):
@@ -90,10 +90,14 @@ _PREDECLARED = (
 
 
 class VirtualHost:
-    """All that is declared in a virtual host. Readers may look at the public maps; only the methods change them."""
+    """A virtual host, with all its declared objects. The public maps may be read; only its methods change them."""
 
     def __init__(self, name: str, new_number: Callable[[], int], work: Work, remains: Remains) -> None:
-        """`new_number` draws the number of a queue; `work` counts what an entry costs; `remains` takes what is gone."""
+        """Create an empty virtual host.
+
+        `new_number` returns the number of a new queue; `work` counts the work of an entry; `remains` frees removed
+        objects.
+        """
         self.name = name
         self.description = ""
         self.tags: list[str] = []
@@ -102,34 +106,34 @@ class VirtualHost:
         self.is_protected = False
         """Whether it is protected from deletion."""
         self.parameters: dict[tuple[str, str], str] = {}
-        """What is set for components of the broker: values as JSON, by component and name."""
+        """Parameters of the broker's components: (component, name) -> value as JSON."""
         self.connections = 0
-        """How many connections are open; the catalog counts them."""
+        """Number of open connections; the catalog counts them."""
         self.consumers = 0
-        """How many consumers there are, and messages that were got and are not acknowledged; core.py counts them."""
+        """Number of consumers and of unacknowledged gets; core.py counts them."""
         self.argument_bytes = 0
-        """How many bytes the arguments of all queues, exchanges and bindings take (`limits.table_bytes`)."""
+        """Bytes of the arguments of all queues, exchanges and bindings (`limits.table_bytes`)."""
         self.is_deleted = False
-        """Whether the virtual host is deleted. Sessions that were in it still refer to it, and can do nothing there."""
+        """Whether the virtual host is deleted. Its former sessions still refer to it, and are refused everything."""
         self.queues: dict[str, Queue] = {}
         self.requesters: dict[str, Requester] = {}
-        """Consumers of direct replies, by name; the sessions keep them."""
+        """Consumers of direct replies, by name; the sessions own them."""
         self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
         self.bindings: dict[Binding, int] = {}
-        """All bindings, each with how many bytes its arguments take."""
+        """Binding -> bytes of its arguments."""
         self.policies = Policies(work)
         self.exchange_policies: dict[str, Applied] = {}
-        """The policies that apply to exchanges, by name, for those to which any do."""
+        """The policies that apply to exchanges, by name; exchanges without policies are left out."""
         self.unreviewed_queues: list[str] = []
-        """Names of queues to which other policies may apply now, the next one last. Some may be gone, or come twice."""
+        """Names of queues to be matched with policies again, the next one last. Some may be deleted, or occur twice."""
         self.unreviewed_exchanges: list[str] = []
-        """Names of exchanges to which other policies may apply now; their turn is after all queues."""
+        """Names of exchanges to be matched with policies again, after all queues."""
         self.publishers = Publishers()
         self.published = Published()
-        """What was published here while there was any limit."""
+        """Counts of messages published here."""
         self.exchange_counts: dict[str, tuple[int, int]] = {}
-        """How many messages were published to each exchange since this process began, and how many copies of them
-        went on into queues; no part of the state."""
+        """Exchange -> number of messages published to it since this process began, and number of copies that entered
+        queues. Not part of the state."""
         self._new_number = new_number
         self._work = work
         self._remains = remains
@@ -139,15 +143,15 @@ class VirtualHost:
         self._table = RoutingTable()
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
-        """How many steps it took to find each of `_routes`."""
+        """Steps to compute each of `_routes`."""
         self.dear_ways: dict[tuple[str, str], int] = {}
-        """The steps of those of `_routes` that are dear: a node that does not remember them has to find them again."""
+        """Steps of the expensive routes among `_routes`. A node that has not cached them must compute them again."""
         self._routes_width = 0
-        """How many queues all cached routes have together."""
+        """Queues of all cached routes together."""
         for exchange in _PREDECLARED[1:]:
             self._open(exchange)
 
-    # Itself
+    # Properties of the virtual host
 
     @property
     def ref(self) -> VhostRef:
@@ -158,16 +162,16 @@ class VirtualHost:
         self.default_queue_type = default_queue_type
 
     def set_limits(self, limits: Table) -> None:
-        """Replace the limits; what there is already stays."""
+        """Replace the limits; existing objects stay."""
         self.limits = limits
 
     def delete(self) -> None:
-        """Mark the virtual host as deleted, and empty it. From now on nothing can be done in it."""
+        """Mark the virtual host as deleted, and empty it. From now on it refuses all operations."""
         self.is_deleted = True
         self.take_apart(self._remains)
 
     def take_apart(self, remains: Remains) -> None:
-        """Leave to `remains` all that is in the virtual host."""
+        """Hand all objects of the virtual host to `remains`, to be freed in portions."""
         remains.add_queues(self.queues.values())
         remains.add(self.queues, self.exchanges, self.bindings)
         remains.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
@@ -178,29 +182,29 @@ class VirtualHost:
         self._forget_routes()
 
     def check(self) -> None:
-        """Raise Refused if it is deleted."""
+        """Raise Refused if the virtual host is deleted."""
         if self.is_deleted:
             raise not_allowed(deleted(self.name))
 
     # Routing
 
     def count_published(self, exchange: str, count: int, queues: int) -> None:
-        """Count messages that were published to an exchange and go into so many queues each."""
+        """Count messages that were published to an exchange, and that each reach `queues` queues."""
         before, copies = self.exchange_counts.get(exchange, (0, 0))
         self.exchange_counts[exchange] = before + count, copies + count * queues
 
     def count_anew(self) -> None:
-        """Forget what was counted so far."""
+        """Reset the counts of events."""
         self.exchange_counts.clear()
         for queue in self.queues.values():
-            if queue.revision:  # else nothing has happened to it
+            if queue.revision:  # otherwise no event has changed it
                 queue.tally = Tally()
                 queue.revision += 1
 
     def route(self, exchange: str, routing_key: str) -> tuple[Queue, ...]:
-        """The queues that a publish reaches; raises Refused if nobody may publish to that exchange.
+        """Return the queues that a publish reaches. Raise Refused if publishing to that exchange is not allowed.
 
-        Raises NeedsContent if that depends on the message: `route_all` has to be asked for each.
+        Raises NeedsContent if the route depends on the message; then call `route_all` for each message.
         """
         route = self._routes.get((exchange, routing_key))
         if route is None:
@@ -216,24 +220,24 @@ class VirtualHost:
         return route
 
     def known_route(self, exchange: str, routing_key: str) -> tuple[Queue, ...] | None:
-        """What `route` would return, if it is remembered, else None."""
+        """Return the cached result of `route`, or None."""
         return self._routes.get((exchange, routing_key))
 
     def known_steps(self, exchange: str, routing_key: str) -> int:
-        """How many steps it took to find this route, which has to be remembered."""
+        """Return the steps to compute a cached route."""
         return self._steps_of[exchange, routing_key]
 
     @property
     def route_steps(self) -> int:
-        """How many steps it took to find the last route that was not remembered, or to find that there is none."""
+        """The steps of the last route that was computed, even if there was no such route."""
         return self._table.steps
 
     def route_all(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The queues that a publish with several keys reaches, each once. Raises Refused, NeedsContent as `route`.
+        """Return the queues that a publish with several keys reaches, each once. Raise like `route`.
 
-        A way that is not cheap is refused if those that the entry has found are too much already.
+        An expensive route is refused after the entry has reached its limit of steps.
         """
         self._table.steps = 0
         self.check()
@@ -251,7 +255,7 @@ class VirtualHost:
             raise precondition_failed(str(too_long)) from None
 
     def walked_enough(self) -> Refused:
-        """The refusal of a message whose way is dear, when the entry has found too many of those."""
+        """Return the refusal of a message with an expensive route in an entry above its limit of steps."""
         self._table.steps = 0
         return precondition_failed(
             f"the ways of messages in vhost '{self.name}' take more steps at once than the limit ({WAYS_STEPS_MAX})"
@@ -260,7 +264,7 @@ class VirtualHost:
     def route_dead_letters(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The queues that dead letters reach through any exchange; none if it is not there or the way is too long."""
+        """Return the queues that dead letters reach; none if the exchange is missing or the route too long."""
         try:
             return self._reached(exchange, routing_keys, content)
         except RouteTooLong:
@@ -278,11 +282,11 @@ class VirtualHost:
         return tuple([queues[name] for name in names])
 
     def looks_at_content(self, exchange: str) -> bool:
-        """Whether a message may get from there to an exchange that looks at more than its keys."""
+        """Return whether messages of this exchange may reach an exchange that looks into messages."""
         return self._table.looks_at_content(exchange)
 
     def _forget_routes(self) -> None:
-        """Forget all cached routes, which are others now."""
+        """Drop all cached routes, because they may have changed."""
         if self._routes:
             self._make_room()
         self._work.dear_ways.pop(self.name, None)
@@ -296,7 +300,7 @@ class VirtualHost:
     # Queues
 
     def queue(self, name: str, user: QueueOwner | None) -> Queue:
-        """The queue, if it is there and this connection may use it; else raises Refused."""
+        """Return the queue, if it exists and this connection may use it. Raise Refused if not."""
         queue = self.queues.get(name)
         if queue is None or queue.owner == NOBODY:
             raise not_found(the_queue(name, self.name))
@@ -305,7 +309,7 @@ class VirtualHost:
         return queue
 
     def declare_queue(self, command: DeclareQueue, name: str, owner: QueueOwner) -> Queue:
-        """Find an equivalent queue or make one. Raises Refused."""
+        """Return an equivalent queue or a new queue. Raise Refused."""
         if not name:
             raise precondition_failed("a queue has to have a name")
         arguments = dict(command.arguments)
@@ -326,7 +330,7 @@ class VirtualHost:
         self._check_room_for_queue(name, size)
         if kind == args.QUORUM:
             check_quorum_properties(thing, command)
-        # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
+        # An exclusive queue does not outlive its connection, so it is never durable.
         durable = command.durable and not command.exclusive
         queue = Queue(
             vhost=self.name,
@@ -344,7 +348,7 @@ class VirtualHost:
         return queue
 
     def restore_queue(self, queue: Queue) -> None:
-        """Enter a queue whose name is free."""
+        """Add a queue whose name is free."""
         self._enter_queue(queue, lim.table_bytes(queue.arguments))
 
     def _enter_queue(self, queue: Queue, argument_bytes: int) -> None:
@@ -357,7 +361,7 @@ class VirtualHost:
         self._forget_routes()
 
     def delete_queue(self, queue: Queue) -> None:
-        """Remove a queue that is there, with its bindings."""
+        """Remove an existing queue with its bindings."""
         for exchange in self._unbind_all(Destination(DestinationKind.QUEUE, queue.name)):
             self._close(exchange)
         del self.queues[queue.name]
@@ -367,7 +371,7 @@ class VirtualHost:
         self._forget_routes()
 
     def disown(self, queues: Iterable[Queue]) -> None:
-        """Take queues from their owners, because they will go soon. There may be very many of them in one entry."""
+        """Take queues from their owners before their removal. There may be very many of them in an entry."""
         owned = self._owned
         for queue in queues:
             owner = _owner(queue)
@@ -384,7 +388,7 @@ class VirtualHost:
             _remove_from(self._owned, owner, queue.name)
 
     def owned_queues(self, owner: QueueOwner) -> list[Queue]:
-        """The exclusive queues of a connection."""
+        """Return the exclusive queues of a connection."""
         return [self.queues[name] for name in self._owned.get(owner, ())]
 
     def owned_queues_of_node(self, node: str) -> list[Queue]:
@@ -394,7 +398,7 @@ class VirtualHost:
     # Exchanges
 
     def declare_exchange(self, command: DeclareExchange, name: str) -> None:
-        """Find an equivalent exchange or make one. Raises Refused."""
+        """Accept an equivalent exchange, or create a new exchange. Raise Refused."""
         if not command.passive:
             check_exchange_type(command)
         _check_not_default(name)
@@ -406,13 +410,13 @@ class VirtualHost:
             self._make_exchange(command, name)
 
     def restore_exchange(self, exchange: Exchange) -> None:
-        """Enter an exchange whose name is free."""
+        """Add an exchange whose name is free."""
         self.exchanges[exchange.name] = exchange
         self.argument_bytes += lim.table_bytes(exchange.arguments)
         self._open(exchange)
 
     def restore_exchange_policies(self, name: str, applied: Applied) -> None:
-        """Let policies apply to an exchange that is there."""
+        """Apply these policies to an existing exchange."""
         if applied == (None, None):
             self.exchange_policies.pop(name, None)
         else:
@@ -421,7 +425,7 @@ class VirtualHost:
         self._forget_routes()
 
     def delete_exchange(self, name: str, *, if_unused: bool) -> None:
-        """Remove an exchange with its bindings; one that is not there is gone already. Raises Refused."""
+        """Remove an exchange with its bindings; a missing exchange is ignored. Raise Refused."""
         _check_not_default(name)
         if name.startswith(RESERVED):
             raise access_refused(f"deletion of system {the_exchange(name, self.name)} not allowed")
@@ -429,7 +433,7 @@ class VirtualHost:
             return
         if if_unused and name in self._bindings_from:
             raise precondition_failed(f"{the_exchange(name, self.name)} in use")
-        # Nothing need be taken out of the exchange's own router: all of it goes.
+        # The exchange's own router needs no updates, because it is removed as a whole.
         bindings = self._bindings_from.pop(name, {})
         for binding in bindings:
             self._forget_binding(binding)
@@ -446,7 +450,7 @@ class VirtualHost:
         arguments: Table,
         user: QueueOwner | None,
     ) -> None:
-        """Add a binding; one that is there already stays as it is. Raises Refused."""
+        """Add a binding; an existing binding stays. Raise Refused."""
         self._check_ends(source, destination, user)
         binding = _binding(source, destination, routing_key, arguments)
         if binding in self.bindings:
@@ -459,15 +463,15 @@ class VirtualHost:
         self.restore_binding(binding)
 
     def is_bound(self, source: str, destination: Destination, routing_key: str, arguments: Table) -> bool:
-        """Whether there is such a binding."""
+        """Return whether this binding exists."""
         return _binding(source, destination, routing_key, arguments) in self.bindings
 
     def binding_counts(self, source: str, destination: Destination) -> tuple[int, int]:
-        """How many bindings lead to the destination, and how many from the source."""
+        """Return the number of bindings to the destination, and of bindings from the source."""
         return len(self._bindings_of.get(destination, ())), len(self._bindings_from.get(source, ()))
 
     def restore_binding(self, binding: Binding) -> None:
-        """Enter a new binding between things that are there."""
+        """Add a new binding between existing objects."""
         arguments = binding_arguments(binding)
         size = self.bindings[binding] = lim.table_bytes(arguments)
         self.argument_bytes += size
@@ -484,7 +488,7 @@ class VirtualHost:
         arguments: Table,
         user: QueueOwner | None,
     ) -> None:
-        """Remove a binding, if it is there; its ends need not be, either. Raises Refused."""
+        """Remove a binding, if it exists; its source and destination may be missing, too. Raise Refused."""
         _check_not_reply_name(destination)
         _check_not_default_binding(source, destination)
         if destination.kind is DestinationKind.QUEUE and destination.name in self.queues:
@@ -496,18 +500,18 @@ class VirtualHost:
                 self._close(source)
 
     def count_bindings(self, exchange: str) -> int:
-        """How many bindings lead from an exchange, or to it."""
+        """Return the number of bindings from an exchange and to it."""
         to = self.count_bindings_of(Destination(DestinationKind.EXCHANGE, exchange))
         return len(self._bindings_from.get(exchange, ())) + to
 
     def count_bindings_of(self, destination: Destination) -> int:
-        """How many bindings lead to a queue or an exchange."""
+        """Return the number of bindings to a queue or an exchange."""
         return len(self._bindings_of.get(destination, ()))
 
     # Policies
 
     def put_policy(self, policy: Policy, version: int) -> bool:
-        """Enter a policy in the place of the one with its name; False if it is not valid. A review lets it apply.
+        """Add or replace a policy for the next review, and return whether it is valid.
 
         `version` is the agreed version of the state.
         """
@@ -520,7 +524,7 @@ class VirtualHost:
         return True
 
     def restore_policy(self, policy: Policy) -> None:
-        """Enter a policy of a loaded state; the state also says to which queues and exchanges it applies."""
+        """Add a policy of a loaded state; the state also says to which queues and exchanges it applies."""
         self.policies.put(policy)
 
     def delete_policy(self, name: str, *, operator: bool) -> None:
@@ -528,22 +532,22 @@ class VirtualHost:
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        # All are to be reviewed, whatever was before; to copy a list of names costs next to nothing.
+        # Everything is matched again, which replaces earlier lists. Copying a list of names costs almost no time.
         self.unreviewed_queues, self.unreviewed_exchanges = list(self.queues), list(self.exchanges)
 
     @property
     def is_unreviewed(self) -> bool:
-        """Whether there is anything to which other policies may apply now."""
+        """Whether queues or exchanges are still to be matched with policies."""
         return bool(self.unreviewed_queues or self.unreviewed_exchanges)
 
     def restore_unreviewed(self, queues: Iterable[str], exchanges: Iterable[str]) -> None:
-        """Enter what is still to be reviewed."""
+        """Restore the names that are still to be matched with policies."""
         self.unreviewed_queues, self.unreviewed_exchanges = list(queues), list(exchanges)
 
     def review(self, steps_max: int) -> list[tuple[Queue, QueueSettings]]:
-        """Let those policies apply that match now, to one thing at least, until the entry has cost `steps_max` steps.
+        """Match at least a single queue or exchange with the policies, until the entry has cost `steps_max` steps.
 
-        Returns the queues whose settings have changed, each with those that it had before.
+        Returns the queues whose settings have changed, each with its former settings.
         """
         changed: list[tuple[Queue, QueueSettings]] = []
         while self.is_unreviewed:
@@ -561,7 +565,7 @@ class VirtualHost:
         return changed
 
     def _apply_policies_to_queue(self, queue: Queue) -> None:
-        """Let policies apply to a new queue; later, if the entry has cost too much already."""
+        """Match a new queue with the policies; later, if the entry has done enough work."""
         if self._work.steps < REVIEW_STEPS_MAX:
             self._review_queue(queue)
         else:
@@ -574,7 +578,7 @@ class VirtualHost:
             self.unreviewed_exchanges.append(name)
 
     def _review_queue(self, queue: Queue) -> bool:
-        """Let those policies apply to a queue that match now. Returns whether it has got other settings."""
+        """Match a queue with the policies, and return whether its settings have changed."""
         if not queue.apply_policies(self.policies.match(queue.name, queue.kind)):
             return False
         self._work.steps += _CONFIGURE_STEPS + len(queue.holders) * _HOLDER_STEPS
@@ -593,7 +597,7 @@ class VirtualHost:
             return mine
         return alternate_exchange(self.exchange_policies.get(exchange.name, (None, None)))
 
-    # What the above is made of
+    # Parts of the above
 
     def _equivalent_queue(
         self, command: DeclareQueue, queue: Queue, owner: QueueOwner, arguments: Table
@@ -608,7 +612,7 @@ class VirtualHost:
         return queue
 
     def _default_kind(self, command: DeclareQueue) -> str:
-        """The type of a queue that is declared without one."""
+        """Return the type of a queue that is declared without a type."""
         is_plain = command.durable and not command.auto_delete and not command.exclusive
         return args.QUORUM if self.default_queue_type == args.QUORUM and is_plain else args.CLASSIC
 
@@ -635,17 +639,17 @@ class VirtualHost:
 
     def _check_room_for_arguments(self, doing: str, size: int) -> None:
         if size:
-            # With these arguments the limit may be reached, not exceeded.
+            # These arguments may reach the limit, but not exceed it.
             self.check_room(doing, lim.MAX_ARGUMENT_BYTES, self.argument_bytes + size - 1)
 
     def check_room(self, doing: str, name: str, count: int, where: str = "") -> None:
-        """Raise Refused if `count` has reached the limit `name`; `where` is told if it is not the virtual host's."""
+        """Raise Refused if `count` has reached the limit `name`; `where` replaces the virtual host in the text."""
         limit = lim.limit_of(self.limits, name)
         if limit is not None and count >= limit:
             raise lim.reached(doing, name, limit, where or f"vhost '{self.name}'")
 
     def _exchange(self, name: str) -> Exchange:
-        """The exchange, if it is there. Raises Refused."""
+        """Return the exchange. Raise Refused if it does not exist."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             raise not_found(the_exchange(name, self.name))
@@ -677,8 +681,11 @@ class VirtualHost:
         self._forget_routes()
 
     def _close(self, name: str) -> None:
-        """Remove an exchange from which nothing leads any more, and those that only led to it."""
-        # A client can make such a chain of any length, so this is a loop and not a recursion.
+        """Remove an exchange that is no source of bindings.
+
+        Auto-delete exchanges that lose their last binding by that are removed, too.
+        """
+        # A client can create such a chain of any length, so this is a loop and not a recursion.
         pending = [name]
         while pending:
             name = pending.pop()
@@ -701,7 +708,7 @@ class VirtualHost:
             self._exchange(destination.name)
 
     def _unbind_all(self, destination: Destination) -> list[str]:
-        """Remove the bindings to something that goes. Returns the exchanges that lapse with them."""
+        """Remove the bindings to a removed object. Return the auto-delete exchanges that are removed with them."""
         bindings = list(self._bindings_of.get(destination, ()))
         for binding in bindings:
             self._remove(binding)
@@ -710,7 +717,7 @@ class VirtualHost:
         ]
 
     def _forget_binding(self, binding: Binding) -> None:
-        """Forget a binding, but not at its source, which may be about to go."""
+        """Forget a binding everywhere except at its source, which may be removed soon."""
         self.argument_bytes -= self.bindings.pop(binding)
         _remove_from(self._bindings_of, binding.destination, binding)
 
@@ -721,13 +728,13 @@ class VirtualHost:
         self._forget_routes()
 
     def _lapsed(self, exchange: str) -> bool:
-        """Whether this is an auto-delete exchange that has lost its last binding."""
+        """Return whether this is an auto-delete exchange that has lost its last binding."""
         declared = self.exchanges.get(exchange)
         return declared is not None and declared.auto_delete and exchange not in self._bindings_from
 
 
 def _owner(queue: Queue) -> QueueOwner | None:
-    """The connection that has an exclusive queue; None if it is not exclusive, or disowned."""
+    """Return the connection that owns an exclusive queue; None if the queue is not exclusive, or disowned."""
     return None if queue.owner == NOBODY else queue.owner
 
 
@@ -736,12 +743,12 @@ def _number(queue: Queue) -> int:
 
 
 def deleted(vhost: str) -> str:
-    """The text that says why nothing can be done in a virtual host any more."""
+    """Return the text that refuses an operation in a deleted virtual host."""
     return f"vhost '{vhost}' is deleted"
 
 
 def check_quorum_properties(queue: str, command: DeclareQueue) -> None:
-    """Raise Refused for what a quorum queue cannot be. `queue` is what the text calls it."""
+    """Raise Refused for properties that a quorum queue cannot have. `queue` is its name in the text."""
     for broken, what in (
         (command.auto_delete, "auto-delete"),
         (command.exclusive, "exclusive-owner"),
@@ -752,7 +759,7 @@ def check_quorum_properties(queue: str, command: DeclareQueue) -> None:
 
 
 def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
-    """Take the item out of its group; an empty group goes."""
+    """Remove the item from its group, and an empty group from the groups."""
     group = groups[key]
     del group[item]
     if not group:
@@ -760,7 +767,7 @@ def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
 
 
 def check_exchange_type(command: DeclareExchange) -> None:
-    """Raise Refused for a type that is not known, and for arguments that it cannot have."""
+    """Raise Refused for an unknown type, or for arguments that the type cannot have."""
     try:
         check_exchange(command.type, command.arguments)
     except InvalidExchange as invalid:
@@ -790,5 +797,5 @@ def _binding(source: str, destination: Destination, routing_key: str, arguments:
 
 
 def binding_arguments(binding: Binding) -> Table:
-    """The table that `_binding` has packed."""
+    """Return the table that `_binding` has packed."""
     return unpack(binding.arguments) if binding.arguments else {}

@@ -1,1 +1,1 @@
-"""What each command of the log does."""
+"""Handlers: the effect of each command of the log on the state."""

@@ -1,6 +1,6 @@
-"""Claims: queues, consumers and places within limits that clients of a node hold, and that bar other clients.
+"""Claims: queues, consumers and shares of limits that clients of a node hold, and that block other clients.
 
-Invariant: this module reads the state and never changes it; entries do the same with and without it.
+Invariant: this module only reads the state; entries have the same effect with and without it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Claims:
 
     @property
     def is_any_leaving(self) -> bool:
-        """Whether claims of a node that was given up are still ending: very many claims end in portions."""
+        """Whether claims of an evicted node are still ending, because very many claims end in portions."""
         return bool(self._core.lost or self._core.abandoned)
 
     def bar(self, origin: str, vhost_name: str, command: Command, nodes: Container[str]) -> bool:
-        """Whether a claim of these nodes, or of a node that was given up, bars a command.
+        """Return whether a claim of these nodes, or of an evicted node, blocks a command.
 
         Node `origin` is about to submit the command for a client in this virtual host.
         """
@@ -124,7 +124,7 @@ class Claims:
             return self._is_going(queue.owner[0], nodes)
         match command:
             case DeclareQueue(passive=False):
-                # The queue might go right after its declaration, or has other arguments.
+                # The queue might be removed right after its declaration, or has other arguments.
                 return self._goes_with(queue, nodes)
             case Checkout(exclusive=is_exclusive):
                 # Other types ignore the flag.
@@ -141,7 +141,7 @@ class Claims:
         limit = limit_of(vhost.limits, MAX_QUEUES)
         if limit is None or len(vhost.queues) < limit:
             return False
-        # Abandoned queues, and auto-delete queues whose consumers go, make room, too.
+        # Abandoned queues, and auto-delete queues that lose their consumers, make room, too.
         return any(
             queue in self._core.abandoned or self._goes_with(queue, nodes) for queue in vhost.queues.values()
         )

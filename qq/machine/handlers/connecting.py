@@ -1,4 +1,4 @@
-"""Connections and channels: how they open, and what goes with them."""
+"""Handlers of opening and closing connections and channels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Connecting:
         return Connected()
 
     def open_channel(self, command: OpenChannel) -> None:
-        """Open a channel, without an answer: the client has had it, and what it does next comes behind this command."""
+        """Open a channel without an answer.
+
+        The node has already answered its client, whose next commands follow this command in the log.
+        """
         core = self._core
         if core.has_failed(command.session):
             return

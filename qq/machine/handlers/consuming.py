@@ -1,6 +1,6 @@
-"""Consumers, what they hold, and what they say of it.
+"""Handlers of consumers, gets and settlements.
 
-Invariant: what is said of messages that nobody holds any more is ignored: it crossed with their return.
+Invariant: a settlement of messages that no consumer holds is ignored, because it crossed with their return.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FATES: dict[type[Settlement], int] = {
 
 
 class Taking:
-    """Carries out the commands that take messages out of queues."""
+    """Carries out the commands that deliver messages and settle deliveries."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -70,7 +70,7 @@ class Taking:
     # Messages
 
     def settle(self, command: Settlement) -> None:
-        """Acknowledge, return or reject what a consumer holds."""
+        """Acknowledge, return or reject messages that a consumer holds."""
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is None:
@@ -110,7 +110,7 @@ class Taking:
         return Got(taker.id, ranges, queue.ready, histories, self._count_contract(queue))
 
     def _count_contract(self, queue: Queue) -> CountContract | None:
-        """Which headers count the deliveries of what is got: before version 9 a dump has no word for none."""
+        """Return which headers count the deliveries of got messages. Before version 9, a dump cannot hold None here."""
         return queue.count_contract if self._core.version >= 9 else queue.settings.count_contract
 
     def _queue_to_get_from(self, command: Get | GetMessages) -> Queue:
@@ -132,13 +132,16 @@ class Taking:
         return queue
 
     def _bring_back(self, queue: Queue, count: int) -> int:
-        """Have `count` messages ready, as far as it can be at once; returns how many there are, which may be more."""
+        """Bring back messages until `count` are ready, as far as possible, and return how many are ready.
+
+        There may be more than `count`.
+        """
         if queue.returning and queue.available < count:
             queue.bring_back(count - queue.available, self._core.time_ms)
         return queue.available
 
     def _taker(self, command: Get | GetMessages, queue: Queue) -> Consumer:
-        """Somebody who takes what is got, and wants no more."""
+        """Return a consumer that only holds the messages of this get, without further credit."""
         core = self._core
         if not command.no_ack:
             vhost = core.vhost(command.session)
@@ -165,7 +168,7 @@ class Taking:
         )
 
     def _got(self, queue: Queue, taker: Consumer, ranges: Sequence[Range]) -> None:
-        """See to what a queue has given away."""
+        """Record the messages that were got: forget them, or watch their holder."""
         if taker.no_ack:
             queue.forget(ranges)
         else:
@@ -226,7 +229,7 @@ class Taking:
         return queue
 
     def _check_room(self, command: Checkout, queue: Queue) -> None:
-        """Raise Refused if there may be no more consumers, or the arguments of this one are too large."""
+        """Raise Refused if a limit allows no further consumer, or if this consumer's arguments are too large."""
         core = self._core
         vhost, doing = core.vhost(command.session), f"consume from queue '{queue.name}'"
         limit = limit_of(vhost.limits, MAX_CONSUMERS_PER_CHANNEL)

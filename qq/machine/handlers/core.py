@@ -1,7 +1,7 @@
-"""What all commands share: the state, where in the log we are, and the effects so far.
+"""The core that all command handlers share: the state, the current log position, and the collected effects.
 
-Invariant: nothing is told twice and nothing is forgotten: each command that a client waits for adds one to its
-session's answers, whatever becomes of it.
+Invariant: each command with an answer adds exactly one to its session's count of answers, whatever its result. So a
+node neither repeats nor loses an answer.
 """
 
 from __future__ import annotations
@@ -62,46 +62,47 @@ if TYPE_CHECKING:
 
 
 WOKEN_MAX = 1000
-"""How many consumers are asked at once whether they want what the limit of their channel leaves."""
+"""Consumers that are asked at once whether they can use free room in their channel."""
 
 ContentOf = Callable[[Buffer, int], Content]
-"""A function that reads from a stored message what routing may look at, given its number; it never raises."""
+"""Returns the parts of a stored message that routing may use; its second argument is the message's number. It must not
+raise."""
 
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One AMQP channel, from its opening until `SessionDown`, or a connection's channel 0.
+    """The state of a channel, from its opening until `SessionDown`, or of a connection's channel 0.
 
-    A session that was never opened is there from its first command that is answered.
+    A session that was never opened is created by its first answered command.
     """
 
     vhost: VirtualHost
-    """The virtual host in which the session acts; it may be deleted."""
+    """The virtual host of the session; it may be deleted already."""
     user: str | None = None
-    """The user whose channel it counts as; None if it was never opened."""
+    """The user whose channel limit the session counts towards; None if the session was never opened."""
     queue: str = ""
-    """The name of the queue that the session declared last; empty if none."""
+    """The name of the queue that the session declared last, or ""."""
     consumers: dict[int, Consumer] = field(default_factory=dict)
     tags: dict[str, Consumer] = field(default_factory=dict)
     """Consumers that are not cancelled, by consumer tag."""
     requester: Requester | None = None
-    """The session's consumer of direct replies, if it has one."""
+    """The session's consumer of direct replies, or None."""
     budget: Budget = field(default_factory=Budget)
     answers: int = 0
-    """How many of the session's commands were answered."""
+    """Number of answered commands of the session."""
     answer: Answer | None = None
-    """The last answer, for a node that missed it. `ConsumerCancelled` does not count: it tells nothing, and several
-    can be missed at once."""
+    """The last answer, for a node that missed it. `ConsumerCancelled` is left out, because it holds no information and
+    several of them may be missed at once."""
     fragments: list[Fragment] = field(default_factory=list)
-    """What was stored of the large message that the session is going to publish."""
+    """The stored fragments of the large message that the session will publish."""
 
     @property
     def failed(self) -> bool:
-        """Whether an error was sent: then whatever was under way behind it must not happen."""
+        """Whether an error was sent. If so, later commands of the session must have no effect."""
         return type(self.answer) is Failed
 
     def freeze(self, key: tuple[str, int]) -> FrozenSession:
-        """The session as it is now; `key` is its node and its number."""
+        """Return the session as it is now; `key` is its node and its number."""
         requester = self.requester and self.requester[2:]
         limit = self.budget.limit
         return FrozenSession(
@@ -118,7 +119,7 @@ class SessionState:
 
 
 class FrozenSession(NamedTuple):
-    """A session at one moment, without its consumers."""
+    """A session at a moment, without its consumers."""
 
     key: tuple[str, int]
     vhost: VhostRef
@@ -132,49 +133,51 @@ class FrozenSession(NamedTuple):
 
 
 class Core:
-    """The state of a machine, and the entry that is being applied to it."""
+    """The state of a machine, and the context of the entry that is being applied."""
 
     def __init__(self, content_of: ContentOf) -> None:
         self.version = VERSIONS[0]
-        """The version of the state that the log has agreed on: what the entry under way does goes by it."""
+        """The version of the state that the log has agreed on. The current entry follows it."""
         self.content_of = content_of
         self.catalog = Catalog()
         self.work = self.catalog.work
         self.sessions: dict[tuple[str, int], SessionState] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
-        """Queues that have something new in this entry, and those whose consumers were left for the next entries."""
+        """Changed queues of this entry, and queues that were left unserved for the next entries."""
         self.dying: dict[Queue, None] = {}
-        """Queues that have messages to dead-letter."""
+        """Queues with messages that await dead-lettering."""
         self.fragments = Fragments()
         self.behind: dict[Queue, None] = {}
-        """Queues that have put off work, because too much was settled or returned at once; the next one first."""
+        """Queues with put-off work, because too much was settled or returned at once; the next queue first."""
         self.abandoned: dict[Queue, None] = {}
-        """Queues that nobody needs any more and that are still to be removed: they were too many to go at once."""
+        """Unneeded queues that are still to be removed, because they were too many to be removed at once."""
         self.lost: dict[str, list[tuple[str, int]]] = {}
-        """Nodes that are gone, each with the keys of its sessions that are still to be ended, the next one last: they
-        were too many to end at once. Their consumers are given nothing."""
+        """Disconnected or evicted nodes -> keys of their sessions that are still to be ended, the next session last.
+        They were too many to end at once. Their consumers receive no messages."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
-        """Virtual hosts in which it is still to be found out what the policies apply to, by name."""
+        """Virtual hosts whose queues and exchanges are still to be matched with policies, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
-        """Sessions in which consumers wait and may have more, with the id of the one that was asked last."""
+        """Sessions with free room for waiting consumers -> id of the consumer that was asked last."""
         self.queue_timers: Timers[Queue] = Timers(_queue_key)
-        """When something is due with the messages of queues; before version 9 also when queues are abandoned."""
+        """Cluster times at which the messages of queues need work; before version 9 also the expiries of unused
+        queues."""
         self.idle_timers: Timers[Queue] = Timers(_queue_key)
-        """When queues are abandoned, by available time."""
+        """Times (without outages) at which unused queues expire."""
         self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
-        """When consumers hold messages for too long, by available time."""
+        """Times (without outages) at which consumers have held a message for too long."""
         self.effects: list[Effect] = []
         self.behind_answer: list[Effect] = []
-        """Effects of the command under way that come behind its answer."""
+        """Effects of the current command that follow its answer."""
         self.origin = ""
         self.index = 0
         self.time_ms = 0
         self.outage_ms = 0
-        """How much of the cluster's time was outage, in which clients could not act. It is 0 before version 9."""
+        """Milliseconds of the cluster's time that were outage, in which clients could not act. It is 0 before version
+        9."""
         self.next_slot = 0
-        """The slot of the first message of the batch that no command has published yet."""
+        """The slot of the batch's first message that no command has published yet."""
         self.sizes = array("I")
         """The size of each message of the batch, in octets."""
         self.size = 0
@@ -182,24 +185,24 @@ class Core:
         self.payload: Buffer = b""
         """The whole batch; the messages are at its end."""
         self._offsets: list[int] = []
-        """Where in the payload each message begins, and at the end where the last one ends."""
+        """Start of each message in the payload, and at the end the end of the last message, in bytes."""
         self._offsets_of = self.sizes
-        """The `sizes` of the batch that the offsets are of: they are computed only when they are needed."""
+        """The `sizes` that the offsets were computed for; they are computed only when they are needed."""
         self.position = 0
-        """The place of the command under way in the batch."""
+        """The place of the current command in the batch."""
         self.routed = Counter[str]()
-        """How many messages that came to each node went into queues since this process began, each as often as there
-        were queues for it; like `dropped`, no part of the state."""
+        """Node -> number of times that a message from it entered a queue, since this process began. Like `dropped`, it
+        is not part of the state."""
         self.dropped = Counter[str]()
-        """How many messages that came to each node reached no queue, and were not mandatory."""
+        """Node -> number of messages from it that were not mandatory and reached no queue."""
 
     @property
     def available_ms(self) -> int:
-        """The available time: the cluster's time without outages. Timers that wait for an act of a client go by it."""
+        """The cluster's time without outages, in milliseconds. Timers that wait for an action of a client use it."""
         return self.time_ms - self.outage_ms
 
     def take_apart(self, remains: Remains) -> None:
-        """Leave to `remains` what there may be very much of: another state takes this one's place."""
+        """Hand the large containers to `remains`, because a different state replaces this state."""
         for vhost in self.catalog.vhosts.values():
             vhost.take_apart(remains)
         remains.add(self.catalog.vhosts, self.catalog.connections, self.sessions, self.consumers)
@@ -208,7 +211,7 @@ class Core:
     # Messages
 
     def contents(self, slot: int, count: int) -> Iterator[Content]:
-        """What routing may look at of each of `count` messages of the batch, from `slot` on."""
+        """Yield the parts that routing may use of each of `count` messages of the batch, from `slot` on."""
         self._find_offsets()
         first = slot & MESSAGE_MASK
         for start, end in pairwise(self._offsets[first : first + count + 1]):
@@ -222,7 +225,7 @@ class Core:
             self._offsets_of = self.sizes
 
     def join_fragments(self, session: SessionState) -> None:
-        """Let the next message of the batch go on with what the session has stored; it is so much larger then."""
+        """Append the session's stored fragments to the next message of the batch, and add their size to it."""
         if not session.fragments:
             return
         self._find_offsets()
@@ -258,7 +261,7 @@ class Core:
         session.fragments.clear()
         self.effects.append(session.answer)
         for consumer in session.consumers.values():
-            self.consumer_timers.set(consumer, None)  # its channel is about to go
+            self.consumer_timers.set(consumer, None)  # because its channel will be closed soon
 
     # Sessions
 
@@ -269,7 +272,7 @@ class Core:
         return known
 
     def restore_session(self, key: tuple[str, int], session: SessionState) -> None:
-        """Enter a session without its consumers."""
+        """Restore a session without its consumers."""
         self.sessions[key] = session
         if session.requester is not None:
             self.enter_requester(session, session.requester)
@@ -277,14 +280,17 @@ class Core:
             self.catalog.count_channel(session.user, 1)
 
     def end_session(self, number: int) -> None:
-        """End a session that is down, if it is there: what its consumers held returns."""
+        """End a closed session, if it exists, and return the messages that its consumers held."""
         session = self.sessions.pop((self.origin, number), None)
         if session is not None:
             self._forget_channel(session)
             self.end_consumers(list(session.consumers.values()), failed=True)
 
     def lose_sessions_of(self, node: str) -> None:
-        """End all that a node had opened; very much of it ends in the next entries, or with the node's next command."""
+        """End all sessions and connections of a node.
+
+        Sessions beyond the limit of an entry end in the next entries, or with the node's next command.
+        """
         for key in [key for key in self.catalog.connections if key[0] == node]:
             self.catalog.disconnect(*key)
         if node not in self.lost:
@@ -303,7 +309,10 @@ class Core:
         self.lost[node].reverse()
 
     def end_lost(self, node: str) -> None:
-        """End at once what is left of a node that was gone: it begins anew, with the same numbers."""
+        """End all remaining sessions of a disconnected node at once.
+
+        The node's new incarnation reuses their numbers.
+        """
         while node in self.lost:
             self._end_lost_sessions(node, LOST_MAX)
 
@@ -314,7 +323,7 @@ class Core:
                 left -= self._end_lost_sessions(node, left)
 
     def _end_lost_sessions(self, node: str, most: int) -> int:
-        """End about `most` consumers and sessions of a node that is gone. Returns how many they were."""
+        """End about `most` consumers and sessions of a disconnected node, and return their number."""
         keys, left = self.lost[node], most
         ended: list[Consumer] = []
         while keys and left > 0:
@@ -335,7 +344,7 @@ class Core:
             self.catalog.count_channel(session.user, -1)
 
     def close(self, connection: ConnectionState, reason: str) -> None:
-        """Have a connection closed by its node, unless that was told already."""
+        """Ask a connection's node to close it, unless it was asked before."""
         if not connection.closing:
             connection.closing = reason
             self.effects.append(self.closing(connection))
@@ -344,7 +353,7 @@ class Core:
         return ConnectionForced(connection.node, connection.id, CONNECTION_FORCED, connection.closing)
 
     def vhost(self, number: int) -> VirtualHost:
-        """The virtual host in which the session acts. Raises Refused if it is deleted."""
+        """Return the virtual host of the session. Raise Refused if it is deleted."""
         vhost = self.session(self.origin, number).vhost
         vhost.check()
         return vhost
@@ -354,21 +363,24 @@ class Core:
         return known is not None and known.failed
 
     def publishes_to(self, session: int) -> VirtualHost | None:
-        """The virtual host to which the session publishes; None if it has failed. It makes no session."""
+        """Return the virtual host to which the session publishes, or None if it has failed. No session is created."""
         known = self.sessions.get((self.origin, session))
         if known is None:
             return self.catalog.default_vhost
         return None if known.failed else known.vhost
 
     def last_declared(self, session: int) -> str:
-        """The queue that a command means by an empty name. Raises Refused if the session has declared none."""
+        """Return the queue that an empty name means in a command.
+
+        Raises Refused if the session has declared no queue.
+        """
         queue = self.session(self.origin, session).queue
         if not queue:
             raise not_found("previously declared queue")
         return queue
 
     def queue(self, session: int, connection: int, name: str) -> Queue:
-        """The queue that the command means, if this connection may use it. Raises Refused."""
+        """Return the queue that a command names, if this connection may use it. Raise Refused."""
         vhost = self.vhost(session)
         return vhost.queue(name or self.last_declared(session), (self.origin, connection))
 
@@ -378,13 +390,13 @@ class Core:
         session.requester = session.vhost.requesters[requester.name] = requester
 
     def forget_requester(self, session: SessionState) -> None:
-        """Forget the session's consumer of direct replies, if it has one, and its name."""
+        """Forget the session's consumer of direct replies and its name, if it has such a consumer."""
         if session.requester is not None:
             del session.vhost.requesters[session.requester.name]
             session.requester = None
 
     def requester(self, session: int, name: str) -> Requester | None:
-        """The consumer of direct replies that has this name; None if there is none. Raises Refused."""
+        """Return the consumer of direct replies with this name, or None. Raise Refused."""
         return self.vhost(session).requesters.get(name or self.last_declared(session))
 
     def check_fresh(self, consumer: int) -> None:
@@ -400,7 +412,7 @@ class Core:
         self.catalog.vhosts[consumer.queue.vhost].consumers += 1
 
     def forget_if_over(self, consumer: Consumer) -> None:
-        """Forget a consumer that has stopped and holds no messages any more."""
+        """Forget a cancelled consumer that holds no more messages."""
         if not consumer.live and not consumer.unacked:
             self._forget(consumer)
 
@@ -415,9 +427,9 @@ class Core:
                 del session.tags[consumer.tag]
 
     def checked_in(self, consumer: Consumer) -> None:
-        """Do what follows when a consumer holds less: others of its channel may have more, or it is over."""
+        """Serve channel and queue after a consumer released messages, and forget the consumer if it is done."""
         if consumer.budget is not None and consumer.budget.limit:
-            consumer.queue.make_way(consumer)  # the others of its channel have waited for it
+            consumer.queue.make_way(consumer)  # because the other consumers of its channel have waited
             self._room_for_others(consumer)
         if consumer.queue.is_behind:
             self.behind[consumer.queue] = None
@@ -425,17 +437,17 @@ class Core:
         self.forget_if_over(consumer)
 
     def _room_for_others(self, consumer: Consumer) -> None:
-        """Let others of its channel have what a consumer does not hold any more."""
+        """Offer the room that a consumer has freed to the other consumers of its channel."""
         key = consumer.node, consumer.session
         if key in self.sessions and consumer.node not in self.lost:
             self.look_again(key, consumer.id)
 
     def look_again(self, key: tuple[str, int], last: int = 0) -> int:
-        """Ask consumers that wait for room in their channel whether they want some; it has room again, or a new limit.
+        """Ask consumers that wait for room in their channel whether they want messages, and return how many were asked.
 
-        As many as there is room for are asked now, and the others at the end of the entry, if these have not taken it
-        all. They are asked in the order of their ids, the one with the id `last` last: who is next must follow
-        from the state, also from one that was loaded. Returns how many were asked.
+        The channel has room again, or a new limit. As many consumers are asked now as there is room for. The rest is
+        asked at the end of the entry, if room is left. They are asked in the order of their ids, beginning after the id
+        `last`, because the order must follow from the state, even after a load.
         """
         session = self.sessions[key]
         budget, asked, woken = session.budget, 0, 0
@@ -453,7 +465,10 @@ class Core:
         return asked
 
     def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
-        """Return all that these consumers hold to its queues, in the order of messages; very much of it in portions."""
+        """Return all messages that these consumers hold to their queues, in message order.
+
+        Large amounts return in portions.
+        """
         by_queue: dict[Queue, list[Consumer]] = {}
         for consumer in consumers:
             by_queue.setdefault(consumer.queue, []).append(consumer)
@@ -465,7 +480,7 @@ class Core:
                 self.checked_in(consumer)
 
     def end_consumers(self, consumers: list[Consumer], *, failed: bool) -> None:
-        """Cancel consumers and return what they hold; `failed` is whether that counts as failed deliveries."""
+        """Cancel consumers and return their messages; `failed` is whether these count as failed deliveries."""
         lost_a_consumer: dict[Queue, None] = {}
         for consumer in consumers:
             if consumer.live:
@@ -478,15 +493,15 @@ class Core:
     # Queues
 
     def touch(self, queue: Queue) -> None:
-        """Note that the queue has something new: at the end of the entry, its consumers get what is theirs."""
+        """Mark the queue as changed: its consumers are served at the end of the entry."""
         self.dirty[queue] = None
         if queue.dying:
             self.dying[queue] = None
 
     def serve(self, queue: Queue, at_least: int = 0) -> None:
-        """Let the queue's consumers have what is theirs before somebody counts or takes what is left.
+        """Serve the queue's consumers before its remaining messages are counted or taken.
 
-        They get as many ranges as the entry may still cost, or `at_least` so many.
+        They get as many ranges as this entry still allows, but at least `at_least`.
         """
         due_ms = self._due_ms_of(queue)
         if queue in self.dirty or (due_ms is not None and due_ms <= self.time_ms):
@@ -495,7 +510,7 @@ class Core:
             self.touch(queue)
 
     def _serve_some(self, queue: Queue, most: int) -> int:
-        """Serve a queue, for about `most` ranges. Returns what it has cost, in ranges."""
+        """Serve a queue, for about `most` ranges, and return the cost in ranges."""
         served, moved = queue.serve(self.time_ms, self.time_ms - self.outage_ms, most, self.lost)
         ranges = SERVING_RANGES + moved
         for consumer, delivery in served:
@@ -508,7 +523,7 @@ class Core:
         return ranges
 
     def watch(self, consumer: Consumer) -> None:
-        """See to it that it is noticed when the consumer holds a message for too long."""
+        """Set a timer for the acknowledgement timeout of the consumer's oldest message."""
         if consumer in self.consumer_timers or consumer.node in self.lost:
             return
         if not self.session(consumer.node, consumer.session).failed:
@@ -524,11 +539,11 @@ class Core:
             self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> None:
-        """Remove a queue with all its messages, and tell its consumers. Later settlements find nothing."""
+        """Remove a queue with all its messages, and notify its consumers. Later settlements are ignored."""
         self.effects += self.take_queue(queue)
 
     def abandon(self, queues: list[Queue]) -> None:
-        """Remove queues that nobody needs any more. Of very many, most go later, and nobody can use them till then."""
+        """Remove unneeded queues. Those beyond the limit of an entry go later, and cannot be used until then."""
         left = QUEUES_GONE_MAX
         for number, queue in enumerate(queues):
             if left <= 0:
@@ -542,13 +557,13 @@ class Core:
         self.abandoned.update(dict.fromkeys(queues))
 
     def make_way_for(self, vhost: VirtualHost, name: str) -> None:
-        """Remove the queue of this name if it was to be removed later: for its clients it is gone."""
+        """Remove the queue of this name if its removal was put off, because clients must not see it any more."""
         queue = vhost.queues.get(name)
         if queue in self.abandoned:
             self.remove_queue(queue)
 
     def _remove_abandoned(self, queue: Queue) -> int:
-        """Remove a queue. Returns how many objects are gone: it, its bindings and those who held its messages."""
+        """Remove a queue, and return how many objects were removed: queue, bindings, and consumers with messages."""
         destination = Destination(DestinationKind.QUEUE, queue.name)
         bindings = self.catalog.vhosts[queue.vhost].count_bindings_of(destination)
         self.remove_queue(queue)
@@ -561,7 +576,7 @@ class Core:
                 left -= self._remove_abandoned(queue)
 
     def take_queue(self, queue: Queue) -> list[ConsumerGone]:
-        """Remove a queue; returns what its consumers are to be told."""
+        """Remove a queue, and return the notices for its consumers."""
         self.catalog.vhosts[queue.vhost].delete_queue(queue)
         gone = self._forget_queue(queue)
         for consumer in queue.holders:
@@ -570,7 +585,10 @@ class Core:
         return gone
 
     def remove_vhost(self, vhost: VirtualHost) -> None:
-        """Remove a virtual host with everything in it, all at once. No consumer is told: its connection closes."""
+        """Remove a virtual host with everything in it, at once.
+
+        Its consumers get no notice, because their connections are closed.
+        """
         consumers, name = self.consumers, vhost.name
         for (node, _), session in self.sessions.items():
             if session.vhost is vhost:
@@ -604,7 +622,7 @@ class Core:
         return gone
 
     def _do_put_off(self) -> None:
-        """Do some of what was put off, queue by queue."""
+        """Do part of the put-off work, queue by queue."""
         left = RANGES_MAX
         while self.behind and left > 0:
             for queue in list(islice(self.behind, left)):
@@ -619,18 +637,18 @@ class Core:
     # Policies
 
     def review(self, vhost: VirtualHost) -> None:
-        """Find out which policies apply now to what is in a virtual host; what costs too much is left for later."""
+        """Match the policies of a virtual host with its queues and exchanges; work beyond the limit is put off."""
         if self.work.steps < REVIEW_STEPS_MAX:
             self._review(vhost)
         if vhost.is_unreviewed:
             self.reviewing[vhost.name] = vhost
         else:
-            self.reviewing.pop(vhost.name, None)  # who waits here decides who is served next
+            self.reviewing.pop(vhost.name, None)  # the virtual hosts left here decide the order of service
 
     def _review_policies(self) -> None:
-        """Go on finding out which policies apply where that was left for later, a little in every entry."""
+        """Continue the put-off matching of policies, a little in every entry."""
         names = sorted(self.reviewing)
-        first = self.time_ms % len(names)  # not always the same
+        first = self.time_ms % len(names)  # so that no virtual host is always the first
         for name in names[first:] + names[:first]:
             self._review(self.reviewing[name])
             if not self.reviewing[name].is_unreviewed:
@@ -639,10 +657,10 @@ class Core:
                 break
 
     def _review(self, vhost: VirtualHost) -> None:
-        """Review a part of a virtual host. Where settings change, limits are enforced and timers set anew."""
+        """Match a part of a virtual host. For changed settings, enforce limits and set timers again."""
         for queue, before in vhost.review(REVIEW_STEPS_MAX):
             if self.version >= 9 and queue.settings.expires_ms != before.expires_ms:
-                queue.use(self.available_ms)  # the policy cannot have meant the time before it
+                queue.use(self.available_ms)  # the policy cannot apply to the time before it
             self.touch(queue)
             for consumer in queue.holders:
                 self.consumer_timers.set(consumer, None)
@@ -651,7 +669,7 @@ class Core:
     # Time
 
     def due_ms(self) -> int | None:
-        """The time at which there will be something to do that no command asks for; None for never."""
+        """Return the time from which an entry without commands would do work, or None for never."""
         if (
             self.dirty
             or self.behind
@@ -667,7 +685,7 @@ class Core:
         return None if due_ms >= NEVER_MS else due_ms
 
     def end_entry(self) -> None:
-        """Do what is due or was put off, and serve the queues that have something new: who waited longest first."""
+        """Do work that is due or was put off, and serve the changed queues, the longest wait first."""
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()
@@ -694,7 +712,7 @@ class Core:
         due: list[Consumer] = []
         while timers.next_ms <= self.available_ms:
             due.append(timers.pop())
-        # Some timers go off for nothing on a node that has set them long ago, so their order must not count.
+        # On a node that set its timers long ago, some timers expire without need, so their order must have no effect.
         for consumer in sorted(due, key=_consumer_key):
             self._consumer_is_due(consumer)
 
@@ -706,7 +724,7 @@ class Core:
             while left > 0 and timers.next_ms <= until_ms:
                 queue = timers.pop()
                 if queue in self.dirty or queue in self.abandoned:
-                    continue  # it is served anyhow, and not every node has a timer for it
+                    continue  # it is served in any case, and not every node has a timer for it
                 left -= 1
                 if self._is_abandoned(queue):
                     unused[queue] = None
@@ -715,7 +733,7 @@ class Core:
         self.abandon(list(unused))
 
     def _due_ms_of(self, queue: Queue) -> int | None:
-        """The time at which the queue has to do something that no command asks for; None for never."""
+        """Return the time from which the queue has work without a command, or None for never."""
         due_ms = queue.due_ms()
         abandoned_ms = None if self.version >= 9 else queue.abandoned_ms()
         if abandoned_ms is not None:
@@ -723,14 +741,14 @@ class Core:
         return due_ms
 
     def _is_abandoned(self, queue: Queue) -> bool:
-        """Whether the queue is to go because it is unused (x-expires), and its dead messages are elsewhere."""
+        """Return whether an unused queue has expired (x-expires), and its dead messages have been moved."""
         abandoned_ms = queue.abandoned_ms()
         if abandoned_ms is None or abandoned_ms > self.available_ms:
             return False
         return self.version < 9 or not (queue.has_dead or queue.loses_dead(self.time_ms))
 
     def _set_timers(self, queue: Queue) -> None:
-        """Set the timers of a queue, which must be served."""
+        """Set the timers of a queue, which must have been served."""
         timers, due_ms = self.queue_timers, queue.due_ms()
         if due_ms is not None or timers.next_ms != NEVER_MS:
             timers.set(queue, due_ms)
@@ -738,16 +756,16 @@ class Core:
             self._set_idle_timer(queue)
 
     def _set_idle_timer(self, queue: Queue) -> None:
-        """Set the timer that ends an unused queue; a queue with dead messages gets it when these are gone."""
+        """Set the timer of an unused queue's expiry; a queue with dead messages gets it when these have left."""
         if self.version >= 9:
             self.idle_timers.set(queue, None if queue.has_dead else queue.abandoned_ms())
         else:
             self.queue_timers.set(queue, self._due_ms_of(queue))
 
     def _serve_dirty(self, most: int) -> int:
-        """Serve the queues that have something new, for about `most` ranges; returns how many are left.
+        """Serve the changed queues, for about `most` ranges, and return how many ranges are left.
 
-        The timer of a queue that is not served now is set when it is.
+        The timer of a queue that is left out is set when the queue is served.
         """
         dirty = self.dirty
         partly: Queue | None = None
@@ -759,12 +777,12 @@ class Core:
             if most <= 0 and queue.is_unserved:
                 partly = queue
             self._set_timers(queue)
-        if partly is not None:  # it has had something, the others have not
+        if partly is not None:  # it was served in part, so it goes behind the unserved queues
             dirty[partly] = None
         return most
 
     def _fill_channels(self, most: int) -> None:
-        """Ask consumers that wait for room in their channels, as long as there is some, and serve their queues."""
+        """Ask waiting consumers of channels that have room, and serve their queues, while room is left."""
         asked = 0
         while self.roomy and asked < WOKEN_MAX:
             roomy, self.roomy = self.roomy, {}
@@ -772,11 +790,12 @@ class Core:
                 if key in self.sessions:
                     asked += self.look_again(key, last)
             most = self._serve_dirty(most)
-        # What is left is for the next entry, on a node that has loaded the state since, too.
+        # The rest is left for the next entry. The last ids are reset, because a node that loads the state does not know
+        # them.
         self.roomy = dict.fromkeys(sorted(self.roomy), 0)
 
     def restore_waiting(self) -> None:
-        """Find out who waits for the limit of a channel, in a state that was loaded."""
+        """Compute, after a load, which consumers wait for room in their channel."""
         for consumer in self.consumers.values():
             consumer.queue.restore_waiting(consumer)
         for key in sorted(self.sessions):
@@ -785,9 +804,9 @@ class Core:
                 self.roomy[key] = 0
 
     def restore_timers(self) -> None:
-        """Set the timers of the queues in a state that was loaded, as a node has them that has lived through it.
+        """Set the timers of queues after a load, as on a node that has applied all entries.
 
-        Queues that are served anyhow get none. How many queues are looked at in an entry depends on that.
+        Queues that will be served in any case get no timer. The number of queues examined in an entry depends on that.
         """
         for queue in self.catalog.queues():
             if queue not in self.dirty and queue not in self.abandoned:
@@ -804,7 +823,7 @@ class Core:
         timeout_ms = queue.timeout_ms(consumer)
         node, number = consumer.node, consumer.session
         if self.session(node, number).failed:
-            return  # its channel is about to go
+            return  # its channel will be closed soon
         place = queue.vhost, queue.name, message_id
         self.effects.append(DeliveryTimeout(node, number, consumer.id, consumer.tag, *place, timeout_ms))
         by_cancelling = queue.settings.timeout_action == "cancel-consumer" and consumer.can_be_cancelled
@@ -824,16 +843,16 @@ def _goes_with_its_consumers(queue: Queue) -> bool:
 
 
 def message_number(index: int, slot: int) -> int:
-    """The number of a message, which no other message has."""
+    """Return the number of a message, which is unique."""
     return index << _SLOT_BITS | slot
 
 
 _SLOT_BITS = 32
-"""The bits of a slot: of the batch's ordinal in the entry and of the message's in the batch."""
+"""Bits of a slot: the batch's ordinal in the entry and the message's ordinal in the batch."""
 
 
 def no_content(_message: Buffer, number: int) -> Content:
-    """A `ContentOf` for a machine that routes nothing by what is in a message."""
+    """A `ContentOf` for a machine without exchanges that look into messages."""
     return Content({}, {}, number)
 
 

@@ -1,9 +1,9 @@
-"""What commands are expected to cost every node, before they are in the log.
+"""Estimates of the time that commands will cost every node, made before they enter the log.
 
-Invariant: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues
-that a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, except
-where a route is not known yet: then it is looked for, as long as `LOOKED_MAX` allows. When it does not, the answer is
-None, and whoever asks, asks again in the next pass of the event loop.
+Invariant: an estimate reads the state of this node and changes no state. It follows the objects that a command touches:
+the queues that a message reaches, or the bindings and consumers that are removed with a queue. It costs a look-up,
+except for an unknown route, which is computed within the budget `LOOKED_MAX`. Above the budget the result is None, and
+the caller tries again in the next pass of the event loop.
 """
 
 from __future__ import annotations
@@ -32,55 +32,55 @@ if TYPE_CHECKING:
     from qq.routing.content import Content
 
 BATCH_STEPS_MAX = 5_000
-"""The steps at which a batch ends: an entry has room for three such batches, of whatever nodes."""
+"""Steps at which a batch ends; an entry has room for three such batches from any nodes."""
 LOOKED_MAX = 5_000
-"""How many steps of routes dearer than CHEAP_STEPS_MAX may be looked for in one pass of the event loop, before the
-messages are in the log."""
+"""Steps of routes above CHEAP_STEPS_MAX that may be computed in a pass of the event loop, before the messages are in
+the log."""
 TRANSACTION_STEPS_MAX = 50_000
-"""The most steps that a transaction may cost: 50 ms of every node's time."""
+"""Maximum steps of a transaction: 50 ms of every node's time."""
 COMMIT_STEPS = 5
-"""The steps for each part of a transaction, to check it before it is carried out."""
+"""Steps for each part of a transaction, to check it before it is carried out."""
 CREDIT_STEPS = 8
 FRAGMENT_STEPS = 15
-"""The steps for each fragment of a large message, without its octets."""
+"""Steps for each fragment of a large message, without its octets."""
 SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Reject: 15, c.Discard: 15}
-"""The steps for each piece of what was delivered, though several may become one command."""
+"""Steps for each settled piece of a delivery, even if several pieces may become a single command."""
 
 _COMMAND = 15
 _RUN = 6
 _ROUTE_STEPS = 2
-"""How many steps of a route (`Router.steps`) are one step here."""
+"""Router steps (`Router.steps`) per step here."""
 _COPY = 4
-"""The steps for each queue that gets plain messages."""
+"""Steps for each queue that gets plain messages."""
 _COPY_WITH_PROPERTIES = 6
-"""The steps for each queue that gets messages with properties."""
+"""Steps for each queue that gets messages with properties."""
 _MESSAGE_BY_SIZE = 2
-"""The steps for each message, in each queue that limits its octets."""
+"""Steps for each message in each queue with a limit in octets."""
 _CONTENT = 15
-"""The steps to look into a message."""
+"""Steps to look into a message."""
 _VALUES_INSIDE = 2
-"""How many values are one step, that are in the tables and arrays of the headers that have to be read."""
+"""Values per step, for values in tables and arrays of the headers that must be read."""
 _RANGE = 3
-"""The steps for each range of messages that come back, or go."""
+"""Steps for each range of messages that is returned or settled."""
 _PUT_OFF = 16
-"""How many of these ranges are one step, if they are put off."""
+"""Such ranges per step, if they are put off."""
 _BINDING = 12
 _HOLDER = 6
 _QUEUE = 60
 _QUEUE_GONE = 10
 _CONNECTION = 2
 _IN_A_MASS = 4
-"""How many queues and consumers are one step, where very many of them go together."""
+"""Queues and consumers per step, when very many of them are removed together."""
 _GET = 25
 _GOT = 3
-"""The steps for each message that is got, if all of them lie alone."""
+"""Steps for each message that is got, if each message is a range of its own."""
 _DYING = 10
 _HISTORY_OCTETS = 16
-"""How many octets of what a dead letter has been through are one step, if that is read, and written for one queue."""
+"""Octets of a dead letter's history per step, when it is read, and written for a single queue."""
 _MOVED = 12
-"""The steps for each message that is moved, if all of them lie alone."""
+"""Steps for each message that is moved, if each message is a range of its own."""
 _CHUNKS = 1_000
-"""The steps to look into the middle of a backlog and to take messages out of it: a chunk or two are packed anew."""
+"""Steps to read inside of a backlog and to take messages out of it, because a chunk or two are packed again."""
 
 _FLAT: dict[type[c.Command], int] = {
     c.DeclareQueue: _QUEUE,
@@ -99,43 +99,44 @@ _FLAT: dict[type[c.Command], int] = {
 
 
 class Price(NamedTuple):
-    """The price, in steps, of messages that are published alike and go the same way: once, and for each message."""
+    """The price in steps of messages with the same route: a fixed part, and a part per message."""
 
     once: int
     each: int
 
     def of(self, count: int) -> int:
-        """The steps of `count` such messages together."""
+        """Return the steps of `count` such messages together."""
         return self.once + self.each * count
 
 
 class Costs:
-    """Estimates what commands will cost, from the state of a machine."""
+    """Estimates the cost of commands from the state of a machine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.looked = 0
-        """The steps of dear routes that were looked for in this pass."""
+        """Steps of expensive routes that were computed in this pass."""
         self._counted: set[tuple[str, str, str]] = set()
-        """Routes whose steps have been counted in this pass: this node remembers them, but another one may not."""
+        """Routes whose steps have been counted in this pass. This node has cached them, but the other nodes may not
+        have."""
 
     def begin_pass(self) -> None:
-        """Let routes be looked for again, in a new pass of the event loop."""
+        """Reset the budget for computing routes, in a new pass of the event loop."""
         self.looked = 0
         self._counted.clear()
 
     @property
     def may_store_fragments(self) -> bool:
-        """Whether large messages may be stored in fragments: whether all nodes can read them."""
+        """Whether large messages may be stored in fragments, because all nodes can read them."""
         return self._core.version >= c.SINCE[c.StoreFragment]
 
     @property
     def looked_enough(self) -> bool:
-        """Whether no more routes are looked for in this pass."""
+        """Whether the budget for computing routes in this pass is used up."""
         return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
-        """The steps of a command that does not publish."""
+        """Return the steps of a command that does not publish."""
         core = self._core
         match command:
             case c.Settle() | c.Return() | c.Reject() | c.Discard():
@@ -173,12 +174,12 @@ class Costs:
                 return _FLAT.get(type(command), _COMMAND)
 
     def looks_into(self, vhost: str, exchange: str) -> bool:
-        """Whether messages to this exchange may go different ways, though they are published alike."""
+        """Return whether messages with equal keys may have different routes at this exchange."""
         known = self._core.catalog.vhosts.get(vhost)
         return known is not None and known.looks_at_content(exchange)
 
     def of_messages(self, vhost: str, exchange: str, keys: Sequence[str], *, is_plain: bool) -> Price | None:
-        """The price of messages that are published alike and not looked into; None if too much was looked for."""
+        """Return the price of messages of equal routing; None if the pass has no budget left for an unknown route."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
             return Price(_RUN, 0)
@@ -197,7 +198,7 @@ class Costs:
         return Price(steps + copy * len(route), _MESSAGE_BY_SIZE * by_size)
 
     def of_content(self, vhost: str, exchange: str, keys: Sequence[str], message: bytes) -> int | None:
-        """The steps of a message that is looked into; None if too much was looked for."""
+        """Return the steps of a message whose content decides its route; None if the pass has no budget left."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
             return _RUN
@@ -216,7 +217,7 @@ class Costs:
     def _look(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], content: Content | None
     ) -> tuple[Queue, ...] | None:
-        """The queues that are reached; None if too much was looked for in this pass already."""
+        """Return the queues that are reached; None if the pass has no budget left."""
         if self.looked_enough:
             return None
         try:
@@ -274,5 +275,5 @@ class Costs:
 
 
 def _of_ranges(number: int) -> int:
-    """The steps of `number` ranges that come back, or go."""
+    """Return the steps of `number` ranges that are returned or settled."""
     return _RANGE * number if number <= RANGES_AT_ONCE else _RANGE * RANGES_AT_ONCE + number // _PUT_OFF

@@ -1,4 +1,4 @@
-"""What clients declare: queues, exchanges, bindings."""
+"""Handlers of client declarations: queues, exchanges, bindings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Declaring:
-    """Carries out the commands that change what is in a virtual host."""
+    """Carries out the commands that change the queues, exchanges and bindings of a virtual host."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -56,13 +56,13 @@ class Declaring:
         core.touch(queue)
         core.session(core.origin, command.session).queue = queue.name
         if is_new:
-            core.work.served += SERVING_RANGES  # it counts as served, and has nothing to give
+            core.work.served += SERVING_RANGES  # a new queue counts as served, because it has no messages
         else:
             core.serve(queue)
         return QueueDeclared(queue.name, queue.ready, queue.consumers)
 
     def _declare_requester(self, session: int, vhost: VirtualHost, name: str) -> QueueDeclared:
-        """Answer the declaration of a requester's name, which is always passive. Raises Refused if it is not there."""
+        """Answer the declaration of a direct-reply name, which is always passive. Raise Refused for an unknown name."""
         if name != REPLY_TO and name not in vhost.requesters:
             raise not_found(the_queue(name, vhost.name))
         self._core.session(self._core.origin, session).queue = name
@@ -81,7 +81,7 @@ class Declaring:
             raise precondition_failed(f"{the_queue(name, vhost.name)} not empty")
         if command.if_unused and queue.consumers:
             raise precondition_failed(f"{the_queue(name, vhost.name)} in use")
-        # RabbitMQ answers first; some clients take a cancellation that comes before the answer for an error.
+        # RabbitMQ answers first. Some clients treat a cancellation that comes before the answer as an error.
         core.behind_answer += core.take_queue(queue)
         return QueueDeleted(queue.ready)
 
@@ -152,5 +152,5 @@ def _exchange_binding(command: BindExchange | UnbindExchange) -> tuple[str, Dest
 
 
 def stripped(name: str) -> str:
-    """Remove line ends from the name of a queue or an exchange, as RabbitMQ does."""
+    """Return the name of a queue or an exchange without line ends, as RabbitMQ does."""
     return name.replace("\r", "").replace("\n", "") if "\r" in name or "\n" in name else name

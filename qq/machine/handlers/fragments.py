@@ -1,11 +1,11 @@
-"""Large messages in fragments: nobody waits for all of one.
+"""Large messages in fragments, so that no client has to wait for a whole large message.
 
-All octets of a large message in one batch would keep everybody waiting who comes behind it in the log. So its node
-stores them bit by bit, in batches of their own (`StoreFragment`), between which others' batches go. Then it publishes
-the message with its content header alone, which goes on with what was stored (`JoinFragments`).
+In a single batch, the octets of a large message would delay all clients behind it in the log. So its node stores them
+piece by piece, in batches of their own (`StoreFragment`), between the batches of other clients. Then it publishes the
+message with its content header alone, followed by the stored fragments (`JoinFragments`).
 
-Invariant: fragments are kept as long as anything refers to their message, and a dump has no others: so it does not
-matter when a node forgets those that nobody needs any more.
+Invariant: fragments are kept while the state refers to their message, and a dump holds only those. So it has no effect
+when a node forgets unneeded fragments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """Index and slot of a message."""
 Slots = Mapping[int, Iterable[int]]
-"""Slots of messages, by index."""
+"""Log index -> slots of messages."""
 
 
 class Fragment(NamedTuple):
-    """Where some octets of a large message are stored, as if they were a message of their own."""
+    """The place in the log of some octets of a large message, stored as if they were a message of their own."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     slot: int
@@ -56,15 +56,15 @@ class Fragments:
             self.join(index, slot, fragments)
 
     def join(self, index: int, slot: int, fragments: Sequence[Fragment]) -> None:
-        """Note that the message at this place goes on with these fragments."""
+        """Record that the message at this place is followed by these fragments."""
         self._joined.setdefault(index, {})[slot] = fragments
 
     def of(self, index: int) -> Mapping[int, Sequence[Fragment]]:
-        """The fragments of the messages of an entry that have some, by slot."""
+        """Return slot -> fragments, for the messages of an entry that have fragments."""
         return self._joined.get(index, _NONE)
 
     def first_needed_from(self, index: int) -> int:
-        """The first entry with fragments of messages of this entry and those behind it; `index` if they have none."""
+        """Return the first log index with fragments of messages from `index` on, or `index` without any."""
         needed = [
             fragments[0].index
             for joined, messages in self._joined.items()
@@ -74,12 +74,12 @@ class Fragments:
         return min([index, *needed])
 
     def forget_unneeded(self, kept_from: int | None) -> None:
-        """Forget those of which the last copy has found that nothing refers to them, before the entry `kept_from`."""
+        """Forget messages before the entry `kept_from` that the last frozen copy has found to be unneeded."""
         if self._frozen is None:
             return
         for index, slot in self._frozen.unneeded:
             if (kept_from is None or index < kept_from) and index in self._joined:
-                # What was frozen may be read meanwhile.
+                # A copy, because the frozen state may be read meanwhile.
                 left = {other: each for other, each in self._joined[index].items() if other != slot}
                 if left:
                     self._joined[index] = left
@@ -87,22 +87,25 @@ class Fragments:
                     del self._joined[index]
 
     def freeze(self) -> FrozenFragments:
-        """All of them as they are now."""
+        """Return all fragments as they are now."""
         self._frozen = FrozenFragments(self._joined.copy())
         return self._frozen
 
 
 class FrozenFragments:
-    """The messages in fragments at one moment."""
+    """The messages in fragments at a moment."""
 
     def __init__(self, joined: Mapping[int, Mapping[int, Sequence[Fragment]]]) -> None:
         self._joined = joined
         self._needed: Sequence[FragmentsRow] | None = None if joined else ()
         self.unneeded: Sequence[Place] = ()
-        """The messages that nothing refers to; empty until `needed` was asked."""
+        """The messages that the state does not refer to; empty until `needed` has been called."""
 
     def needed(self, referred: Callable[[Slots], Container[Place]]) -> Sequence[FragmentsRow]:
-        """The messages that anything refers to; `referred` tells of which of some messages that is so."""
+        """Return the messages that the state refers to.
+
+        `referred` returns the places among the given slots that the state refers to.
+        """
         if self._needed is None:
             found = referred(self._joined)
             rows = [

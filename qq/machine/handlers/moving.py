@@ -1,8 +1,8 @@
-"""Moving messages from queue to queue because somebody has asked for it.
+"""Handlers of moves: messages go from a source queue to a destination queue at a user's request.
 
-Invariant: a message leaves its queue in the same step in which it arrives in the other one, and so it does once: a step
-that was taken is not taken again, a message that is not ready where the step says stays where it is, and one for which
-there is no room stays, too.
+Invariant: a message leaves its queue in the same step in which it enters the destination, so it moves exactly once. A
+repeated step is ignored. A message stays in the source if it is not ready in the place that the step names, or if the
+destination has no room.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class _Moving(NamedTuple):
-    """Messages that a step is about and that are ready: they are alike, and next to each other."""
+    """Consecutive ready messages of a step that are alike."""
 
     key: int
     messages: Range
     piece: MovePiece
     examined: int
-    """How many messages were looked at before the first of these."""
+    """Number of messages examined before the first of these."""
 
 
 class Moving:
@@ -54,7 +54,7 @@ class Moving:
         try:
             core.catalog.check_room(command)
         except Refused:
-            return  # who asks looks first
+            return  # the submitting node has checked that before
         source = vhost.queues[command.source]
         destination = vhost.queues.get(command.destination)
         returned_end, position_end = source.backlog.ends()
@@ -104,17 +104,17 @@ class Moving:
         if move.is_through:
             core.catalog.moves.end(move, FINISHED, "", core.time_ms)
             if move.shovel:
-                vhost.parameters.pop((SHOVEL, move.shovel), None)  # one that was to end goes with its end
+                vhost.parameters.pop((SHOVEL, move.shovel), None)  # the shovel ends with its move
 
     def _move(self, move: MoveState, vhost: VirtualHost, source: Queue, command: MoveMessages) -> None:
-        """Move what a step is about, as far as there is room, and note how far the move has come."""
+        """Move the messages of a step, as far as there is room, and record the progress."""
         pieces = list(MovePiece.read(command.pieces))
         found: list[tuple[int, Range]] = []
         if pieces:
             end = pieces[-1].first + pieces[-1].count
             found = source.look(command.place, pieces[0].first, end, MOVED_AT_ONCE)
         gone: list[tuple[int, Range]] = []
-        # Where the next step begins, and how many messages were looked at before that.
+        # Where the next step begins, and the number of messages examined before that.
         begins, examined = (command.next_place, command.next_key), command.examined
         if sum(messages.count for _, messages in found) >= MOVED_AT_ONCE:
             key, messages = found[-1]
@@ -123,7 +123,7 @@ class Moving:
         for moving in _among(found, pieces):
             target = self._target(move, vhost, source, moving.messages)
             if target is None or 0 < moving.messages.expires_ms < self._core.time_ms:
-                continue  # what has expired dies here, at the end of this entry or of the next ones
+                continue  # expired messages die in the source, at the end of an entry
             wanted = moving.messages.count
             if move.count:
                 wanted = min(wanted, move.count - move.moved)
@@ -139,10 +139,13 @@ class Moving:
             source.move_out(command.place, gone)
             self._core.touch(source)
         move.place, move.key = begins
-        move.examined += min(examined, MOVED_AT_ONCE)  # sums of what a node says must fit in 63 bits
+        move.examined += min(examined, MOVED_AT_ONCE)  # sums of submitted numbers must fit in 63 bits
 
     def _target(self, move: MoveState, vhost: VirtualHost, source: Queue, messages: Range) -> Queue | None:
-        """The queue that gets these messages; None if they stay, because they did not die or their queue is gone."""
+        """Return the queue that gets these messages, or None if they stay.
+
+        They stay if they did not die, or if the queue of their first death is gone, exclusive, or the source itself.
+        """
         if move.destination:
             return vhost.queues[move.destination]
         history = source.histories.get(messages.history)
@@ -150,7 +153,7 @@ class Moving:
         return None if target is source or target is None or target.owner is not None else target
 
     def _enter(self, move: MoveState, source: Queue, target: Queue, moving: _Moving, wanted: int) -> int:
-        """Have a queue take messages in, as many of `wanted` as it has room for. Returns how many those are."""
+        """Put up to `wanted` messages into a queue, as far as it has room. Return their number."""
         core, publishing = self._core, self._publishing
         if wanted and is_bounded(target):
             sizes = [single.size for single in singles(moving.messages.part(0, wanted))]
@@ -166,7 +169,7 @@ class Moving:
         return wanted
 
     def _carried(self, move: MoveState, source: Queue, moving: _Moving) -> tuple[History | None, int | None]:
-        """The history that messages take with them, and their own time to live, which dead letters have lost."""
+        """Return the history that moved messages keep, and their own time to live, which dead letters have lost."""
         history = source.histories.get(moving.messages.history)
         if history is not None:
             return (moved(history) if move.destination else moved_back(history)), None
@@ -175,7 +178,7 @@ class Moving:
 
 
 def _same(vhost: VirtualHost, name: str, number: int) -> Queue:
-    """The queue of this name, if it is the one with this number. Raises Refused."""
+    """Return the queue with this name and number. Raise Refused if it does not exist."""
     queue = vhost.queues.get(name)
     if queue is None or queue.number != number:
         raise not_found(the_queue(name, vhost.name))
@@ -183,7 +186,7 @@ def _same(vhost: VirtualHost, name: str, number: int) -> Queue:
 
 
 def _among(found: Sequence[tuple[int, Range]], pieces: Sequence[MovePiece]) -> Iterator[_Moving]:
-    """Those of the messages that were found which pieces are about; both are in the order of keys."""
+    """Yield the parts of the found messages that pieces cover; both are in the order of keys."""
     remaining = iter(pieces)
     piece = next(remaining, None)
     for key, messages in found:
@@ -194,5 +197,5 @@ def _among(found: Sequence[tuple[int, Range]], pieces: Sequence[MovePiece]) -> I
                 examined = piece.examined + low - piece.first
                 yield _Moving(low, messages.part(low - key, high - low), piece, examined)
             if piece.first + piece.count > end:
-                break  # the rest of the piece is in what comes next
+                break  # the next messages hold the rest of the piece
             piece = next(remaining, None)

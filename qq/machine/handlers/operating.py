@@ -1,7 +1,7 @@
-"""What operators do: virtual hosts, users, permissions, limits, policies, parameters.
+"""Handlers of operator commands: virtual hosts, users, permissions, limits, policies, parameters.
 
-Invariant: what is asked of something that is not there, or for which there is no room, has no effect; who asks looks
-first.
+Invariant: a command for a missing object, or for an object beyond a limit, has no effect. The submitting node checks
+that first, and refuses the request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Operating:
-    """Carries out the commands that no client's channel gives."""
+    """Carries out the commands of operators."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -164,7 +164,7 @@ class Operating:
             self._end_shovel(command)
 
     def _end_shovel(self, command: PutParameter | DeleteParameter) -> None:
-        """Stop the move for a shovel that is another one now, or gone; the leader begins the next one."""
+        """Stop the move of a shovel that was changed or deleted; the leader begins the next move."""
         if command.component == SHOVEL:
             moves = self._core.catalog.moves
             move = moves.of_shovel(command.vhost, command.name)
@@ -185,5 +185,5 @@ class Operating:
 
 
 def _changed(limits: Table, changes: Table) -> Table:
-    """The limits with these changes, as a new table, because a frozen state may refer to the old one."""
+    """Return the limits with these changes, as a new table, because a frozen state may refer to the old table."""
     return {name: limit for name, limit in (limits | changes).items() if limit is not None}

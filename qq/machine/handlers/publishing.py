@@ -1,7 +1,7 @@
-"""Messages on their way into queues: published, in a transaction, dead-lettered.
+"""Handlers of commands that put messages into queues: publishes, transactions, dead letters.
 
-Invariant: all or nothing. A message that one queue has no room for is in no queue; a transaction is carried out whole
-or not at all; a dead letter leaves its queue in the same step in which it arrives in others.
+Invariant: all or nothing. A message that any of its queues has no room for enters no queue. A transaction is carried
+out as a whole or not at all. A dead letter leaves its queue in the same step in which it enters its targets.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 Part = tuple[int, int, "Sequence[Queue]"]
-"""Messages of a command that go to the same queues: the first, how many, and the queues."""
+"""Messages of a command that go to the same queues: offset of the first, count, and the queues."""
 
 _DYING_STEPS = 20
-"""How many steps of a way it counts as to bring a dead letter, with its history, to one queue."""
+"""Routing steps that moving a dead letter with its history to a queue counts as."""
 SEQUENCE_MAX = 2**63 - 1
-"""The greatest sequence number of a publisher that wants deduplication."""
+"""Maximum sequence number of a publisher with deduplication."""
 
 
 class Publishing:
@@ -49,15 +49,15 @@ class Publishing:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        # Consecutive plain messages for the same queues, whoever published them: many publishers that send a message
-        # each cost little more than one that sends many.
+        # Consecutive plain messages for the same queues, from any publisher. So many publishers of a message each cost
+        # little more than a single publisher of many messages.
         self._queues: tuple[Queue, ...] | None = None
         self._slot = 0
         self._count = 0
         self._size = 0
 
     def enqueue(self, command: Enqueue) -> None:
-        """Publish plain messages: the path that nothing else may slow down."""
+        """Publish plain messages. This is the hot path, and must stay fast."""
         core = self._core
         session, _, count, exchange, routing_key, _, _ = command
         slot = core.next_slot
@@ -116,7 +116,7 @@ class Publishing:
             self._send_or_return(command, (routing_key,), vhost, slot, count)
 
     def flush(self) -> None:
-        """Bring into the queues what `enqueue` has gathered: to be called before any other command, and at the end."""
+        """Put the messages gathered by `enqueue` into the queues. Call it before any other command, and at the end."""
         queues, core = self._queues, self._core
         if queues is None:
             return
@@ -128,7 +128,7 @@ class Publishing:
             core.touch(queue)
 
     def publish(self, command: Publish) -> None:
-        """Publish messages with properties that matter."""
+        """Publish messages with properties that matter to queues."""
         core = self._core
         slot = core.next_slot
         core.next_slot = slot + command.count
@@ -141,7 +141,7 @@ class Publishing:
             core.fail(command, refused)
 
     def store_fragment(self, command: StoreFragment) -> None:
-        """Store a fragment of a large message, for the session that is going to publish it; it is in no queue."""
+        """Store a fragment of a large message that the session will publish; it enters no queue."""
         core = self._core
         slot = core.next_slot
         core.next_slot = slot + 1
@@ -150,13 +150,13 @@ class Publishing:
             session.fragments.append(Fragment(core.index, slot, core.sizes[slot & MESSAGE_MASK]))
 
     def join_fragments(self, command: JoinFragments) -> None:
-        """Let the next message go on with what its session has stored."""
+        """Append the session's stored fragments to the next message."""
         session = self._core.sessions.get((self._core.origin, command.session))
         if session is not None:
             self._core.join_fragments(session)
 
     def commit(self, command: Commit, content: Sequence[Command], settle: Callable[[Command], None]) -> None:
-        """Carry out what a transaction consists of, or nothing of it; `settle` carries out a settlement."""
+        """Carry out all commands of a transaction, or refuse it as a whole; `settle` carries out a settlement."""
         core = self._core
         start = core.next_slot
         published = sum(part.count for part in content if isinstance(part, Enqueue | Publish))
@@ -167,7 +167,7 @@ class Publishing:
             except Refused as refused:
                 core.fail(command, refused)
             else:
-                # First publish, as RabbitMQ does, and so that nothing that returns takes the room of what is published.
+                # Publish first, as RabbitMQ does, so that returned messages cannot take the room of published messages.
                 for publish, slot, parts in ways:
                     self._publish_parts(publish, vhost, slot, parts)
                 for part in content:
@@ -177,22 +177,22 @@ class Publishing:
         core.next_slot = start + published
 
     def dead_letter(self, command: DeadLetter) -> None:
-        """Move dying messages on, if they are still where the command says."""
+        """Move messages that await dead-lettering to their targets, if they are still the queue's first."""
         core = self._core
         vhost = core.catalog.vhosts.get(command.vhost)
         queue = None if vhost is None else vhost.queues.get(command.queue)
         if vhost is None or queue is None or queue.number != command.number:
             return
         if self.needs_content(queue) and not command.has_content:
-            return  # exchanges or bindings have changed since the leader looked; it looks again
+            return  # exchanges or bindings have changed since the leader read them; it tries again
         if core.work.has_moved_enough(vhost.name):
-            return  # the entry has cost enough; the leader looks again
+            return  # the entry has done enough work; the leader tries again
         taken = queue.take_dying(command.first, command.count)
         kept: list[Dying] = []
         left: dict[str, int] = {}
         is_stuck = True
         for dead in taken:
-            # In their order: behind one that has to stay the others stay, too.
+            # In their order: if a dead letter has to stay, all dead letters behind it stay, too.
             waits = bool(kept) or (not is_stuck and core.work.has_moved_enough(vhost.name))
             moved = 0 if waits else self._move(vhost, queue, dead, command)
             is_stuck = is_stuck and not moved
@@ -212,10 +212,10 @@ class Publishing:
                 DeadLettered(core.origin, reason, strategy, count) for reason, count in left.items()
             ]
 
-    # What the above is made of
+    # Parts of the above
 
     def _counted_vhost(self, session: int, slot: int, count: int) -> VirtualHost | None:
-        """The virtual host to which the session publishes these messages, counted; None if it has failed."""
+        """Count these messages and return the virtual host they are published to, or None if the session has failed."""
         core = self._core
         vhost = core.publishes_to(session)
         if vhost is not None and (vhost.limits or core.catalog.access.published):
@@ -225,7 +225,7 @@ class Publishing:
         return vhost
 
     def _count_published(self, session: SessionState, slot: int, count: int) -> None:
-        """Count messages of the batch where publishing may be limited."""
+        """Count messages of the batch towards limits of publishing."""
         core, first = self._core, slot & MESSAGE_MASK
         size = sum(core.sizes[first : first + count])
         session.vhost.published.count(core.origin, count, size)
@@ -234,14 +234,14 @@ class Publishing:
             of_user.count(core.origin, count, size)
 
     def _count_copies(self, vhost: VirtualHost, queues: Sequence[Queue]) -> None:
-        """Raise Refused if the messages of one entry reach too many queues."""
+        """Raise Refused if the messages of this entry reach too many queues."""
         if self._core.work.copy(vhost.name, len(queues)):
             raise precondition_failed(
                 f"messages in vhost '{vhost.name}' reach more queues at once than the limit ({COPIES_MAX})"
             )
 
     def _count_way(self, vhost: VirtualHost, exchange: str, routing_key: str) -> None:
-        """Count a way if it is dear, also where it is remembered. Raises Refused if the entry has found too many."""
+        """Count an expensive route, even a cached route. Raise Refused if this entry has computed too many."""
         steps = vhost.dear_ways.get((exchange, routing_key))
         if steps is not None:
             work = self._core.work
@@ -250,7 +250,7 @@ class Publishing:
             work.walk_known(vhost.name, exchange, routing_key, steps)
 
     def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int, parts: Sequence[Part]) -> None:
-        """Publish messages, each to where it goes. Raises Refused before the first."""
+        """Publish messages, each part to its queues. Raise Refused before the first change."""
         for _, _, queues in parts:
             if len(queues) > FEW_QUEUES:
                 self._count_copies(vhost, queues)
@@ -261,7 +261,7 @@ class Publishing:
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
     def _parts(self, vhost: VirtualHost, command: Publish, slot: int) -> list[Part]:
-        """Find the queues for the messages of a command. Raises Refused."""
+        """Return the queues for the messages of a command. Raise Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
             return [(0, command.count, self._reached(vhost, exchange, keys))]
@@ -271,7 +271,7 @@ class Publishing:
     def _reached(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The queues that a message reaches; what it costs to find them is counted. Raises Refused, NeedsContent."""
+        """Return the queues that a message reaches, and count the cost of routing. Raise Refused, NeedsContent."""
         work = self._core.work
         try:
             if len(keys) == 1 and content is None:
@@ -311,7 +311,10 @@ class Publishing:
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
     def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
-        """Find the queues for a transaction: each command, its slot and its parts. Raises Refused unless all fits."""
+        """Return each publish of a transaction with its slot and queues.
+
+        Raises Refused if a queue lacks room for all its messages.
+        """
         ways: list[tuple[Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
@@ -331,14 +334,14 @@ class Publishing:
                         wanted.setdefault(queue, []).extend(sizes)
                 slot += command.count
         for queue, sizes in wanted.items():
-            # What waiting consumers could have does not count here: queues that share a channel's limit would count it
-            # twice, and a part that is refused when others are published already would break the law.
+            # Deliveries to waiting consumers do not count as room here. Queues that share a channel's limit would count
+            # it twice, and a part that is refused after other parts were published would break the invariant.
             if self.rooms([queue], sizes, at_once=False) != [len(sizes)]:
                 raise precondition_failed("partial tx completion")
         return ways
 
     def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
-        """The messages of a command that were not published before: the first of each run, and how many."""
+        """Return the messages of a command that are no duplicates, as runs: (offset of the first, count)."""
         publisher = self._publisher(command)
         if not publisher:
             return [(0, command.count)]
@@ -347,7 +350,7 @@ class Publishing:
         return [(first - first_seq, last - first + 1) for first, last in runs]
 
     def _publisher(self, command: Publish) -> Names:
-        """Who numbers these messages; empty if nobody does."""
+        """Return the name of the publisher for deduplication; empty without deduplication."""
         core = self._core
         if not command.publisher:
             return ()
@@ -356,7 +359,7 @@ class Publishing:
         return names_of(user, command.publisher, core.version)
 
     def _new_sizes(self, vhost: VirtualHost, command: Publish, slot: int) -> list[int]:
-        """The sizes of those messages of a command that were not published before."""
+        """Return the sizes of the messages of a command that are no duplicates."""
         sizes: list[int] = []
         for first, count in self._new(vhost, command):
             start = slot + first & MESSAGE_MASK
@@ -364,10 +367,10 @@ class Publishing:
         return sizes
 
     def rooms(self, queues: Sequence[Queue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
-        """How many of the same messages each queue accepts.
+        """Return how many of the same messages each queue accepts.
 
-        With `at_once` these are more by those that waiting consumers get as soon as they are there, which need no room:
-        see `serve_if_full`.
+        With `at_once`, messages that waiting consumers receive at once are accepted in addition, because they need no
+        room: see `serve_if_full`.
         """
         core, count = self._core, len(sizes)
         rooms = [queue.room(sizes) for queue in queues]
@@ -375,8 +378,9 @@ class Publishing:
             return rooms
         for queue, room in zip(queues, rooms, strict=True):
             if room < count:
-                core.serve(queue)  # what is ready already may go now
-        # Consumers of several of these queues may share the limit of a channel, and what is served takes from it.
+                core.serve(queue)  # because consumers may take messages that are already ready
+        # Consumers of several of these queues may share a channel's limit, so each queue's share reduces it for the
+        # next.
         promised: dict[Budget, int] = {}
         for number, queue in enumerate(queues):
             room = queue.room(sizes)
@@ -387,7 +391,7 @@ class Publishing:
         return rooms
 
     def serve_if_full(self, queues: Iterable[Queue], count: int) -> None:
-        """Give consumers the `count` messages that were accepted for them alone, before anything happens to these."""
+        """Deliver the `count` messages that were accepted only for waiting consumers, before any other change."""
         for queue in queues:
             if queue.is_overfull:
                 self._core.serve(queue, count)
@@ -413,7 +417,7 @@ class Publishing:
         first: int,
         end: int,
     ) -> None:
-        """Publish the messages from `first` to before `end` of a command, or as many as there is room for."""
+        """Publish the messages from `first` to before `end` of a command, as far as there is room for them."""
         core = self._core
         publisher, publish_seq = self._publisher(command), _publish_seq(command)
         wanted = sizes[first:end]
@@ -431,7 +435,7 @@ class Publishing:
                     command, keys, vhost, slot + first, accepted - first, queues
                 )
             if publisher:
-                # What was returned is not stored, and its publisher may want to publish it again.
+                # A returned message is not stored, and its publisher may want to publish it again.
                 remember = (
                     vhost.publishers.refuse if is_returned and core.version >= 8 else vhost.publishers.admit
                 )
@@ -455,11 +459,10 @@ class Publishing:
         count: int,
         queues: Sequence[Queue] = (),
     ) -> bool:
-        """Send messages to those whom these keys name as requesters; give mandatory ones back that nobody gets.
+        """Send messages to the direct-reply consumers that the keys name, and return unroutable mandatory messages.
 
-        Returns whether they were given back.
-        A requester who is gone counts as one, as in RabbitMQ since 4.2; before, each mandatory reply came back. A delay
-        does not hold up a reply.
+        Returns whether they were returned. A requester that is gone counts as a recipient, as in RabbitMQ since 4.2
+        (before that, each mandatory reply came back). Replies are sent without delay.
         """
         core = self._core
         is_reply = False
@@ -478,17 +481,17 @@ class Publishing:
         return command.mandatory
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
-        """Give mandatory messages that no queue gets back to their publisher."""
+        """Return mandatory messages that reached no queue to their publisher."""
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
         delay_ms = command.delay_ms if isinstance(command, Publish) else 0
         core.effects.append(Returned(core.origin, command.session, *place, delay_ms))
 
     def _add(self, queue: Queue, command: Publish, slot: int, sizes: Sequence[int]) -> None:
-        """Add messages to one queue, now or after their delay."""
+        """Add messages to a queue, now or after their delay."""
         core = self._core
         now_ms, index = core.time_ms, core.index
-        # Nobody may ask for more, but sums of what a node says must fit in 63 bits.
+        # Clients cannot ask for more, but sums of numbers that a node submits must fit in 63 bits.
         ready_ms = now_ms + min(command.delay_ms, EXPIRY_MAX_MS)
         ttl_ms = None if command.ttl_ms == NO_TTL else min(command.ttl_ms, EXPIRY_MAX_MS)
         expires_ms = queue.expiry_ms(ttl_ms, ready_ms)
@@ -503,12 +506,15 @@ class Publishing:
         core.touch(queue)
 
     def needs_content(self, queue: Queue) -> bool:
-        """Whether the way of the queue's dead letters may depend on their headers and properties."""
+        """Return whether the routes of the queue's dead letters may depend on their headers and properties."""
         exchange = queue.settings.dead_letter_exchange
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
 
     def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter) -> int:
-        """Bring dead messages to where the dead-letter exchange routes them. Returns how many of them need not stay."""
+        """Move dead messages to the queues that the dead-letter exchange routes them to.
+
+        Returns how many of them leave the queue.
+        """
         try:
             return self._move_alike(vhost, queue, dead, command, None)
         except NeedsContent:
@@ -525,14 +531,14 @@ class Publishing:
     def _move_alike(
         self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter, content: Content | None
     ) -> int:
-        """Bring dead messages that all go the same way to where they go. Returns how many need not stay.
+        """Move dead messages that all have the same route. Return how many of them leave the queue.
 
-        Raises NeedsContent before anything has changed.
+        Raises NeedsContent before the first change.
         """
         core, settings = self._core, queue.settings
         messages = dead.range
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
-        if exchange is None:  # the queue had one when they died
+        if exchange is None:  # the exchange was set when the messages died
             queue.forget((messages,))
             return messages.count
         old = queue.histories.get(messages.history)
@@ -574,7 +580,7 @@ def _as_publish(command: Enqueue) -> Publish:
 
 
 def _part(command: Publish, first: int, count: int) -> Publish:
-    """The command for a part of its messages."""
+    """Return the command for a part of its messages."""
     if count == command.count:
         return command
     first_seq = command.first_seq and command.first_seq + first
@@ -583,12 +589,12 @@ def _part(command: Publish, first: int, count: int) -> Publish:
 
 
 def _publish_seq(command: Publish) -> int:
-    """The number of the first message. No publisher may number higher, but what a node says must fit in 63 bits."""
+    """Return the first message's number, limited to 63 bits. Publishers cannot exceed the limit, but a node could."""
     return min(command.publish_seq, SEQUENCE_MAX)
 
 
 def _runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:
-    """The count and size of runs of messages. With `by_size` all messages of a run are equally large."""
+    """Return count and size of runs of messages. With `by_size`, all messages of a run are equally large."""
     if not by_size:
         return [(len(sizes), sum(sizes))]
     counted = [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]

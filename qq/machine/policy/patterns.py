@@ -1,8 +1,8 @@
-"""Regular expressions over names: the common part of PCRE, with a bound on what a search costs.
+"""Regular expressions over names: the common part of PCRE, with a bound on the cost of a search.
 
-Known: literals and escapes, classes also with POSIX names, `.`, anchors and word boundaries, groups of every kind but
-atomic ones, alternatives, greedy and lazy repetition, look-ahead, look-behind of a fixed length, the options i and s.
-Refused: back references, possessive quantifiers, recursion, conditions. Classes and case know ASCII only.
+Supported: literals and escapes, classes also with POSIX names, `.`, anchors and word boundaries, groups of every kind
+but atomic groups, alternatives, greedy and lazy repetition, look-ahead, look-behind of a fixed length, the options i
+and s. Refused: back references, possessive quantifiers, recursion, conditions. Classes and case handle ASCII only.
 
 Invariant: a search visits each pair of an instruction and a position once, and at most STEPS_MAX pairs.
 """
@@ -14,23 +14,23 @@ from string import ascii_letters, digits
 from typing import NamedTuple
 
 PATTERN_BYTES_MAX = 1024
-"""The most bytes of a pattern: RabbitMQ's bound."""
+"""Maximum bytes of a pattern, as in RabbitMQ."""
 PROGRAM_MAX = 5000
-"""The most instructions that a pattern may become: counted repetitions multiply them."""
+"""Maximum instructions of a compiled pattern, because counted repetitions multiply instructions."""
 STEPS_MAX = 50_000
-"""The most steps of a search: what needs more does not match, as in RabbitMQ (there, calls of PCRE's match)."""
+"""Maximum steps of a search. A search that needs more does not match, as in RabbitMQ (there, calls of PCRE's match)."""
 _DEPTH_MAX = 50
 
 
 class InvalidPattern(ValueError):
-    """The text is not a regular expression that is known here."""
+    """The text is not a regular expression supported here."""
 
 
 class _Chars(NamedTuple):
-    """One character that is in one of some ranges or, if `negated`, in none."""
+    """Matches a single character that is inside the ranges or, if `negated`, outside of them."""
 
     bounds: tuple[int, ...]
-    """For each range the first code point and the one after the last, ascending."""
+    """For each range its first code point and the code point after its last, ascending."""
     negated: bool = False
 
     def has(self, code: int) -> bool:
@@ -47,7 +47,7 @@ class _Look(NamedTuple):
     node: _Node
     negated: bool
     behind: int
-    """How many characters before the position it begins to match; 0 if it looks ahead."""
+    """Number of characters before the position where a look-behind starts; 0 for a look-ahead."""
 
 
 class _Sequence(NamedTuple):
@@ -77,7 +77,7 @@ class _Jump(NamedTuple):
 
 
 class _LookFrom(NamedTuple):
-    """Go on only if a match begins, or if none begins, at instruction `start`, `behind` characters back."""
+    """Assert that a match (if `negated`: no match) begins at `behind` characters back, at instruction `start`."""
 
     start: int
     negated: bool
@@ -92,7 +92,7 @@ _Instruction = _Chars | _Anchor | _Split | _Jump | _LookFrom | _Match
 
 
 class Pattern:
-    """A compiled pattern; raises InvalidPattern for a text that is none."""
+    """A compiled pattern. Raises InvalidPattern if the text is not a pattern."""
 
     __slots__ = ("_program", "_start")
 
@@ -104,11 +104,11 @@ class Pattern:
         self._program = compiler.program
 
     def search(self, text: str) -> bool:
-        """Whether the pattern matches somewhere in the text."""
+        """Return whether the pattern matches somewhere in the text."""
         return self.search_within(text, STEPS_MAX)[0]
 
     def search_within(self, text: str, steps_max: int) -> tuple[bool, int]:
-        """Whether the pattern matches somewhere in the text in so many steps, and how many were taken."""
+        """Return whether the pattern matches somewhere in the text within `steps_max` steps, and the steps taken."""
         search = _Search(self._program, text, steps_max)
         starts = 1 if self._program[self._start] == _Anchor("A") else len(text) + 1
         try:
@@ -123,7 +123,7 @@ class _TooManySteps(Exception):
 
 
 class _Search:
-    """One search in one text, with a memory of the pairs that lead nowhere."""
+    """A search in a text. It remembers the pairs that lead to no match."""
 
     __slots__ = ("_looks", "_program", "_seen", "_steps_max", "_text", "steps")
 
@@ -132,15 +132,15 @@ class _Search:
         self._text = text
         self._steps_max = steps_max
         self._seen: set[int] = set()
-        """The pairs that were visited, as numbers: instruction x as many positions as there are + position."""
+        """The visited pairs, as numbers: instruction times the number of positions, plus position."""
         self._looks: dict[tuple[int, int], bool] = {}
         self.steps = 0
 
     def matches(self, start: int, at: int) -> bool:
-        """Whether a match of the routine at `start` begins at this position.
+        """Return whether a match of the routine at `start` begins at this position.
 
-        Pairs that were seen are not tried again: had one led to a match, the search would be over. So a routine may be
-        asked again only after it has answered no; the answers of look-arounds are remembered.
+        Pairs that were seen are not tried again, because a pair that led to a match would have ended the search. So a
+        routine may be tried again only after it has failed; the results of look-arounds are cached.
         """
         program, text, end = self._program, self._text, len(self._text)
         seen = self._seen
@@ -162,7 +162,7 @@ class _Search:
                     where += 1
                     at += 1
                 elif type(instruction) is _Split:
-                    # The other way, which leaves a repetition, is tried first: any match will do.
+                    # The path that leaves a repetition is tried first, because any match is sufficient.
                     pending.append((instruction.one, at))
                     where = instruction.other
                 elif type(instruction) is _Jump:
@@ -176,7 +176,7 @@ class _Search:
         return False
 
     def _holds(self, assertion: _Instruction, at: int) -> bool:
-        """Whether an assertion about the position is true."""
+        """Return whether an assertion about the position is true."""
         if isinstance(assertion, _LookFrom):
             return self._look(assertion.start, at - assertion.behind) != assertion.negated
         return isinstance(assertion, _Anchor) and _is_place(assertion.kind, self._text, at)
@@ -220,14 +220,14 @@ class _Compiler:
         self._nodes = 0
 
     def routine(self, node: _Node) -> int:
-        """Append what matches the node; return where it starts."""
+        """Append the instructions that match the node, and return the first one's address."""
         start = len(self.program)
         self._add(node)
         self.program.append(_Match())
         return start
 
     def _add(self, node: _Node) -> None:
-        # Repetitions multiply nodes, even those that become no instruction.
+        # Repetitions multiply nodes, even nodes that become no instruction.
         self._nodes += 1
         if self._nodes > PROGRAM_MAX:
             raise InvalidPattern("regular expression is too large")
@@ -278,7 +278,7 @@ class _Compiler:
             program[split] = _Split(split + 1, len(program))
 
     def _reserve(self) -> int:
-        """Make room for an instruction that is not known yet."""
+        """Reserve the place of an instruction that is set later."""
         self.program.append(_Match())
         return len(self.program) - 1
 
@@ -341,7 +341,7 @@ _NOTHING = _Sequence(())
 
 
 class _Parser:
-    """Recursive descent over the text; `_at` is the next character."""
+    """A recursive-descent parser of a pattern; `_at` is the next character."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -357,7 +357,7 @@ class _Parser:
         return node
 
     def _alternatives(self) -> _Node:
-        """Read alternatives up to the end of the group; options that are set in it end with it."""
+        """Read alternatives up to the end of the group; options set in the group end with it."""
         self._depth += 1
         if self._depth > _DEPTH_MAX:
             raise self._error("parentheses are too deeply nested")
@@ -381,7 +381,7 @@ class _Parser:
             return node
         if self._took("+"):
             raise self._error("possessive quantifiers are not supported")
-        # Greedy or lazy, the answer is the same.
+        # Greedy and lazy repetition match the same texts.
         self._took("?")
         return _Repeat(node, *bounds)
 
@@ -428,7 +428,7 @@ class _Parser:
         return self._chars(self._escape())
 
     def _escape(self) -> tuple[tuple[int, int], ...]:
-        """What a backslash and what follows it stand for: one character or a class."""
+        """Return the character or class that an escape sequence denotes, as ranges."""
         character = self._next("\\ at end of pattern")
         if character in _CLASSES:
             return _CLASSES[character]
@@ -511,7 +511,7 @@ class _Parser:
         return self._options()
 
     def _options(self) -> _Node:
-        """Read options, for the rest of the group around or for the group that begins here (maybe without any)."""
+        """Read options, for the rest of the current group or for a group that begins here."""
         before = self._ignore_case, self._dot_all
         on = True
         while self._peek() and self._peek() not in ":)":
@@ -568,7 +568,7 @@ class _Parser:
         return self._text[start : self._at]
 
     def _peek(self) -> str:
-        """Look at the next character; "" at the end."""
+        """Return the next character without consuming it; "" at the end."""
         return self._text[self._at : self._at + 1]
 
     def _next(self, complaint: str = "unexpected end") -> str:
@@ -587,7 +587,7 @@ def _single(ranges: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _width(node: _Node) -> int | None:
-    """How many characters every match has; None if not all have the same number."""
+    """Return the number of characters of every match, or None if matches differ in length."""
     match node:
         case _Chars():
             return 1

@@ -1,8 +1,8 @@
 """Policies: settings for all queues or exchanges whose names match a pattern.
 
-Invariant: of each kind one policy applies, or none: the one with the highest priority, then with the smallest name, out
-of those that match the name and have no setting that such a queue cannot have. To look for it costs at most so much for
-one name (MATCH_STEPS_MAX): what would take more does not match.
+Invariant: at most a single user policy and a single operator policy apply to a queue or exchange. The policy must match
+the name, and all its settings must be supported by the type. Among these the highest priority wins, then the smallest
+name. The search for a name costs at most MATCH_STEPS_MAX steps; a policy that would need more does not match.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from qq.machine.protocol.work_meter import Work
 
 MATCH_STEPS_MAX = 30_000
-"""How many steps of patterns it may take to find the policy for one name, and as many for the operator policy."""
+"""Pattern-matching steps to find the policy of a name; so many again for the operator policy."""
 _SEARCH_STEPS = 8
-"""How many steps each search counts as besides its own."""
+"""Steps that a search counts as, on top of its own steps."""
 
 FILTER_BYTES = range(16, 256)
 INTEGERS = range(-(2**63), 2**63)
@@ -41,15 +41,18 @@ APPLIES_TO: dict[str, tuple[str, ...]] = {
     "streams": (),
     "exchanges": (_EXCHANGE,),
 }
-"""What each value of apply-to means. There are no streams here, but definitions written elsewhere name them."""
+"""Value of apply-to -> the types that it covers. qq has no streams, but imported definitions name them."""
 
 
 class InvalidPolicy(ValueError):
-    """The policy cannot be used; the text is RabbitMQ's."""
+    """The policy is not valid; the text is RabbitMQ's."""
 
 
 class Policy(NamedTuple):
-    """Settings for everything whose name matches; `definition` holds arguments without their "x-"."""
+    """Settings for all queues or exchanges with a matching name.
+
+    `definition` holds arguments without their prefix "x-".
+    """
 
     name: str
     pattern: str
@@ -60,41 +63,41 @@ class Policy(NamedTuple):
 
 
 def policy_of(command: PutPolicy) -> Policy:
-    """The policy that the command is to make."""
+    """Return the policy that a command describes."""
     _, name, operator, pattern, apply_to, priority, definition = command
     return Policy(name, pattern, definition, priority, apply_to, operator)
 
 
 Applied = tuple[Policy | None, Policy | None]
-"""The policy and the operator policy of a queue or an exchange."""
+"""The policy and the operator policy of a queue or an exchange, each None if there is no match."""
 
 
 class Policies:
-    """All policies of a virtual host, those of users and those of operators, by name."""
+    """All user policies and operator policies of a virtual host, by name."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._policies: dict[tuple[bool, str], tuple[Policy, Pattern]] = {}
         self._ranked: dict[bool, list[tuple[Policy, Pattern]]] = {False: [], True: []}
-        """The policies of users (False) and of operators (True), each in the order in which they are tried."""
+        """The policies of users (False) and of operators (True), each in the order of matching."""
 
     def put(self, policy: Policy) -> None:
-        """Enter a policy, in the place of the one with this name. Raises InvalidPolicy."""
+        """Add a policy, or replace the policy of its name. Raise InvalidPolicy."""
         check_policy(policy)
         self._remove(policy.name, operator=policy.operator)
         entry = self._policies[policy.operator, policy.name] = policy, Pattern(policy.pattern)
         insort(self._ranked[policy.operator], entry, key=_rank)
 
     def __len__(self) -> int:
-        """The number of policies, of users and of operators together."""
+        """The number of user policies and operator policies together."""
         return len(self._policies)
 
     def has(self, name: str, *, operator: bool) -> bool:
-        """Whether there is a policy of this name."""
+        """Return whether a policy of this name exists."""
         return (operator, name) in self._policies
 
     def delete(self, name: str, *, operator: bool) -> bool:
-        """Remove a policy; says whether it was there."""
+        """Remove a policy, and return whether it existed."""
         return self._remove(name, operator=operator)
 
     def _remove(self, name: str, *, operator: bool) -> bool:
@@ -105,20 +108,20 @@ class Policies:
         return removed is not None
 
     def get(self, name: str, *, operator: bool) -> Policy | None:
-        """The policy of that name; None if there is none."""
+        """Return the policy of this name, or None."""
         known = self._policies.get((operator, name))
         return known and known[0]
 
     def rows(self) -> list[Policy]:
-        """All policies: those of users first, each kind by name."""
+        """Return all policies: user policies first, each kind sorted by name."""
         return [policy for _, (policy, _) in sorted(self._policies.items(), key=itemgetter(0))]
 
     def match(self, name: str, kind: str) -> Applied:
-        """The policy and the operator policy that apply to a queue."""
+        """Return the policy and the operator policy that apply to a queue."""
         return self._first(name, kind, operator=False), self._first(name, kind, operator=True)
 
     def match_exchange(self, name: str) -> Applied:
-        """The policy and the operator policy that apply to an exchange."""
+        """Return the policy and the operator policy that apply to an exchange."""
         return self.match(name, _EXCHANGE)
 
     def _first(self, name: str, kind: str, *, operator: bool) -> Policy | None:
@@ -143,12 +146,15 @@ def _rank(entry: tuple[Policy, Pattern]) -> tuple[int, str]:
 
 
 def alternate_exchange(applied: Applied) -> str | None:
-    """The alternate exchange that policies give to an exchange; an argument of the exchange comes first."""
+    """Return the alternate exchange that policies set, or None.
+
+    An argument of the exchange takes precedence over it.
+    """
     return effective_definition(*applied).get(ALTERNATE_EXCHANGE)
 
 
 def effective_definition(policy: Policy | None, operator: Policy | None) -> Table:
-    """What two policies set together: an operator's limits cannot be exceeded, and nobody's other settings are lost."""
+    """Merge a policy with an operator policy: operator limits cap the user's, and all remaining settings are kept."""
     if policy is None or operator is None:
         only = policy or operator
         return {} if only is None else only.definition
@@ -159,12 +165,12 @@ def effective_definition(policy: Policy | None, operator: Policy | None) -> Tabl
 
 
 def lower_delivery_limit(one: int, other: int) -> int:
-    """The stricter of two delivery limits, of which negative ones are none."""
+    """Return the stricter of two delivery limits; a negative limit means unlimited."""
     return max(one, other) if one < 0 or other < 0 else min(one, other)
 
 
 def check_policy(policy: Policy) -> None:
-    """Raise InvalidPolicy for what RabbitMQ refuses, with its text."""
+    """Raise InvalidPolicy, with RabbitMQ's text, if RabbitMQ would refuse the policy."""
     _check_pattern(policy.pattern)
     if policy.priority not in INTEGERS:
         raise InvalidPolicy(f"priority should be a number, actually was {policy.priority}")
@@ -184,7 +190,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def erlang_term(value: Any) -> str:
-    """Print a value that was JSON as RabbitMQ's texts do."""
+    """Return a JSON value as RabbitMQ's texts print it."""
     match value:
         case None:
             return "null"
@@ -209,7 +215,7 @@ def _applies(policy: Policy, kind: str) -> bool:
 
 
 def check_version(policy: Policy, version: int) -> None:
-    """Raise InvalidPolicy for a setting that only a later version of the state knows."""
+    """Raise InvalidPolicy if a setting needs a later version of the state."""
     later = {key for key, since in _KEYS_SINCE.items() if since > version}
     _check_recognised(policy.definition, _KEYS.keys() - later)
 
@@ -243,7 +249,7 @@ def _check_retry(definition: Table) -> None:
         )
 
 
-# --- what a definition may hold
+# --- settings that a definition may hold
 
 Valid = Callable[[Any], bool]
 
@@ -265,7 +271,7 @@ def _is_age(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    # JSON may have greater integers than the log.
+    # JSON allows larger integers than the log.
     return type(value) is int and value in INTEGERS
 
 
@@ -312,7 +318,7 @@ _KEYS: dict[str, tuple[Valid, str]] = {
         _at_least(1),
         "{} is not a valid delayed retry maximum delay. Must be a positive integer",
     ),
-    # Of streams, which there are not here; definitions that were written elsewhere may have them:
+    # Settings of streams. qq has no streams, but imported definitions may have these:
     "max-age": (_is_age, "{} is not a valid max age"),
     "stream-max-segment-size-bytes": (_at_least(0), "{} is not a valid segment size"),
     "stream-filter-size-bytes": (
@@ -320,12 +326,12 @@ _KEYS: dict[str, tuple[Valid, str]] = {
         "{} is not a valid filter size. Valid range is 16-255",
     ),
     "initial-cluster-size": (_at_least(0), "{} is not a valid cluster size"),
-    # Of classic queues, before `queue-leader-locator`:
+    # Of classic queues, the predecessor of `queue-leader-locator`:
     "queue-master-locator": (
         _one_of("client-local", "random", "min-masters"),
         "{} is not a valid master locator",
     ),
-    # Ours:
+    # qq's own settings:
     "priority-mode": (_one_of("ratio", "strict"), "{} is not a valid priority mode"),
     "return-position": (_one_of("returns", "original"), "{} is not a valid return position"),
     "delivery-count-mode": (_one_of("4.0", "4.3"), "{} is not a valid delivery count mode"),
@@ -334,11 +340,11 @@ _KEYS: dict[str, tuple[Valid, str]] = {
         "{} is not a valid consumer timeout action",
     ),
 }
-"""For every setting, which values it may have, and RabbitMQ's text for any other."""
+"""Setting -> the check of its value, and RabbitMQ's text for an invalid value."""
 
 _STREAM_KEYS = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
 _KEYS_SINCE = dict.fromkeys((*_STREAM_KEYS, "stream-filter-size-bytes", "queue-master-locator"), 9)
-"""The version of the state since which a policy may have the setting, if that is not the first one."""
+"""Setting -> the version of the state since which a policy may have it, if that is not the first version."""
 
 
 def _theirs(_value: Any, operator: Any) -> Any:
@@ -361,7 +367,7 @@ _OPERATOR_KEYS: dict[str, Callable[[Any, Any], Any]] = {
     "delayed-retry-min": max,
     "delayed-retry-max": min,
 }
-"""For every setting that an operator may set, what becomes of a user's value and the operator's."""
+"""Operator setting -> the function that merges the user's value with the operator's."""
 
 _UNSUPPORTED = {
     CLASSIC: frozenset(
@@ -376,4 +382,4 @@ _UNSUPPORTED = {
     ),
     QUORUM: frozenset({"queue-mode", "queue-master-locator", *_STREAM_KEYS}),
 }
-"""For each type of queue, the settings that keep a policy from applying to it at all."""
+"""Queue type -> the settings that keep a whole policy from applying to it."""

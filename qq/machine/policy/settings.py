@@ -1,11 +1,11 @@
-"""What a queue's behaviour depends on: its arguments, merged with the policies that apply to it.
+"""Queue and consumer settings: arguments, merged with the policies that apply to the queue.
 
-Invariant: whatever the tables hold, there are settings, and the same ones on every node. A value that nobody can mean
-counts as not given.
+Invariant: any tables yield settings, and the same settings on every node. An invalid value counts as not given.
 
-Where argument and policy both give a value, RabbitMQ's rules say which one counts: of limits and times the smaller; of
-delivery limits the greater if one is negative (unlimited), else the smaller; for dead letters the argument; for names
-of types and modes the policy, so that they can be changed while the queue lives. Our own settings follow the last rule.
+If argument and policy both give a value, RabbitMQ's rules decide. Of limits and times, the smaller counts. Of delivery
+limits, the greater counts if either is negative (unlimited), else the smaller. For dead letters, the argument counts.
+For names of types and modes, the policy counts, so that they can be changed while the queue exists. qq's own settings
+follow the last rule.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DELIVERY_LIMIT = 20
-"""The delivery limit of a quorum queue for which nobody sets one (RabbitMQ 4.0)."""
+"""The default delivery limit of a quorum queue (RabbitMQ 4.0)."""
 UNLIMITED = -1
 _NO_SETTINGS = frozenset({"x-queue-type"})
-"""Arguments that say what a queue is, and set nothing."""
+"""Arguments that identify the type of a queue, and have no effect on its settings."""
 
 Overflow = Literal["drop-head", "reject-publish"]
 DeadLetterStrategy = Literal["at-most-once", "at-least-once"]
@@ -41,53 +41,53 @@ TimeoutAction = Literal["close-channel", "cancel-consumer"]
 
 
 class QueueSettings(NamedTuple):
-    """The settings of a queue; the defaults are a classic queue's for which nobody set anything. None is no limit."""
+    """The settings of a queue; the defaults are those of a plain classic queue. A limit of None means unlimited."""
 
     max_length: int | None = None
-    """How many messages the queue may hold."""
+    """Maximum messages in the queue."""
     max_length_bytes: int | None = None
     overflow: Overflow = "drop-head"
     message_ttl_ms: int | None = None
     expires_ms: int | None = None
-    """How long the queue itself stays when nobody uses it."""
+    """Milliseconds after which an unused queue is deleted; None for never."""
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
-    """The routing key of dead letters; None for the keys that the message was published with."""
+    """The routing key of dead letters; None keeps the keys of the original publish."""
     dead_letter_strategy: DeadLetterStrategy = "at-most-once"
     delivery_limit: int = UNLIMITED
-    """How many failed deliveries a message may have; a negative number is no limit."""
+    """Maximum failed deliveries of a message; a negative number means unlimited."""
     consumer_timeout_ms: int | None = None
-    """How long a consumer may hold a message; None for what the node is configured for."""
+    """Milliseconds that a consumer may hold a message; None for the node's default."""
     single_active_consumer: bool = False
     retry_type: RetryType = "disabled"
-    """Which returned messages wait before they are delivered again."""
+    """The returned messages that wait before their next delivery."""
     retry_min_ms: int = 0
     retry_max_ms: int = 0
     strict_priorities: bool = False
     return_position: ReturnPosition = "returns"
     count_contract: CountContract = "4.0"
-    """Which returns count towards the delivery limit: all (4.0), or those that say the delivery failed (4.3)."""
+    """The returns that count towards the delivery limit: all (4.0), or those reported as failed deliveries (4.3)."""
     timeout_action: TimeoutAction = "close-channel"
     level_max: int = 0
-    """The highest priority level there is; 0 if priorities have no meaning."""
+    """The highest priority level; 0 if priorities have no effect."""
     level_absent: int = NORMAL
-    """The level of a message without a priority, or of all where priorities have no meaning."""
+    """The level of messages without a priority, and of all messages if priorities have no effect."""
 
     def level(self, priority: int) -> int:
-        """The level of a message that was published with this priority, or NO_PRIORITY."""
+        """Return the level of a message with this priority (or NO_PRIORITY)."""
         if priority == NO_PRIORITY or not self.level_max:
             return self.level_absent
         return min(priority, self.level_max)
 
 
 class ConsumerSettings(NamedTuple):
-    """What a consumer asks for with its arguments."""
+    """The settings that a consumer requests with its arguments."""
 
     priority: int = 0
     timeout_ms: int | None = None
-    """How long the consumer may hold a message; None for what the queue says."""
+    """Milliseconds that the consumer may hold a message; None for the queue's setting."""
     live_prefetch: bool = False
-    """Whether a later basic.qos changes the prefetch of this consumer, too."""
+    """Whether a later basic.qos changes the prefetch limit of this running consumer, too."""
 
 
 def settings_of(
@@ -96,7 +96,7 @@ def settings_of(
     policy: Policy | None,
     operator: Policy | None,
 ) -> QueueSettings:
-    """The settings of a queue of this kind, with the policies that apply to it."""
+    """Return the settings of a queue of this type, with the policies that apply to it."""
     definition = effective_definition(policy, operator)
     if not definition and arguments.keys() <= _NO_SETTINGS:
         return _unset(kind)
@@ -105,7 +105,10 @@ def settings_of(
 
 @cache
 def _unset(kind: str) -> QueueSettings:
-    """The settings of a queue for which nobody sets anything: those of most, and there may be very many."""
+    """Return the settings of a queue without arguments and policies.
+
+    They are cached, because most queues have them.
+    """
     return _settings_of(kind, {}, {})
 
 
@@ -155,7 +158,7 @@ def consumer_settings_of(arguments: Table) -> ConsumerSettings:
 
 
 class _Values(NamedTuple):
-    """The two places where a value may be given, the argument under its name with "x-" before it."""
+    """The argument and the policy setting of each name; the argument's name starts with "x-"."""
 
     arguments: Table
     definition: Table
@@ -178,11 +181,11 @@ class _Values(NamedTuple):
 
 
 def _overflow(values: _Values, *, quorum: bool) -> Overflow:
-    # A policy changes a quorum queue at once, an argument keeps a classic queue as it is.
+    # For a quorum queue the policy counts, for a classic queue the argument.
     first = values.policy_first if quorum else values.argument_first
     overflow = first("overflow", _named_overflow)
     if overflow == "reject-publish-dlx":
-        # RabbitMQ's quorum queues do not know this value. No queue of ours dead-letters what it refuses.
+        # RabbitMQ's quorum queues do not support this value. No queue of qq dead-letters refused messages.
         return "drop-head" if quorum else "reject-publish"
     return overflow or "drop-head"
 
@@ -206,7 +209,7 @@ def _retry(values: _Values) -> tuple[RetryType, int, int]:
 
 def _classic_levels(arguments: Table) -> tuple[int, int]:
     highest = _integer(arguments.get("x-max-priority"), 0)
-    # RabbitMQ's classic queues have up to 255 levels; whoever uses that many does not tell the upper ones apart.
+    # RabbitMQ's classic queues have up to 255 levels. Here the levels above LEVELS - 1 are a single level.
     return (min(highest, LEVELS - 1), 0) if highest else (0, NORMAL)
 
 
@@ -225,7 +228,7 @@ def _routing_key(value: Any) -> str | None:
 
 
 def _time(time_ms: int | None) -> int | None:
-    """Shorten what is longer than anybody waits: sums of times are kept in 64 bits."""
+    """Return the time, at most EXPIRY_MAX_MS, because sums of times are kept in 64 bits."""
     return None if time_ms is None else min(time_ms, EXPIRY_MAX_MS)
 
 

@@ -1,6 +1,6 @@
-"""The optional arguments of declarations and consumers: which are known, what they may be, when two are the same.
+"""Optional arguments of queues, exchanges and consumers: the known names, their valid values, and their equivalence.
 
-Invariant: an argument that is accepted is stored as it came; an unknown one is accepted and ignored, as AMQP wants it.
+Invariant: an accepted argument is stored as it came. An unknown argument is accepted and ignored, as AMQP requires.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ MODULES = {CLASSIC: "rabbit_classic_queue", QUORUM: "rabbit_quorum_queue"}
 """The name of each queue type in RabbitMQ's texts."""
 
 Check = Callable[[Any, Table], str | None]
-"""Given a value and its table, it returns what is wrong, as RabbitMQ prints it (an Erlang term), or None."""
+"""A check of a value in its table. Returns RabbitMQ's description of the fault (an Erlang term), or None."""
 
 _INTEGERS = ("signedint", "long")
 _PRIORITY_MAX = 255
 ROUTING_KEY_BYTES_MAX = 255
 EXPIRY_MAX_MS = 315_360_000_000
-"""The longest time that anything may have to wait: ten years, which is RabbitMQ's bound."""
+"""Longest time that an argument may set, in milliseconds: ten years, as in RabbitMQ."""
 
 
 def check_exchange_argument(thing: str, key: str, arguments: Table) -> None:
-    """Raise Refused for an argument that names an exchange and is no string; RabbitMQ looks at those first."""
+    """Raise Refused if an argument that names an exchange is not a string. RabbitMQ checks these arguments first."""
     value = arguments.get(key, "")
     if not isinstance(value, str):
         raise precondition_failed(f"invalid type '{type_name(value)}' for arg '{key}' in {thing}")
 
 
 def queue_kind(queue: str, arguments: Table) -> str:
-    """The type that the arguments give a queue, classic if none. Raises Refused for one that is not known.
+    """Return the queue type that the arguments give, or classic without the argument.
 
-    `queue` is what texts call the queue, here and below.
+    Raises Refused for an unknown type. Here and below, `queue` is the queue's name in error texts.
     """
     if "x-queue-type" not in arguments:
         return CLASSIC
@@ -49,18 +49,21 @@ def queue_kind(queue: str, arguments: Table) -> str:
 
 
 def check_queue_arguments(queue: str, kind: str, arguments: Table) -> None:
-    """Raise Refused for an argument with an impossible value, or one that only other queue types know."""
+    """Raise Refused for an argument with an invalid value, or an argument that this queue type does not support."""
     _check(queue, kind, arguments, _QUEUE_ARGUMENTS, _KNOWN[kind])
 
 
 def check_consumer_arguments(queue: str, kind: str, arguments: Table, version: int) -> None:
-    """Raise Refused for an argument with an impossible value, or one of streams; `version` is that of the state."""
+    """Raise Refused for an argument with an invalid value, or an argument of streams.
+
+    `version` is the version of the state: before 9, fewer arguments are checked.
+    """
     checks = _CONSUMER_ARGUMENTS if version >= 9 else _CONSUMER_ARGUMENTS_8
     _check(queue, kind, arguments, checks, _CONSUMER_KNOWN)
 
 
 def check_equivalent_queue_arguments(queue: str, kind: str, current: Table, received: Table) -> None:
-    """Raise Refused unless a declaration repeats the arguments that matter to a queue of this kind."""
+    """Raise Refused unless a declaration repeats the arguments that matter to a queue of this type."""
     known = [key for key in _QUEUE_ARGUMENTS if key in _KNOWN[kind]]
     check_equivalent_arguments(queue, known, current, received)
 
@@ -104,7 +107,7 @@ def _inequivalent(key: str, thing: str, received: str, current: str) -> Exceptio
 
 
 def _same(one: object, other: object) -> bool:
-    """Equal values of one type; integers of different widths are of one type here."""
+    """Return whether two values have the same type and are equal; integers of all widths are a single type here."""
     return type(one) is type(other) and one == other
 
 
@@ -173,7 +176,7 @@ def _one_of(choices: tuple[str, ...], complaint: str) -> Check:
 
 
 def is_routing_key(value: object) -> bool:
-    """Whether the value is text that fits into AMQP's field for routing keys, a short string."""
+    """Return whether the value is text that fits into AMQP's field for routing keys, a short string."""
     try:
         return isinstance(value, str) and len(value.encode()) <= ROUTING_KEY_BYTES_MAX
     except UnicodeEncodeError:
@@ -212,7 +215,7 @@ _retry_type = _one_of(("disabled", "all", "failed", "returned"), "invalid_delaye
 _QUEUE_ARGUMENTS: dict[str, Check] = {
     "x-expires": _expiry,
     "x-message-ttl": _time_to_live,
-    "x-dead-letter-exchange": _anything,  # looked at before: `check_exchange_argument`
+    "x-dead-letter-exchange": _anything,  # checked earlier, in `check_exchange_argument`
     "x-dead-letter-routing-key": _dead_letter_key,
     "x-dead-letter-strategy": _strategy,
     "x-max-length": _not_negative,
@@ -246,7 +249,7 @@ _QUEUE_ARGUMENTS: dict[str, Check] = {
         ("close-channel", "cancel-consumer"), "invalid_consumer_timeout_action"
     ),
 }
-"""The check of every queue argument that some queue type of RabbitMQ knows; our own arguments are at the end."""
+"""The check of every queue argument that any queue type of RabbitMQ supports; qq's own arguments are at the end."""
 
 _BOTH = frozenset(
     {
@@ -291,11 +294,11 @@ _CONSUMER_ARGUMENTS_8: dict[str, Check] = {
     "x-live-prefetch": _boolean,
     "x-stream-offset": _anything,
 }
-"""The checks of the arguments of consumers up to version 8 of the state."""
+"""The checks of consumer arguments up to version 8 of the state."""
 _OF_STREAMS = ("x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered")
 _CONSUMER_KNOWN = frozenset(_CONSUMER_ARGUMENTS_8) - {*_OF_STREAMS}
-# RabbitMQ takes any other value of x-cancel-on-ha-failover for false.
+# RabbitMQ reads any other value of x-cancel-on-ha-failover as false.
 _CONSUMER_ARGUMENTS = _CONSUMER_ARGUMENTS_8 | dict.fromkeys(
     (*_OF_STREAMS, "x-cancel-on-ha-failover"), _anything
 )
-"""The checks of the arguments of consumers; those of streams are refused for being known to other types only."""
+"""The checks of consumer arguments. Arguments of streams are refused, because they are not in `_CONSUMER_KNOWN`."""

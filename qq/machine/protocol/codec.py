@@ -1,20 +1,19 @@
-"""A batch as bytes: the commands of a node, and the messages that they publish.
+"""The encoding of a batch: the commands of a node, and the messages that they publish.
 
     batch = message count u32 | commands length u32 | message size u32... | commands (msgpack) | message...
 
 A command is [opcode, field...]. A message is its content header frame and body frames as the publisher sent them,
-envelopes included. Of a batch that was applied long ago only some messages are kept:
+envelopes included. Log compaction reduces an old batch to the messages that are still needed:
 
     kept  = "KEP" 0xFF | head length u32 | head (msgpack) | message size u32... | message...
     head  = [[publication...], [[ordinal of the first message, count, place of its publication]...]]
 
-Read as a message count, the first bytes are more than a batch can have. All integers are little endian.
+Read as a message count, the first bytes of `kept` exceed the maximum of a batch. All integers are little endian.
 
-Invariant: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but
-for exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and
-field type has been checked. What `check_command` accepts can be packed and read back, so no batch of such commands is
-ever unreadable: one that is would be a fault of ours. No command is proposed before the version of the state that has
-it is agreed on, and none is carried out.
+Invariant: a machine reads only the commands. So the cost of apply does not depend on the number or size of messages,
+except for exchanges that look into them (core.py, `contents`). Every count, size, opcode and field type is checked
+before it is used. A command that `check_command` accepts can be packed and read back, so an unreadable batch would be a
+bug in qq. A command is proposed and carried out only after the log has agreed on a version of the state that has it.
 """
 
 from __future__ import annotations
@@ -57,18 +56,18 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 COMMAND_BYTES_MAX = 1024 * 1024
-"""The most bytes of a packed command: a table of the largest size in the longest encoding fits."""
+"""Maximum bytes of a packed command. A field table of the maximum size fits, even in its longest encoding."""
 
 _HEAD = struct.Struct("<II")
 _KEPT_HEAD = struct.Struct("<4sI")
 _KEPT_MAGIC = b"KEP\xff"
-"""The beginning of what was kept of a batch; read as a number it is greater than MESSAGES_MAX."""
+"""The first bytes of the result of `keep`; read as a number they are greater than MESSAGES_MAX."""
 _EXT_DECIMAL = 1
 _DECIMAL = struct.Struct(">Bi")
 
 
 class MalformedBatch(ValueError):
-    """The bytes are not a batch, or hold a command that is none."""
+    """The bytes are not a batch, or hold an invalid command."""
 
 
 class InvalidCommand(ValueError):
@@ -76,15 +75,15 @@ class InvalidCommand(ValueError):
 
 
 class DecodedBatch(NamedTuple):
-    """A decoded batch for those who want its messages."""
+    """A decoded batch with the position of each message."""
 
     commands: list[Command]
     offsets: list[int]
-    """Where in the payload each message begins, and at the end the payload's length."""
+    """Start of each message in the payload, and at the end the payload's length, in bytes."""
 
 
 class Publication(NamedTuple):
-    """What consecutive messages of a batch have in common."""
+    """Exchange, keys and channel that consecutive messages of a batch share."""
 
     exchange: str
     routing_key: str
@@ -92,17 +91,17 @@ class Publication(NamedTuple):
     more_keys: tuple[str, ...] = ()
     """Routing keys from the headers CC and BCC."""
     goes_on: bool = False
-    """Whether what is stored of each is its beginning only, which goes on with fragments."""
+    """Whether the batch stores only the beginning of each message, because the rest is in fragments."""
 
 
 class StoredPiece(NamedTuple):
-    """Consecutive messages of a batch with one publication."""
+    """Consecutive messages of a batch with the same publication."""
 
     first: int
     """The ordinal of the first message, in the batch as it was submitted."""
     publication: Publication
     offsets: list[int]
-    """Where in the payload each message begins, and at the end where the last one ends."""
+    """Start of each message in the payload, and at the end the end of the last message, in bytes."""
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -110,10 +109,10 @@ class StoredPiece(NamedTuple):
 
 
 def check_command(command: Command, version: int) -> int:
-    """The size in bytes of a command in a batch. Raises InvalidCommand for what no batch may hold.
+    """Return the size in bytes of a command in a batch. Raise InvalidCommand if no batch may hold it.
 
-    `version` is that of the state which is agreed on: a command of a later one is refused. This has to be called where
-    an input becomes a command: when a batch is built it is too late, because all other commands in it would suffer.
+    `version` is the agreed version of the state: a command of a later version is refused. The check must be made where
+    an input becomes a command. When a batch is built it is too late, because all other commands in it would suffer.
     """
     row = _row(command)
     try:
@@ -129,16 +128,16 @@ def check_command(command: Command, version: int) -> int:
 
 
 def encode_batch(commands: Sequence[Command], messages: Sequence[Buffer]) -> list[Buffer]:
-    """Build a batch of commands that `check_command` accepts, as buffers to be written one after the other."""
+    """Return a batch, as buffers to be written in order. `check_command` must have accepted all commands."""
     packed = pack([_row(command) for command in commands])
     sizes = struct.pack(f"<{len(messages)}I", *map(len, messages))
     return [_HEAD.pack(len(messages), len(packed)), sizes, packed, *messages]
 
 
 def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> list[Command]:
-    """The commands of a batch, of which none is of a later version of the state than this one.
+    """Return the commands of a batch; all must be known to `version`. Raise MalformedBatch.
 
-    The sizes and the messages are not looked at. Raises MalformedBatch.
+    The sizes and the messages are not checked.
     """
     view = memoryview(payload)
     messages, start, end = _layout(view)
@@ -173,19 +172,19 @@ def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> lis
 
 
 def decode_batch(payload: Buffer) -> DecodedBatch:
-    """A whole batch, with the place of each message. Raises MalformedBatch."""
+    """Return the commands of a batch, and the position of each message. Raise MalformedBatch."""
     return DecodedBatch(decode_commands(payload), _offsets(payload))
 
 
 def messages_of(command: Command) -> int:
-    """How many of the next messages of its batch a command publishes, or stores."""
+    """Return how many of the next messages of its batch a command publishes or stores."""
     if isinstance(command, Enqueue | Publish):
         return command.count
     return 1 if isinstance(command, StoreFragment) else 0
 
 
 def message_sizes(payload: Buffer) -> tuple[array[int], int]:
-    """The size in octets of each message of a batch that `decode_commands` accepts, and of all of them together."""
+    """Return the size of each message of a batch and their total, in bytes. `decode_commands` must accept the batch."""
     count, commands = _HEAD.unpack_from(payload)
     sizes = array("I")
     if not count:
@@ -198,14 +197,15 @@ def message_sizes(payload: Buffer) -> tuple[array[int], int]:
 
 
 def is_kept(payload: Buffer) -> bool:
-    """Whether this is a result of `keep`, and no batch."""
+    """Return whether the payload is a result of `keep` instead of a batch."""
     return payload[:4] == _KEPT_MAGIC
 
 
 def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
     """Reduce a batch to some of its messages: (first ordinal, count), ascending and without overlap.
 
-    `payload` may be the result of an earlier call; what is not in it any more is left out. Raises MalformedBatch.
+    `payload` may be the result of an earlier call; messages that it no longer holds are left out. Raises
+    MalformedBatch.
     """
     pieces = stored_pieces(payload)
     view = memoryview(payload)
@@ -218,22 +218,22 @@ def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
         rows.append((piece.first, piece.count, place))
         sizes.extend(end - start for start, end in pairwise(piece.offsets))
         bodies.append(view[piece.offsets[0] : piece.offsets[-1]])
-    # Only few go on with fragments, and what was kept by earlier versions tells it of none.
+    # Few messages have fragments. A row without the flag means no fragments, as in payloads of earlier versions.
     head = pack([[each if each.goes_on else each[:-1] for each in places], rows])
     size_column = struct.pack(f"<{len(sizes)}I", *sizes)
     return b"".join([_KEPT_HEAD.pack(_KEPT_MAGIC, len(head)), head, size_column, *bodies])
 
 
 def stored_pieces(payload: Buffer) -> list[StoredPiece]:
-    """The messages of a batch, or what was kept of it, ascending. Raises MalformedBatch.
+    """Return the messages of a batch or of a result of `keep`, ascending. Raise MalformedBatch.
 
-    It must be a batch that the machine has taken: its commands are not checked again.
+    The machine must have applied the batch before, because its commands are not checked again.
     """
     return decode_kept(payload) if is_kept(payload) else _pieces(payload)
 
 
 def decode_kept(payload: Buffer) -> list[StoredPiece]:
-    """What `keep` kept, ascending. Raises MalformedBatch."""
+    """Return the messages in a result of `keep`, ascending. Raise MalformedBatch."""
     try:
         magic, length = _KEPT_HEAD.unpack_from(payload)
         start = _KEPT_HEAD.size + length
@@ -256,14 +256,14 @@ def decode_kept(payload: Buffer) -> list[StoredPiece]:
 
 
 def pack(value: Any) -> bytes:
-    """Pack a value as msgpack, with whatever field tables may hold; names that are not UTF-8 survive."""
+    """Return a value as msgpack. It may hold all that field tables hold; names that are not UTF-8 survive."""
     packed = msgpack.packb(value, default=_pack_extension, datetime=True, unicode_errors="surrogateescape")
     assert packed is not None
     return packed
 
 
 def make_packer() -> Any:
-    """A msgpack.Packer that packs as `pack` does, piece by piece; its `bytes()` is all of it."""
+    """Return a msgpack.Packer that packs as `pack` does, piece by piece; its `bytes()` is the whole result."""
     return msgpack.Packer(
         default=_pack_extension, datetime=True, unicode_errors="surrogateescape", autoreset=False
     )
@@ -271,11 +271,11 @@ def make_packer() -> Any:
 
 _READING = {"timestamp": 3, "unicode_errors": "surrogateescape"}
 _LISTS = frozenset(bytes([head]) for head in (*range(0x90, 0xA0), 0xDC, 0xDD))
-"""What lists begin with."""
+"""The possible first bytes of a msgpack list."""
 
 
 def unpack(data: Buffer) -> Any:
-    """Read what `pack` wrote; raises ValueError for anything that it cannot have written."""
+    """Return a value that `pack` wrote. Raise ValueError for bytes that it cannot have written."""
     try:
         return msgpack.unpackb(data, ext_hook=_unpack_extension, **_READING)
     except ValueError:
@@ -285,16 +285,16 @@ def unpack(data: Buffer) -> Any:
 
 
 def unpack_list(data: bytes, levels: Sequence[int]) -> Any:
-    """Read as `unpack` does, with many short calls: another thread may go on between any two of them.
+    """Read like `unpack`, with many short calls, so that different threads can run between the calls.
 
-    The part at each place of the list is read with a call for each part of it so many levels deep; behind the last of
-    `levels`, the parts are read with one call each.
+    `levels` has a number for each part of the list: the part is divided so many levels deep, with a call for each piece
+    at that depth. Parts beyond the end of `levels` are read with one call each.
     """
     unpacker = msgpack.Unpacker(BytesIO(data), max_buffer_size=0, ext_hook=_unpack_extension, **_READING)
     try:
         if not _is_list(data, 0):
             return unpack(data)
-        # Whatever number of parts is said to follow, nothing is made of more than are there.
+        # The header may claim any number of parts. Objects are made only for parts that are present.
         places = range(unpacker.read_array_header())
         parts = [
             _unpack_levels(unpacker, data, deep)
@@ -323,7 +323,7 @@ def _is_list(data: bytes, at: int) -> bool:
 
 
 def _offsets(payload: Buffer) -> list[int]:
-    """Where each message begins, and at the end the payload's length."""
+    """Return the start of each message, and at the end the payload's length."""
     count, _, body = _layout(memoryview(payload))
     sizes = struct.unpack_from(f"<{count}I", payload, _HEAD.size)
     offsets = list(accumulate(sizes, initial=body))
@@ -333,7 +333,7 @@ def _offsets(payload: Buffer) -> list[int]:
 
 
 def _layout(view: memoryview) -> tuple[int, int, int]:
-    """The message count of a batch, and where its commands begin and end. Raises MalformedBatch."""
+    """Return the message count of a batch, and the start and end of its commands. Raise MalformedBatch."""
     if len(view) < _HEAD.size:
         raise MalformedBatch("the head is cut short")
     messages, length = _HEAD.unpack_from(view)
@@ -347,7 +347,10 @@ def _layout(view: memoryview) -> tuple[int, int, int]:
 
 
 def _pieces(payload: Buffer) -> list[StoredPiece]:
-    """The pieces of a whole batch. Consecutive messages to the same place are one, whoever published them."""
+    """Return the pieces of a whole batch.
+
+    Consecutive messages with the same publication form a single piece, even from different sessions.
+    """
     _, first, stop = _layout(memoryview(payload))
     offsets = _offsets(payload)
     pieces: list[StoredPiece] = []
@@ -364,7 +367,7 @@ def _pieces(payload: Buffer) -> list[StoredPiece]:
 
 
 def _common(pieces: Sequence[StoredPiece], messages: Sequence[tuple[int, int]]) -> Iterator[StoredPiece]:
-    """The parts of the pieces that are among `messages`, which are given as (first ordinal, count)."""
+    """Yield the parts of the pieces that are among `messages`, which are given as (first ordinal, count)."""
     firsts = [piece.first for piece in pieces]
     for first, count in messages:
         for position in range(max(bisect_right(firsts, first) - 1, 0), bisect_left(firsts, first + count)):
@@ -385,7 +388,7 @@ def _command(row: object, shapes: _Shapes) -> Command:
     shape = shapes[row[0]]
     if tuple(map(type, row)) != shape.types:
         raise MalformedBatch(f"fields of {shape.command.__name__} have the wrong number or types")
-    # The opcode is one of the integers, so there are always two of them and itemgetter gives a tuple.
+    # The opcode is among the integers, so itemgetter has at least two items and returns a tuple.
     if min(shape.natural(row)) < 0:
         raise MalformedBatch(shapes.why_not_negative(shape.command, row))
     for position in shape.tables:
@@ -405,15 +408,15 @@ def _command(row: object, shapes: _Shapes) -> Command:
 
 
 class _Shape(NamedTuple):
-    """What the row of a command must look like. Positions count the opcode as 0."""
+    """The required form of a command's row. Positions count the opcode as 0."""
 
     command: type[Command]
     types: tuple[type, ...]
     natural: Callable[[list[Any]], tuple[int, ...]]
-    """The numbers that may not be negative."""
+    """Returns the numbers of a row that must not be negative."""
     tables: list[int]
     lists: list[tuple[int, type]]
-    """Where there are lists, and of what."""
+    """Position and item type of each list."""
 
 
 @cache
@@ -439,7 +442,7 @@ def _shape(command: type[Command], version: int) -> _Shape:
 
 
 class _Shapes(dict[int, _Shape]):
-    """What the rows of commands look like, by opcode: of those commands that a version of the state has."""
+    """Opcode -> form of the row, for the commands of a version of the state."""
 
     def __init__(self, version: int) -> None:
         super().__init__(
@@ -450,7 +453,7 @@ class _Shapes(dict[int, _Shape]):
         self._agreed = f"the cluster has agreed on version {version}"
 
     def why_not_negative(self, command: type[Command], row: list[Any]) -> str:
-        """Why a number in the row of a command, which is negative, may not be that."""
+        """Return the error text for a row that holds a negative number where the version allows none."""
         for (known, field), since in NEGATIVE_SINCE.items():
             if known is command and row[1 + command._fields.index(field)] < 0:
                 return f"{field} may be negative from version {since} of the state on, and {self._agreed}"
@@ -474,7 +477,7 @@ _shapes = cache(_Shapes)
 
 
 def _publications(rows: list[Any]) -> Iterator[tuple[Publication, int]]:
-    """What the commands of a batch publish or store, in order: how many messages, and what these have in common."""
+    """Yield the publications of a batch's commands in order, with the number of messages of each."""
     goes_on = False
     for row in rows:
         opcode = row[0]
@@ -504,7 +507,7 @@ _first_of, _second_of = itemgetter(0), itemgetter(1)
 
 
 def _pack_extension(value: object) -> msgpack.ExtType:
-    """Pack a decimal of AMQP: a scale and a signed 32-bit number. Raises TypeError for anything else."""
+    """Pack a decimal of AMQP: a scale and a signed 32-bit number. Raise TypeError for any other value."""
     if isinstance(value, Decimal) and value.is_finite():
         exponent = int(value.as_tuple().exponent)
         scale = max(-exponent, 0)

@@ -1,13 +1,13 @@
-"""What can be asked of the machine. The node that asks is the origin of the batch.
+"""Commands: the operations that nodes submit to the machine through the log. The submitting node is the batch's origin.
 
-Invariant: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change; a
-command that needs more is a new command, of the next version of the state (versions.py).
+Invariant: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change. An
+extended command is a new command, of the next version of the state (versions.py).
 
-Ids: `session` is one AMQP channel, opened once, or a connection as its channel 0; `connection`, `session` and
-`consumer` are numbers of one sequence, unique in one incarnation of the origin. Message ids count from 0 per consumer.
-A queue name "" means the queue that the session declared last.
+Ids: `session` is an AMQP channel, opened once, or a connection as its channel 0. `connection`, `session` and `consumer`
+are numbers of a single sequence, unique in an incarnation of the origin. Message ids count from 0 per consumer. The
+queue name "" means the queue that the session declared last.
 
-A session acts in the virtual host of its connection. One that was never opened acts in DEFAULT_VHOST.
+A session acts in the virtual host of its connection. A session that was never opened acts in DEFAULT_VHOST.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Enqueue(NamedTuple):
 
     session: int
     first_seq: int
-    """The first message's publish sequence number on its channel, from 1; 0 if the channel is not in confirm mode."""
+    """Publish sequence number of the first message on its channel, from 1; 0 if the channel is not in confirm mode."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     exchange: str
     routing_key: str
@@ -46,34 +46,34 @@ class Publish(NamedTuple):
     more_keys: list[str]
     """Routing keys from the headers CC and BCC."""
     priority: int
-    """The messages' priority; NO_PRIORITY if they have none."""
+    """The messages' priority; NO_PRIORITY without the property."""
     ttl_ms: int
-    """The messages' time to live, from the property `expiration`; NO_TTL if there is none."""
+    """The messages' time to live in milliseconds, from the property `expiration`; NO_TTL without it."""
     delay_ms: int
-    """How long after this entry the messages become ready, from the header x-delay."""
+    """Milliseconds after this entry until the messages become ready, from the header x-delay."""
     publisher: str
     """The name of the publisher, from the header x-publisher-id; "" without deduplication."""
     publish_seq: int
-    """The first message's number, from its header x-publish-seq; the numbers of the others follow it."""
+    """The first message's number, from its header x-publish-seq; the following messages count up from it."""
 
 
 class StoreFragment(NamedTuple):
-    """Store the next message of the batch as the next fragment of one that the session is going to publish."""
+    """Store the next message of the batch as the next fragment of a large message that the session will publish."""
 
     session: int
 
 
 class JoinFragments(NamedTuple):
-    """Have the first message that the next command publishes go on with the fragments that the session has stored."""
+    """Append the session's stored fragments to the first message that the next command publishes."""
 
     session: int
 
 
 class DeadLetter(NamedTuple):
-    """Move messages that have died to where their queue's dead-letter exchange routes them.
+    """Move dead messages of a queue to the queues that its dead-letter exchange routes them to.
 
-    `first` and `count` say which of the dying messages of the queue (by name and number) are meant; what they were
-    published with comes from the log.
+    `queue` and `number` name the queue. `first` and `count` name the messages among its messages that await
+    dead-lettering. The properties of the original publish come from the log.
     """
 
     vhost: str
@@ -86,90 +86,91 @@ class DeadLetter(NamedTuple):
     cc: list[str]
     bcc: list[str]
     expiration: str
-    """The property `expiration` that the messages were published with; "" if they had none."""
+    """The property `expiration` of the original publish; "" without it."""
     priority: int
-    """The priority that the messages were published with; NO_PRIORITY if they had none."""
+    """The priority of the original publish; NO_PRIORITY without it."""
     has_content: bool
-    """Whether headers and properties are given, which exchanges that look into messages need."""
+    """Whether headers and properties are given. Exchanges that look into messages need them."""
     headers: Table
     properties: Table
 
 
 class Commit(NamedTuple):
-    """Carry out the next `count` commands of the batch, which publish and settle, all or none (tx.commit)."""
+    """Carry out the next `count` publishes and settlements of the batch, either all or none (tx.commit)."""
 
     session: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
 class Checkout(NamedTuple):
-    """Begin to consume."""
+    """Start a consumer (basic.consume)."""
 
     session: int
     connection: int
     channel: int
-    """The AMQP channel number, for texts."""
+    """The AMQP channel number, for error and log texts."""
     consumer: int
     queue: str
     tag: str
     credit: int
-    """How many messages the consumer may hold, to begin with."""
+    """Number of messages that the consumer may hold at first."""
     no_ack: bool
-    """Whether the client does not acknowledge: its node settles for it, once a message is written to the socket."""
+    """Whether the client does not acknowledge. Then its node settles a message after writing it to the socket."""
     exclusive: bool
     auto_credit: bool
-    """Whether settling gives credit back (a prefetch); else only `Credit` does."""
+    """Whether settling gives credit back (a prefetch limit). If not, only `Credit` does."""
     cancel_on_failover: bool
     can_be_cancelled: bool
     """Whether the client understands consumer cancel notifications."""
     timeout_ms: int
-    """How long a delivery may stay unacknowledged if neither the queue nor the arguments say it; 0 is for ever."""
+    """Milliseconds that a delivery may stay unacknowledged if neither queue nor arguments set a limit; 0 is for
+    ever."""
     arguments: Table
 
 
 class ReplyTo(NamedTuple):
-    """Begin to consume direct replies: what is published to `name` by the default exchange goes to the channel."""
+    """Start a consumer of direct replies: it gets messages published to `name` through the default exchange."""
 
     session: int
     consumer: int
     name: str
-    """The name for this channel's replies: the node has drawn it, and nobody can guess it."""
+    """The channel's reply name. The node has drawn it at random, so that it cannot be guessed."""
 
 
 LIVE_UNLIMITED = 65_535
-"""The credit that means no limit for a consumer whose prefetch may change: the largest that basic.qos can say."""
+"""Credit that means no limit, for a consumer whose prefetch may change: the largest value of basic.qos."""
 
 
 class SetPrefetch(NamedTuple):
-    """Change how many messages a running consumer may hold."""
+    """Change how many messages a live consumer may hold."""
 
     consumer: int
     credit: int
 
 
 class Limit(NamedTuple):
-    """Limit what all consumers of a session may hold together (basic.qos, global); 0 lifts the limit."""
+    """Limit the messages that all consumers of a session may hold together (basic.qos, global); 0 lifts the limit."""
 
     session: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
 class Credit(NamedTuple):
-    """Let a consumer have more messages."""
+    """Allow a consumer `count` more messages."""
 
     consumer: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
 class Cancel(NamedTuple):
-    """Stop consuming; what is unacked stays checked out."""
+    """Stop a consumer (basic.cancel); its unacknowledged messages stay checked out."""
 
     session: int
     consumer: int
 
 
 class Settle(NamedTuple):
-    """Forget delivered messages, `first` to `last` included; unknown ids are ignored, here and below."""
+    """Acknowledge delivered messages, `first` to `last` included. Here and below, unknown ids are ignored."""
 
     consumer: int
     first: int
@@ -177,7 +178,7 @@ class Settle(NamedTuple):
 
 
 class Return(NamedTuple):
-    """Put delivered messages back into the queue (basic.nack)."""
+    """Return delivered messages to the queue (basic.nack)."""
 
     consumer: int
     first: int
@@ -185,7 +186,7 @@ class Return(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Put delivered messages back into the queue, as failed (basic.reject)."""
+    """Return delivered messages to the queue, as failed deliveries (basic.reject)."""
 
     consumer: int
     first: int
@@ -201,7 +202,7 @@ class Discard(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Take one message, if there is one, under a fresh consumer id as its message 0."""
+    """Take a message, if the queue has any (basic.get), under a fresh consumer id, as its message 0."""
 
     session: int
     connection: int
@@ -213,9 +214,9 @@ class Get(NamedTuple):
 
 
 class GetMessages(NamedTuple):
-    """Take up to `count` messages, as many as there are, under a fresh consumer id as its messages 0 and on.
+    """Take up to `count` messages under a fresh consumer id; their message ids count up from 0.
 
-    No more than `work.GOT_AT_ONCE` are taken. It is answered with `Got`, also if there is no message.
+    At most `work_meter.GOT_AT_ONCE` are taken. The answer is always `Got`, even without a message.
     """
 
     session: int
@@ -229,7 +230,7 @@ class GetMessages(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Put all unacked messages of the session back."""
+    """Return all unacknowledged messages of the session to their queues (basic.recover)."""
 
     session: int
 
@@ -243,7 +244,7 @@ class DeclareQueue(NamedTuple):
     exclusive: bool
     auto_delete: bool
     server_named: bool
-    """Whether the client gave no name, and the node has drawn this one."""
+    """Whether the client gave an empty name, and the node has drawn this name."""
     arguments: Table
 
 
@@ -321,9 +322,9 @@ class Connect(NamedTuple):
 
 
 class ConnectVouched(NamedTuple):
-    """Open a connection of a user whom a token vouches for: users and permissions of the log are not asked.
+    """Open a connection of a user that authenticated with a token, without checking the log's users and permissions.
 
-    It is answered as Connect is.
+    It is answered like `Connect`.
     """
 
     session: int
@@ -332,26 +333,26 @@ class ConnectVouched(NamedTuple):
 
 
 class OpenChannel(NamedTuple):
-    """Open a channel (channel.open): the session acts in its connection's virtual host. Only a refusal is answered."""
+    """Open a channel (channel.open) in the virtual host of its connection. Only a refusal is answered."""
 
     session: int
     connection: int
 
 
 class SessionDown(NamedTuple):
-    """Forget a channel that is closed: its consumers end and their unacked messages return."""
+    """Remove a closed channel: its consumers end, and their unacknowledged messages return."""
 
     session: int
 
 
 class ConnectionDown(NamedTuple):
-    """Forget a connection that is closed or was refused, after its sessions: its exclusive queues go."""
+    """Remove a closed or refused connection, after its sessions, and delete its exclusive queues."""
 
     connection: int
 
 
 class CloseConnection(NamedTuple):
-    """Have a connection of any node closed."""
+    """Close a connection of any node."""
 
     node: str
     connection: int
@@ -359,44 +360,44 @@ class CloseConnection(NamedTuple):
 
 
 class PutVhost(NamedTuple):
-    """Create a virtual host, or describe it anew."""
+    """Create a virtual host, or replace its description, tags and default queue type."""
 
     name: str
     description: str
     tags: list[str]
     default_queue_type: str
-    """The type of queues that are declared without one; "" is the broker's default."""
+    """The type of queues that are declared without a type; "" is the broker's default."""
 
 
 class DeleteVhost(NamedTuple):
-    """Delete a virtual host with everything in it, and have its connections closed."""
+    """Delete a virtual host with everything in it, and close its connections."""
 
     name: str
 
 
 class ProtectVhost(NamedTuple):
-    """Protect a virtual host from deletion, or do so no more."""
+    """Protect a virtual host from deletion, or lift the protection."""
 
     vhost: str
     is_protected: bool
 
 
 class SetVhostLimits(NamedTuple):
-    """Replace the limits of a virtual host, as limits.VHOST_LIMITS names them. A negative one is no limit."""
+    """Replace the limits of a virtual host, named as in limits.VHOST_LIMITS. A negative limit means unlimited."""
 
     vhost: str
     limits: Table
 
 
 class ChangeVhostLimits(NamedTuple):
-    """Set some limits of a virtual host, and lift those that are None; the others stay."""
+    """Set some limits of a virtual host, and lift those that are None; its remaining limits stay."""
 
     vhost: str
     limits: Table
 
 
 class PutUser(NamedTuple):
-    """Create or replace a user; the hash is made outside, with SHA-256."""
+    """Create or replace a user. The submitting node has hashed the password with SHA-256."""
 
     name: str
     salt: bytes
@@ -405,38 +406,38 @@ class PutUser(NamedTuple):
 
 
 class PutHashedUser(NamedTuple):
-    """Create or replace a user whose password was hashed elsewhere, with another algorithm."""
+    """Create or replace a user whose password was hashed elsewhere, with a different algorithm."""
 
     name: str
     salt: bytes
     hash: bytes
     tags: list[str]
     hashing: str
-    """The algorithm of the hash: one of access.HASH_BYTES."""
+    """The algorithm of the hash: a key of permissions.HASH_BYTES."""
 
 
 class DeleteUser(NamedTuple):
-    """Delete a user with all permissions, and have the user's connections closed."""
+    """Delete a user with all permissions, and close the user's connections."""
 
     name: str
 
 
 class SetUserLimits(NamedTuple):
-    """Replace the limits of a user, as limits.USER_LIMITS names them. A negative one is no limit."""
+    """Replace the limits of a user, named as in limits.USER_LIMITS. A negative limit means unlimited."""
 
     user: str
     limits: Table
 
 
 class ChangeUserLimits(NamedTuple):
-    """Set some limits of a user, and lift those that are None; the others stay."""
+    """Set some limits of a user, and lift those that are None; the user's remaining limits stay."""
 
     user: str
     limits: Table
 
 
 class SetPermissions(NamedTuple):
-    """Let a user into a virtual host, to configure, write and read what the patterns match."""
+    """Give a user access to a virtual host: the patterns say which names the user may configure, write and read."""
 
     user: str
     vhost: str
@@ -451,7 +452,7 @@ class ClearPermissions(NamedTuple):
 
 
 class SetTopicPermissions(NamedTuple):
-    """Restrict a user to the routing keys that match, at one exchange."""
+    """Restrict a user at an exchange to the routing keys that the patterns match."""
 
     user: str
     vhost: str
@@ -461,7 +462,7 @@ class SetTopicPermissions(NamedTuple):
 
 
 class ClearTopicPermissions(NamedTuple):
-    """Lift a user's restriction at one exchange, or at all of the virtual host's if `exchange` is empty."""
+    """Lift a user's restriction at an exchange or, if `exchange` is empty, at all exchanges of the virtual host."""
 
     user: str
     vhost: str
@@ -469,7 +470,10 @@ class ClearTopicPermissions(NamedTuple):
 
 
 class PutPolicy(NamedTuple):
-    """Create or replace a policy or an operator policy. It is checked outside; a wrong one has no effect."""
+    """Create or replace a policy or an operator policy.
+
+    The submitting node checks it; an invalid policy has no effect.
+    """
 
     vhost: str
     name: str
@@ -477,7 +481,7 @@ class PutPolicy(NamedTuple):
     pattern: str
     apply_to: str
     priority: int
-    """The highest one counts. It may be negative from a version of the state on (`NEGATIVE_SINCE`)."""
+    """The policy with the highest priority applies. Negative priorities need a later version (`NEGATIVE_SINCE`)."""
     definition: Table
 
 
@@ -488,7 +492,7 @@ class DeletePolicy(NamedTuple):
 
 
 class PutParameter(NamedTuple):
-    """Create or replace a parameter of a virtual host. Its meaning is its component's, and is checked outside."""
+    """Create or replace a parameter of a virtual host. The submitting node checks the value for the component."""
 
     vhost: str
     component: str
@@ -516,14 +520,14 @@ class DeleteGlobalParameter(NamedTuple):
 
 
 class LimitPublishers(NamedTuple):
-    """Set how many publishers each virtual host remembers for deduplication, and how long after their last message."""
+    """Limit the publishers that each virtual host remembers for deduplication: their number and their idle time."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     age_ms: int
 
 
 class BeginMove(NamedTuple):
-    """Begin to move ready messages of a queue to another one; the fields are those of `moves.MoveState`."""
+    """Begin to move ready messages from a queue to a different queue; the fields are those of `moves.MoveState`."""
 
     vhost: str
     move: str
@@ -540,27 +544,27 @@ class BeginMove(NamedTuple):
 
 
 class MoveMessages(NamedTuple):
-    """Take the next step of a move; it changes nothing if this was taken, or if the move is over.
+    """Take the next step of a move, unless this step was taken already or the move has ended.
 
-    Of the messages only those are moved that are still ready where they were.
+    Only messages that are still ready in their place are moved.
     """
 
     vhost: str
     move: str
     step: int
     place: int
-    """The place in the source (`backlog.RETURNED`, `backlog.place_of`) of the messages."""
+    """The place of the messages in the source (`backlog.RETURNED`, `backlog.place_of`)."""
     pieces: list[int]
-    """The messages, as the numbers of one `moves.MovePiece` after the other, with ascending keys."""
+    """The messages, as the flattened numbers of `moves.MovePiece` rows, with ascending keys."""
     examined: int
-    """How many messages were looked at for this step."""
+    """Number of source messages that the leader examined for this step."""
     next_place: int
     next_key: int
-    """Where the step after this one begins; `backlog.PLACES` as the place is the end."""
+    """The place and key where the next step begins. The place `backlog.PLACES` is the end of the source."""
 
 
 class EndMove(NamedTuple):
-    """Let a move be over: stopped, or failed if there is an `error`. What is moved stays moved."""
+    """End a move: as stopped, or as failed if there is an `error`. Messages that were moved stay in the destination."""
 
     vhost: str
     move: str
@@ -578,7 +582,7 @@ Declaration = (
     | BindExchange
     | UnbindExchange
 )
-"""Commands with which clients change what is declared in a virtual host."""
+"""Commands by which clients change the declared objects of a virtual host."""
 
 Change = (
     CloseConnection
@@ -606,7 +610,7 @@ Change = (
     | BeginMove
     | EndMove
 )
-"""Commands of operators; none is a client's method."""
+"""Commands of operators; a client's AMQP methods never lead to them."""
 
 Method = (
     Enqueue
@@ -624,11 +628,10 @@ Method = (
     | ConnectVouched
     | OpenChannel
 )
-"""Commands that are a method of a client on its channel, and may be refused.
+"""Commands that carry out a client's AMQP method on its channel, and that may be refused.
 
-All but three are answered, one after the other: publishes are confirmed instead, if they are numbered, and a channel is
-open unless it is refused.
-"""
+All but three are answered, in their order. Numbered publishes are confirmed instead, and an unrefused `OpenChannel`
+counts as successful."""
 
 Settlement = Settle | Return | Reject | Discard
 
@@ -647,7 +650,8 @@ Command = (
 )
 
 NEGATIVE_SINCE: dict[tuple[type[Command], str], int] = {(PutPolicy, "priority"): 8}
-"""The fields that may be negative, each with the version of the state since when. No other number may."""
+"""Fields that may be negative -> the first version of the state that allows it. All other numbers must not be
+negative."""
 
 OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
     7: {
@@ -713,12 +717,13 @@ OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
         JoinFragments: 64,
     },
 }
-"""The number of each command in the log, by the version of the state from which on it may be proposed.
+"""The opcodes of commands, grouped by the first version of the state in which the command may be proposed.
 
-Retired: 6, 8, 10, 24, 31, 32."""
+Retired opcodes: 6, 8, 10, 24, 31, 32."""
 OPCODES = {command: opcode for opcodes in OPCODES_SINCE.values() for command, opcode in opcodes.items()}
-"""The number of each command in the log."""
+"""Command -> its opcode in the log."""
 SINCE = {command: version for version, opcodes in OPCODES_SINCE.items() for command in opcodes}
-"""The version of the state from which on each command may be proposed: before, some member may not know it."""
+"""Command -> the first version of the state in which it may be proposed. In older versions, a member may not know
+it."""
 NO_COMMAND = 0
-"""No opcode: it says that no command was the cause."""
+"""The value of an opcode field when no command was the cause."""

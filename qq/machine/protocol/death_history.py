@@ -1,6 +1,6 @@
-"""What dead-lettered messages have been through: their deaths.
+"""Death histories of dead-lettered messages; they become the header x-death.
 
-Invariant: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
+Invariant: messages with equal histories share a single packed history. A returned history never changes.
 """
 
 from __future__ import annotations
@@ -20,70 +20,72 @@ DELIVERY_LIMIT = "delivery_limit"
 REASONS = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
 
 Cause = tuple[str, str, str]
-"""The cause of a death: the reason, the queue in which it came, and the exchange by which the message came there."""
+"""The cause of a death: the reason, the queue of the death, and the exchange by which the message came to that
+queue."""
 
 SPREAD_MAX = 10_000
-"""How many messages one message may become by dying if nobody rejects any of them. A chain of queues makes no more of
-them, and a rejection begins anew. What is beyond is dropped, as is what goes round in a circle."""
+"""Maximum messages that a message may become by dead-lettering before a client rejects it. A chain of queues does not
+multiply messages, and a rejection starts the count again. Dead letters beyond the limit are dropped, as are cycles."""
 
 _BLOCK_ROWS = 512
-"""The number of histories in a block; to copy one takes some microseconds."""
+"""Histories in a block; copying a block takes some microseconds."""
 
 
 class Death(NamedTuple):
-    """All deaths of a message in one queue for one reason: how many, and what was known at the first."""
+    """All deaths of a message in a queue for a reason: their number, and the circumstances of the first death."""
 
     queue: str
     reason: str
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     time_ms: int
-    """The cluster's time of the first death, in whole seconds as AMQP tells it, so that more histories are equal."""
+    """Cluster time of the first death, in milliseconds, rounded down to whole seconds as in AMQP, so that more
+    histories are equal."""
     exchange: str
-    """The exchange to which the message had been published, or dead-lettered before."""
+    """The exchange to which the message had been published or last dead-lettered."""
     routing_keys: tuple[str, ...]
     """The message's keys at that time, without BCC."""
     original_expiration: str | None
-    """The property `expiration`, which a message loses at its first death."""
+    """The property `expiration` of the original publish; a message loses it at its first death."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Death:
-        """The death that was packed into this row."""
+        """Return the death in a packed row."""
         queue, reason, count, time_ms, exchange, routing_keys, original_expiration = row
         return cls(queue, reason, count, time_ms, exchange, tuple(routing_keys), original_expiration)
 
 
 class History(NamedTuple):
-    """What a dead-lettered message has become and been through."""
+    """The deaths of a dead-lettered message, and its current exchange and key."""
 
     exchange: str
-    """The dead-letter exchange, to which the message counts as published now."""
+    """The dead-letter exchange, as if the message had been published there."""
     routing_key: str
     cc_removed: bool
-    """Whether a dead-letter routing key has taken the place of all the keys the message was published with."""
+    """Whether a dead-letter routing key has replaced all keys of the original publish."""
     deaths: tuple[Death, ...]
     """The deaths of the message, one for each queue and reason, the newest first."""
     first: Cause
     last: Cause
-    """The cause of the newest death. Its exchange may be another than in `deaths`, which is that of the first time."""
+    """The cause of the newest death. Its exchange may differ from that in `deaths`, which is that of the first time."""
     spread: int
-    """How many messages one may have become since somebody rejected it, or it was published: the product of the numbers
-    of queues in which it arrived at each death."""
+    """Maximum messages that the original may have become since its publish or its last rejection: the product of the
+    numbers of queues that it reached at each death."""
     over: int = 0
-    """How many of the deaths, the last ones here, came before somebody moved the message: they make no cycle."""
+    """How many of the last `deaths` happened before a user moved the message. These deaths count towards no cycle."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
-        """The history that was packed into this row."""
+        """Return the history in a packed row."""
         exchange, routing_key, cc_removed, deaths, first, last, spread, *over = row
         known = tuple(map(Death.of, deaths))
         return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread, *over)
 
     def row(self) -> Sequence[Any]:
-        """What is packed of the history: as before version 8 of the state, if it was never moved."""
+        """Return the row to be packed. A history that was never moved has the row of versions before 8 of the state."""
         return self if self.over else self[:-1]
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
-        """The keys that a message has now, if it was published with the keys `published`."""
+        """Return the current keys of a message whose original publish had the keys `published`."""
         return (self.routing_key,) if self.cc_removed else published
 
 
@@ -98,10 +100,10 @@ def died(
     new_exchange: str,
     new_routing_key: str | None,
 ) -> History:
-    """What a message's history is after it died in `queue` and went on to `new_exchange`.
+    """Return a message's history after it died in `queue` and was dead-lettered to `new_exchange`.
 
-    `exchange`, `routing_keys` (the routing key, then CC, not BCC) and `original_expiration` are those of the message as
-    it was published, however often it has died since. Without `new_routing_key` it keeps its keys.
+    `exchange`, `routing_keys` (the routing key, then CC, not BCC) and `original_expiration` are those of the original
+    publish, even after earlier deaths. Without `new_routing_key` the message keeps its keys.
     """
     if history is None:
         deaths: tuple[Death, ...] = ()
@@ -109,7 +111,7 @@ def died(
     else:
         deaths, cc_removed = history.deaths, history.cc_removed
         exchange, routing_keys, original_expiration = history.exchange, history.keys(routing_keys), None
-    # rabbitmq-server mc.erl, record_death: a repetition changes nothing of a record but the count, and its place.
+    # rabbitmq-server mc.erl, record_death: a repetition changes only a record's count and its place.
     death = Death(queue, reason, 1, time_ms - time_ms % 1000, exchange, routing_keys, original_expiration)
     over = 0 if history is None else history.over
     for place, known in enumerate(deaths):
@@ -132,12 +134,18 @@ def died(
 
 
 def moved(history: History) -> History:
-    """What a message's history is when somebody has moved it: that is their will, as a rejection is a client's."""
+    """Return a message's history after a user moved it.
+
+    Like a client's rejection, a move is intended, so earlier deaths count towards no cycle.
+    """
     return history._replace(spread=1, over=len(history.deaths))
 
 
 def moved_back(history: History) -> History:
-    """What it is when somebody has moved the message to where it first died: it is published as it was then."""
+    """Return a message's history after a user moved it back to the queue of its first death.
+
+    It gets the exchange and keys of its original publish back.
+    """
     reason, queue, _ = history.first
     for death in history.deaths:
         if (death.queue, death.reason) == (queue, reason):
@@ -147,9 +155,9 @@ def moved_back(history: History) -> History:
 
 
 def is_cycle(history: History, target: str) -> bool:
-    """Whether a message with this history goes round in a circle when it gets into the queue `target` again.
+    """Return whether a message with this history is in a cycle if it enters the queue `target` again.
 
-    It does if nobody rejected or moved it since it died there; that is their will, and so is what follows.
+    It is, unless a client rejected it or a user moved it since it died there, because those are intended.
     """
     for death in history.deaths[: len(history.deaths) - history.over]:
         if death.reason == REJECTED:
@@ -160,24 +168,24 @@ def is_cycle(history: History, target: str) -> bool:
 
 
 class Histories:
-    """The histories that the messages of one queue refer to, by id, with the number of those messages.
+    """The death histories of a queue's messages, by id, with the number of messages that refer to each.
 
-    0 stands for no history, wherever an id is wanted.
+    The id 0 stands for no history.
     """
 
     __slots__ = ("_blocks", "_ids", "_next_id", "_owned")
 
     def __init__(self) -> None:
         self._next_id = 1
-        """The id of the next new history. It only grows, so that no id has ever had another meaning."""
+        """The id of the next new history. It only grows, so an id is never reused."""
         self._ids: dict[bytes, int] = {}
         self._blocks: dict[int, _HistoryBlock] = {}
-        """The blocks in which there is any history, by the ids divided by _BLOCK_ROWS, ascending."""
+        """The non-empty blocks, by id divided by _BLOCK_ROWS, ascending."""
         self._owned: set[int] = set()
-        """The blocks that nobody else looks at; the others are copied before they change."""
+        """The blocks that no frozen state shares; shared blocks are copied before they change."""
 
     def intern(self, history: History, count: int) -> int:
-        """Note that `count` messages more refer to this history, which may be new, and return its id."""
+        """Count `count` more messages that refer to this history, add it if it is new, and return its id."""
         packed = pack(history.row())
         history_id = self._ids.get(packed)
         if history_id is None:
@@ -189,12 +197,12 @@ class Histories:
         return history_id
 
     def retain(self, history_id: int, count: int) -> None:
-        """Note that `count` messages more refer to a history that is there."""
+        """Count `count` more messages that refer to an existing history."""
         if history_id:
             self._change(history_id, count)
 
     def release(self, history_id: int, count: int) -> None:
-        """Note that `count` messages fewer refer to a history; when none does it is forgotten."""
+        """Count `count` fewer messages that refer to a history, and forget a history without messages."""
         if not history_id or self._change(history_id, -count):
             return
         number, place = divmod(history_id, _BLOCK_ROWS)
@@ -207,21 +215,21 @@ class Histories:
             self._owned.remove(number)
 
     def get(self, history_id: int) -> History | None:
-        """The history with this id, which has to be there; None for 0."""
+        """Return the history with this id, which must exist; None for 0."""
         if not history_id:
             return None
         number, place = divmod(history_id, _BLOCK_ROWS)
         return History.of(unpack(self._blocks[number].packed[place]))
 
     def octets(self, history_id: int) -> int:
-        """How many octets the history with this id is; it has to be there, and 0 has none."""
+        """Return the packed size in bytes of the history with this id, which must exist; 0 for the id 0."""
         if not history_id:
             return 0
         number, place = divmod(history_id, _BLOCK_ROWS)
         return len(self._blocks[number].packed[place])
 
     def keep_only(self, counts: Mapping[int, int]) -> None:
-        """Let as many messages refer to each history as `counts` tells, at least one, and forget the others."""
+        """Set the number of messages of each history in `counts` (at least 1), and forget the histories not in it."""
         kept: list[HistoryRow] = []
         for history_id in sorted(counts):
             number, place = divmod(history_id, _BLOCK_ROWS)
@@ -232,7 +240,10 @@ class Histories:
         return len(self._ids)
 
     def _change(self, history_id: int, difference: int) -> int:
-        """Change how many messages refer to a history, and return how many do now. Raises ValueError at too few."""
+        """Change the number of messages that refer to a history, and return the new number.
+
+        Raises ValueError if the history is unknown or the number would be negative.
+        """
         number, place = divmod(history_id, _BLOCK_ROWS)
         counts = self._own(number).counts
         count = counts[place] + difference
@@ -257,7 +268,7 @@ class Histories:
         block.live += 1
 
     def _own(self, number: int) -> _HistoryBlock:
-        """The block with this number, to be changed: it is made if there is none, and copied if others look at it."""
+        """Return the block with this number, to be changed: a new block, or a copy if a frozen state shares it."""
         if number not in self._owned:
             old = self._blocks.get(number)
             self._blocks[number] = _HistoryBlock() if old is None else old.copy()
@@ -267,31 +278,31 @@ class Histories:
     # The state, dumped and loaded
 
     def freeze(self) -> FrozenHistories:
-        """The histories as they are now, sharing the blocks."""
+        """Return the histories as they are now; the result shares the blocks."""
         if self._next_id == 1:
-            return _UNUSED  # as nearly always, and there may be very many of them
+            return _UNUSED  # the usual case, and there may be very many queues
         self._owned.clear()
         return FrozenHistories(self._next_id, self._blocks.copy())
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what a `HistoriesRow` was written from."""
+        """Replace everything by the histories of a dumped `HistoriesRow`."""
         row = HistoriesRow(*dumped)
         self._next_id = row.next_id
         self._replace(HistoryRow(*known) for block in row.blocks for known in unpack(block))
 
 
 class HistoryRow(NamedTuple):
-    """One history in a dump."""
+    """A history in a dump."""
 
     id: int
     packed: bytes
     """The packed `History`."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
-    """How many messages refer to it."""
+    """Number of messages that refer to it."""
 
 
 class HistoriesRow(NamedTuple):
-    """Histories in a dump, as `FrozenHistories.dump` makes it and `Histories.load` takes it."""
+    """The histories of a queue in a dump, written by `FrozenHistories.dump` and read by `Histories.load`."""
 
     next_id: int
     blocks: list[bytes]
@@ -299,18 +310,18 @@ class HistoriesRow(NamedTuple):
 
 
 class FrozenHistories(NamedTuple):
-    """A queue's histories at one moment, for any thread."""
+    """A queue's histories at a moment; any thread may read them."""
 
     next_id: int
     blocks: dict[int, _HistoryBlock]
 
     def get(self, history_id: int) -> History:
-        """The history that had this id at that moment."""
+        """Return the history that had this id at that moment."""
         number, place = divmod(history_id, _BLOCK_ROWS)
         return History.of(unpack(self.blocks[number].packed[place]))
 
     def dump(self) -> HistoriesRow:
-        """The row of these histories in a dump; equal histories have equal rows."""
+        """Return the row of these histories in a dump; equal histories have equal rows."""
         if self is _UNUSED:
             return _UNUSED_ROW
         return HistoriesRow(
@@ -336,13 +347,13 @@ class _HistoryBlock:
 
     __slots__ = ("counts", "live", "packed")
 
-    # Packed they are a third as large, and millions of them are nothing to the garbage collector.
+    # Packed they are a third as large, and the garbage collector does not have to visit millions of objects.
     packed: list[bytes]
-    """The packed histories; empty where there is none any more, or yet."""
+    """The packed histories; empty bytes for an unused id."""
     counts: array[int]
-    """How many messages refer to each history."""
+    """Number of messages that refer to each history."""
     live: int
-    """How many histories there are in the block."""
+    """Number of histories in the block."""
 
     def __init__(self) -> None:
         self.packed = [b""] * _BLOCK_ROWS

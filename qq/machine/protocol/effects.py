@@ -1,4 +1,6 @@
-"""What follows from the commands. Every replica computes every effect; `node` is the one that carries it out.
+"""Effects of commands, as data: answers, deliveries and notices for clients.
+
+Every replica computes every effect; the node named by `node` carries it out.
 
 Invariant: an effect is a value. It holds no reference into the machine's state.
 """
@@ -12,11 +14,11 @@ if TYPE_CHECKING:
     from qq.ranges import Range
 
 CountContract = Literal["4.0", "4.3"]
-"""The release of RabbitMQ by whose rules a quorum queue counts deliveries."""
+"""The RabbitMQ release whose rules a quorum queue follows when it counts deliveries."""
 
 
 class Deliver(NamedTuple):
-    """Send messages to a consumer; their message ids are `first_id` and on, in the order of the ranges."""
+    """Deliver messages to a consumer; their message ids count up from `first_id`, in the order of the ranges."""
 
     node: str
     session: int
@@ -24,9 +26,9 @@ class Deliver(NamedTuple):
     first_id: int
     ranges: list[Range]
     histories: dict[int, History]
-    """The histories that the ranges refer to, by their ids."""
+    """History id -> history, for the ids in the ranges."""
     count_contract: CountContract | None
-    """Which headers count the deliveries of a message; None at a classic queue, which adds no such header."""
+    """The rules by which headers count deliveries of a message; None at a classic queue, which adds no such header."""
 
 
 class QueueDeclared(NamedTuple):
@@ -44,7 +46,7 @@ class QueuePurged(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a declaration or binding that has succeeded and has nothing else to tell."""
+    """The result of a declaration or binding that succeeded and returns no data."""
 
 
 class Consuming(NamedTuple):
@@ -68,14 +70,14 @@ class GetEmpty(NamedTuple):
 
 
 class Got(NamedTuple):
-    """The result of `GetMessages`; the ids of the messages are 0 and on, in the order of the ranges."""
+    """The result of `GetMessages`; message ids count up from 0, in the order of the ranges."""
 
     consumer: int
     ranges: list[Range]
     remaining: int
-    """How many messages are ready behind the last of these."""
+    """Number of ready messages behind the last returned message."""
     histories: dict[int, History]
-    """The histories that the ranges refer to, by their ids."""
+    """History id -> history, for the ids in the ranges."""
     count_contract: CountContract | None
 
 
@@ -92,7 +94,7 @@ class Limited(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """The connection is open: its client is in the virtual host."""
+    """The result of `Connect`: the connection is open, and its client is in the virtual host."""
 
 
 Result = (
@@ -113,19 +115,19 @@ Result = (
 
 
 class Reply(NamedTuple):
-    """Answer a command of the session; answers come in the order of the commands."""
+    """Answer a command of the session. Answers come in the order of the commands."""
 
     node: str
     session: int
     result: Result
     number: int
-    """The number of this answer: the session's answers are counted from 1, and a failure is one of them."""
+    """The number of this answer. A session's answers, including failures, are counted from 1."""
 
 
 class Failed(NamedTuple):
-    """Close the channel with an AMQP error or, if the code is a hard one, the connection.
+    """Close the channel with an AMQP error or, for a hard error code, the connection.
 
-    The machine carries out nothing more for the session until it is told `SessionDown`.
+    Until `SessionDown`, the machine carries out no further commands of the session.
     """
 
     node: str
@@ -133,13 +135,13 @@ class Failed(NamedTuple):
     code: int
     text: str
     opcode: int
-    """The opcode of the command that is refused; NO_COMMAND if there is another reason."""
+    """The opcode of the refused command; NO_COMMAND if no command was the cause."""
     number: int
     """The number of this answer, as in `Reply`."""
 
 
 class Returned(NamedTuple):
-    """Give mandatory messages that reached no queue back to the publisher."""
+    """Return mandatory messages that reached no queue to their publisher (basic.return)."""
 
     node: str
     session: int
@@ -150,11 +152,12 @@ class Returned(NamedTuple):
     routing_key: str
     frames_channel: int
     delay_ms: int = 0
-    """The delay that the messages asked for; their stored header has it as if they had been delayed."""
+    """Delay that the publisher asked for, in milliseconds. The header of the returned message carries it as if the
+    message had been delayed."""
 
 
 class DirectReply(NamedTuple):
-    """Send messages to a consumer of direct replies. Nothing is told again: what does not get there is lost."""
+    """Send messages to a consumer of direct replies, at most once: a reply that does not arrive is lost."""
 
     node: str
     session: int
@@ -165,7 +168,7 @@ class DirectReply(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Refuse messages that were published in confirm mode: a queue has no room for them, and no queue has got them."""
+    """Nack messages of a publisher in confirm mode, because a queue had no room. No queue has received them."""
 
     node: str
     session: int
@@ -174,7 +177,7 @@ class Rejected(NamedTuple):
 
 
 class DeliveryTimeout(NamedTuple):
-    """Note in the node's log that a consumer has not acknowledged in time. What is done about it is another effect."""
+    """Write to the node's log that a consumer has not acknowledged in time. Separate effects act on the consumer."""
 
     node: str
     session: int
@@ -187,7 +190,10 @@ class DeliveryTimeout(NamedTuple):
 
 
 class ConsumerGone(NamedTuple):
-    """Notify the client that its consumer is gone, with its queue or because it did not acknowledge in time."""
+    """Notify the client that its consumer was cancelled.
+
+    The consumer's queue is gone, or the consumer did not acknowledge in time.
+    """
 
     node: str
     session: int
@@ -195,7 +201,7 @@ class ConsumerGone(NamedTuple):
 
 
 class ConnectionForced(NamedTuple):
-    """Close a connection, whoever opened it: an operator wants it, or its virtual host or its user is gone."""
+    """Close a connection because an operator requested it, or because its virtual host or user was deleted."""
 
     node: str
     session: int
@@ -205,29 +211,30 @@ class ConnectionForced(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What there is of a session, told to a node that has been given the state instead of the entries that led to it.
+    """The status of a session, for a node that received the state in place of the entries that led to it.
 
-    Before it come the session's last answer, unless that was `ConsumerCancelled`, and everything that its consumers
-    hold; the node may have had some or all of that before.
+    Before it come the session's last answer (unless that was `ConsumerCancelled`) and all messages that its consumers
+    hold. The node may have received some of these already.
     """
 
     node: str
     session: int
     answers: int
-    """How many answers the session was given. Those after the last that is told were `ConsumerCancelled`, one per
-    `Cancel`."""
+    """Number of answers that the session has been given. The answers after the last sent answer were
+    `ConsumerCancelled`, one per `Cancel`."""
     consumers: list[int]
-    """The consumers that are live. Another that was confirmed by `Consuming` and not cancelled has lost its queue."""
+    """Ids of the live consumers. A consumer that `Consuming` confirmed, and that is neither here nor cancelled, has
+    lost its queue."""
 
 
 class OriginExpelled(NamedTuple):
-    """Tell a node that the others have stopped waiting for it: all its sessions are gone."""
+    """Report to a node that the cluster has evicted it: all its sessions have ended."""
 
     node: str
 
 
 class DeadLettered(NamedTuple):
-    """Count messages that have left their queue as dead letters, on the node that saw to it."""
+    """Count messages that have left their queue as dead letters, on the node that moved them."""
 
     node: str
     reason: str
@@ -237,7 +244,7 @@ class DeadLettered(NamedTuple):
 
 
 Answer = Reply | Failed
-"""What a session is told about its commands, one answer for each."""
+"""The answer to a command of a session; each command gets a single answer."""
 
 SessionEffect = (
     Deliver
@@ -251,6 +258,6 @@ SessionEffect = (
     | ConnectionForced
     | Known
 )
-"""Effects about one session."""
+"""Effects for a single session."""
 
 Effect = SessionEffect | OriginExpelled | DeadLettered

@@ -1,6 +1,6 @@
-"""Why a command is refused: RabbitMQ's texts, which clients and their tests know, and the numbers of its reasons.
+"""Refusals of commands: the AMQP reply codes and RabbitMQ's texts, which clients and their tests rely on.
 
-Invariant: a refusal changes nothing; it is raised before the first change.
+Invariant: a refusal changes no state, because it is raised before the first change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ CONNECTION_FORCED = 320
 
 
 class Refused(Exception):
-    """The command cannot be carried out; `text` is for the client."""
+    """The command cannot be carried out: an AMQP reply code, and a text for the client."""
 
     def __init__(self, code: int, explanation: str) -> None:
         super().__init__(explanation)
@@ -35,7 +35,7 @@ def not_found(thing: str) -> Refused:
 
 
 def locked(queue: str) -> Refused:
-    """The refusal of a queue that is another connection's; `queue` is what `the_queue` makes of it."""
+    """Return the refusal for a queue that belongs to a different connection; `queue` is a result of `the_queue`."""
     return Refused(
         405,
         f"cannot obtain exclusive access to locked {queue}. It could be originally declared on another "

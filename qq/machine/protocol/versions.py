@@ -1,27 +1,28 @@
-"""The versions of the state: what entries do, and how the state is written.
+"""The versions of the state: the effect of each entry, and the format of a dump.
 
-An entry goes by the version that the log has agreed on before it (`Core.version`), never by what the program can run:
-so nodes with different programs do the same. What a version has done once it was released, it does for ever.
+An entry follows the version that the log agreed on before it (`Core.version`), never the version that the program could
+run. So nodes with different programs compute the same state. The meaning of a released version never changes.
 """
 
 from __future__ import annotations
 
 VERSIONS = (7, 9)
-"""The lowest and the highest version that this program can run: that of the release before, and its own.
+"""The lowest and the highest version that this program can run: the previous release's version, and its own.
 
 7: release 0.1.
-8: the log tells who the members are (cluster/configuration/configuration.py). Virtual hosts may be protected from
-deletion; there are parameters, of virtual hosts and of the cluster. A node may vouch for users whom it knows by a
-token. Messages may be moved from queue to queue. A user's publishers are its own, and a message that was returned may
-be published again with its number. Policies may have negative priorities. Several messages may be got at once. Large
-messages may be stored in fragments. 9: time in which the cluster could serve nobody does not count as idle time of a
-queue (`x-expires`). The answer to basic.get tells which headers count deliveries. With a single active consumer,
-basic.get works at a classic queue, and the flag `exclusive` has no effect at a quorum queue. Arguments of stream
-consumers are refused, and `x-cancel-on-ha-failover` may be of any type. Policies may have the settings of streams and
-`queue-master-locator`.
-"""
+
+8: the log holds the list of members (cluster/configuration/configuration.py). Virtual hosts may be protected from
+deletion. Virtual hosts and the cluster have parameters. A node may vouch for a user that it knows by a token. Messages
+may be moved from queue to queue. Each user has publishers of its own, and a returned message may be published again
+with its number. Policies may have negative priorities. A single command may get several messages. Large messages may be
+stored in fragments.
+
+9: time during which the cluster could serve no client does not count as idle time of a queue (`x-expires`). The answer
+to basic.get says which headers count deliveries. With a single active consumer, basic.get works at a classic queue, and
+the flag `exclusive` has no effect at a quorum queue. Arguments of stream consumers are refused, and
+`x-cancel-on-ha-failover` may be of any type. Policies may have the settings of streams and `queue-master-locator`."""
 
 
 def known() -> str:
-    """The versions that this program can run, for whoever reads of another one."""
+    """Return the range of versions that this program can run, for messages about an unknown version."""
     return f"{VERSIONS[0]} to {VERSIONS[1]}"

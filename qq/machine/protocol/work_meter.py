@@ -1,6 +1,8 @@
-"""What the entry that is being applied has cost so far, where that does not follow from its size.
+"""Limits on the work of an entry, and the counters of the work that the current entry has done.
 
-Invariant: everything here is counted alike on every node, and begins anew with each entry.
+The counters cover work that the size of the entry does not bound. Work above a limit is put off to the next entries.
+
+Invariant: every node counts alike, and the counters start from zero with each entry.
 """
 
 from __future__ import annotations
@@ -8,100 +10,100 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 REVIEW_STEPS_MAX = 15_000
-"""How many steps one entry may spend on finding the policies that apply; what is left is for the next entries."""
+"""Steps that an entry may spend on matching policies; the remaining queues and exchanges wait for the next entries."""
 
 GOT_AT_ONCE = 64
-"""How many messages one command may get: the last answer of each session is kept."""
+"""Messages that a command may get. The bound keeps answers small, because each session keeps its last answer."""
 RANGES_AT_ONCE = 1_000
-"""How many ranges of messages one command may settle or bring back; if there are more, all are put off."""
+"""Ranges of messages that a command may settle or return; with more, all of them are put off."""
 MOVED_AT_ONCE = 1_000
-"""How many messages of its source one step of a move looks at: as many as a leader takes, and several times as many
-that have come back since it looked. What is beyond is for the next step."""
+"""Source messages that a step of a move examines: as many as a leader takes, and several times as many that returned
+after the leader read them. The next step examines the rest."""
 RANGES_MAX = 4_000
-"""How many ranges that were put off are done at the end of one entry: 3 us each, if they come back."""
+"""Put-off ranges that are settled or returned at the end of an entry; a returned range takes 3 us."""
 RANGES_OF_QUEUE_MAX = 1_000
-"""How many of the ranges that were put off may be of one queue, before other queues have their turn."""
+"""Put-off ranges of a single queue that are handled before the other queues get their share."""
 SERVED_MAX = 6_000
-"""How many ranges queues may give to consumers, expire, release after a delay or drop over a limit, for the commands of
-one entry, and as many at its end: 1.5 us each. What is left is for the next entries."""
+"""Ranges that queues may deliver, expire, release after a delay or drop over a limit: so many for the commands of an
+entry, and so many again at its end. A range takes 1.5 us. The rest waits for the next entries."""
 SERVING_RANGES = 4
-"""How many ranges it counts as to serve a queue, beside those that it gives."""
+"""Ranges that serving a queue counts as, on top of the ranges it delivers."""
 DUE_QUEUES_MAX = 2_000
-"""How many queues are found in one entry at which something is due: 3 us each. Others follow in the next."""
+"""Queues with due work that are looked up in an entry, 3 us each. The rest waits for the next entry."""
 
 LOST_MAX = 1_500
-"""How many sessions and consumers of a node that is gone are ended by the entry that says so, and as many at its end,
-and in each of the next ones: 8 us each."""
+"""Sessions and consumers of a disconnected node that are ended by the entry that reports the loss; so many again at the
+end of that entry and of each following entry. Each takes 8 us."""
 
 QUEUES_GONE_MAX = 500
-"""How many queues that nobody needs any more, with their bindings and consumers, are removed by a command, and as many
-twice at the end of an entry: 6 to 20 us each. What is left is for the next entries."""
+"""Unneeded queues that a command removes, with their bindings and consumers; twice as many at the end of an entry. A
+queue takes 6 to 20 us. The rest waits for the next entries."""
 
 REMAINS_MAX = 2_000
-"""How many objects of what is gone are let go of in one entry: 6 us each at most."""
+"""Removed objects whose memory is freed in an entry, at most 6 us each."""
 
 FEW_QUEUES = 16
-"""A message that reaches at most so many queues costs in proportion to its size, and is not counted."""
+"""Queues that a message may reach without being counted here, because its cost is then in proportion to its size."""
 COPIES_MAX = 5000
-"""How many queues the messages that reach more than FEW_QUEUES may reach together, in one entry and virtual host. Who
-gathers messages into batches sees to it (costs.py), so this is reached only if bindings have changed on the way."""
+"""Copies per entry and virtual host, for messages that reach more than FEW_QUEUES queues. The node that gathers a batch
+already keeps to this limit (cost_estimate.py), so it is reached only if bindings change before the batch is applied."""
 CHEAP_STEPS_MAX = 200
-"""The most steps (`Router.steps`) of a cheap way: it costs less than to take the message in, so it is always found."""
+"""Steps (`Router.steps`) up to which a route is cheap: it costs less than receiving the message, so it is always
+computed."""
 CONTENT_STEPS = 20
-"""How many steps of finding a way it counts as to look into a message."""
+"""Steps of routing that looking into a message counts as."""
 WAYS_STEPS_MAX = 500_000
-"""How many steps one entry may spend in one virtual host on finding ways and on looking into messages: a few hundred
-milliseconds at most. Like `COPIES_MAX`, it is reached only if bindings have changed on the way."""
+"""Steps that an entry may spend per virtual host on routing and on looking into messages: a few hundred milliseconds at
+most. Like `COPIES_MAX`, it is reached only if bindings change before the batch is applied."""
 DEAD_STEPS_MAX = 75_000
-"""How many steps one entry may spend in one virtual host on finding where dead letters go; the rest is left for the
-next entries."""
+"""Steps that an entry may spend per virtual host on routing dead letters; the rest waits for the next entries."""
 
 
 @dataclass(slots=True)
 class Work:
-    """How much work one entry has done so far."""
+    """The work that the current entry has done so far."""
 
     steps: int = 0
-    """How many steps of finding policies were taken, of a quarter of a microsecond each."""
+    """Steps of policy matching, a quarter of a microsecond each."""
     served: int = 0
-    """How many ranges queues have moved for commands."""
+    """Ranges that queues have moved for commands."""
     copies: dict[str, int] = field(default_factory=dict)
-    """Messages times the many queues that each reached, by virtual host; those that reach few are not counted."""
+    """Messages times queues reached, per virtual host; messages that reach at most FEW_QUEUES queues are left out."""
 
     def copy(self, vhost: str, queues: int) -> bool:
-        """Note that messages reach so many queues; says whether that is too much for one entry."""
+        """Count messages that reach many queues. Return whether the entry now exceeds its limit of copies."""
         copies = self.copies[vhost] = self.copies.get(vhost, 0) + queues
         return copies > COPIES_MAX
 
     ways: dict[str, int] = field(default_factory=dict)
-    """The steps of finding ways for published messages, by virtual host."""
+    """Steps of routing published messages, per virtual host."""
     dear_ways: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
-    """The exchange and routing key of each dear way among them that a node may remember, by virtual host."""
+    """(exchange, routing key) of each expensive cacheable route among them, per virtual host."""
 
     def walk(self, vhost: str, steps: int) -> None:
-        """Count the steps that it has taken to find where a message goes."""
+        """Count steps of routing published messages."""
         self.ways[vhost] = self.ways.get(vhost, 0) + steps
 
     def walk_known(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
-        """Note what a way costs that nodes may remember or have to find; it counts once until bindings change."""
+        """Count the steps of a cacheable route; it counts again in this entry only after bindings have changed."""
         found = self.dear_ways.setdefault(vhost, set())
         if (exchange, routing_key) not in found:
             found.add((exchange, routing_key))
             self.walk(vhost, steps)
 
     def has_walked_enough(self, vhost: str) -> bool:
-        """Whether no more dear ways are found for messages of a virtual host in this entry."""
+        """Return whether this entry computes no more expensive routes for messages of a virtual host."""
         return self.ways.get(vhost, 0) > WAYS_STEPS_MAX
 
     dead_steps: dict[str, int] = field(default_factory=dict)
-    """The steps of finding ways for dead letters, by virtual host."""
+    """Steps of routing dead letters, per virtual host."""
 
     def find(self, vhost: str, steps: int) -> None:
-        """Count the steps that it has taken to find where a dead letter goes."""
+        """Count steps of routing a dead letter."""
         self.dead_steps[vhost] = self.dead_steps.get(vhost, 0) + steps
 
     def has_moved_enough(self, vhost: str) -> bool:
-        """Whether dead letters of a virtual host have to wait for another entry."""
+        """Return whether the remaining dead letters of a virtual host must wait for the next entry."""
         return self.copies.get(vhost, 0) > COPIES_MAX or self.dead_steps.get(vhost, 0) > DEAD_STEPS_MAX
 
     def clear(self) -> None:

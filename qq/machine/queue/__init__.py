@@ -1,1 +1,1 @@
-"""A queue: its backlog, its consumers, its timers and what leaves it."""
+"""A queue: its backlog, its consumers, its timers, and the settlement of its messages."""

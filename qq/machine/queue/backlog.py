@@ -1,15 +1,15 @@
-"""The messages of one queue that nobody has been given: ready, or waiting until they are.
+"""The undelivered messages of a queue: ready, or delayed.
 
-What came back is served first, in the order of its return. Then come the levels. In each the messages lie in the order
-of arrival: in runs as long as none expires before one in front of it, and those that do lie on the level's shelf, as do
-those that were put back into their place. Delayed messages have a shelf of their own.
+Returned messages are served first, in the order of their return. Then come the priority levels. In each level the
+messages lie in order of arrival, as runs. Messages that expire before a message in front of them lie on the level's
+shelf, and so do messages that were put back into their place. Delayed messages have a shelf of their own.
 
-Whoever goes through all ready messages goes from place to place: RETURNED is that of those that came back, `place_of`
-tells that of a level, the highest first. In a place each message has a key, which no other there ever has: the number
-of its return, or its position.
+To iterate over all ready messages, go from place to place: RETURNED is the place of returned messages, `place_of` gives
+the place of a level, the highest level first. In its place each message has a key that is never reused: the number of
+its return, or its position.
 
-Invariant: each message is in exactly one of these places; counts and sizes are kept, never counted. Everything follows
-from the calls alone, and goes on in the same way after `dump` and `load`.
+Invariant: each message is in exactly one of these places. Counts and sizes are updated with each change, and never
+recomputed. The state follows from the calls alone, and continues in the same way after `dump` and `load`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from qq.machine.queue.shelf import FrozenShelf
 
 HIGH = NORMAL + 1
-"""Where there are only two priorities, this level and those above it are the high one."""
+"""The lowest high level, for queues with only two priorities (high and normal)."""
 WEIGHT = 2
-"""How many high messages are served for each normal one, if there are both."""
+"""High messages that are served for each normal message, while both exist."""
 
 RETURNED = 0
-"""The place of the messages that came back."""
+"""The place of the returned messages."""
 PLACES = LEVELS + 1
-"""How many places there are."""
+"""The number of places."""
 
 _count = itemgetter(2)
 _size = itemgetter(4)
@@ -47,7 +47,7 @@ _key = itemgetter(0)
 
 
 class _Lane:
-    """The messages of one level."""
+    """The messages of a priority level."""
 
     __slots__ = ("last_expires_ms", "level", "runs", "shelf")
 
@@ -55,16 +55,16 @@ class _Lane:
         self.level = level
         self.runs = Runs(level, exact_sizes=exact_sizes)
         self.shelf = Shelf()
-        """The messages that lie in no run; their keys are their positions."""
+        """The messages outside the runs; their keys are their positions."""
         self.last_expires_ms = 0
-        """The time at which the last run expires, while there is a run; 0 is never."""
+        """The time at which the last run expires, while there are runs; 0 is never."""
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.shelf)
 
 
 class Backlog:
-    """Messages in the order of delivery."""
+    """Undelivered messages in the order of delivery."""
 
     __slots__ = (
         "_delayed",
@@ -87,36 +87,39 @@ class Backlog:
 
     def __init__(self, *, strict: bool = False, exact_sizes: bool = False) -> None:
         self.count = 0
-        """The number of messages that are ready."""
+        """The number of ready messages."""
         self.size = 0
         """The octets of all ready messages."""
         self.delayed = 0
         self.delayed_size = 0
         self.next_position = 0
-        """The position that the next message to arrive gets."""
+        """The position that the next arriving message gets."""
         self.trimmed_position = 0
-        """What `next_position` was when the queue last looked whether it holds too much."""
+        """The value of `next_position` when the queue last checked its length limits."""
         self.strict = strict
-        """Whether a level is served only when those above are empty. Otherwise there are two priorities: as long as
-        both have messages, two of each three that are taken are high ones, and the third is the oldest of all."""
+        """Whether a level is served only when all higher levels are empty. If not, there are two priorities: while both
+        have messages, two of three served messages are high, and the third is the oldest of all."""
         self._exact_sizes = exact_sizes
         self._normal = _Lane(NORMAL, exact_sizes=exact_sizes)
         self._lanes: dict[int, _Lane] = {NORMAL: self._normal}
-        """The lanes by level, the highest first. All but the normal one come and go with their messages."""
+        """Level -> lane, the highest level first. All lanes but the normal one exist only while they have messages."""
         self._returns = Shelf()
-        """The messages that came back, in the order of their return."""
+        """The returned messages, in the order of their return."""
         self._next_return = 0
         self._delayed = Shelf()
         """The delayed messages, in the order in which they were delayed."""
         self._next_delay = 0
         self._phase = 0
-        """How many messages were taken from the levels, modulo three: it decides which priority is next."""
+        """Number of messages taken from the levels, modulo three. It decides which priority is next."""
         self._plain = True
-        """Whether everything that is ready lies in the normal level's runs."""
+        """Whether all ready messages lie in the normal level's runs."""
 
     @property
     def exact_sizes(self) -> bool:
-        """Whether each message's own size is kept, as a limit in octets needs it, and not its share of a run's size."""
+        """Whether each message's own size is kept, instead of its share of a run's size.
+
+        A limit in octets needs the exact sizes.
+        """
         return self._exact_sizes
 
     @exact_sizes.setter
@@ -135,7 +138,7 @@ class Backlog:
         expires_ms: int = 0,
         history: int = 0,
     ) -> None:
-        """Add `count` messages that arrive, at the end of their level; `size` is the octets of all of them."""
+        """Add `count` arriving messages at the end of their level; `size` is their total in octets."""
         position = self.next_position
         self.next_position = position + count
         self.count += count
@@ -150,7 +153,7 @@ class Backlog:
         lane.runs.append(index, slot, count, position, size, expires_ms, history)
 
     def give_back(self, messages: Range) -> None:
-        """Make messages ready that came back: behind others that did, and before all the rest."""
+        """Make returned messages ready: behind earlier returns, and before all levels."""
         self.count += messages.count
         self.size += messages.size
         self._plain = False
@@ -158,15 +161,16 @@ class Backlog:
         self._next_return += messages.count
 
     def put_back(self, messages: Range) -> None:
-        """Make messages ready that came back, in the place that they had."""
+        """Make returned messages ready in their former place."""
         self.count += messages.count
         self.size += messages.size
         self._shelve(self._lane(messages.level), messages)
 
     def delay(self, messages: Range, due_ms: int, *, returned: bool) -> None:
-        """Keep messages until `due_ms`. Then they are the last that came back, if `returned`, or the last that arrived.
+        """Keep messages until `due_ms`. Then they go to the end of the returns, if `returned`, or of the arrivals.
 
-        Those that were not `returned` do not expire before that: their time to live begins when they are ready.
+        Messages that were not `returned` do not expire before that, because their time to live starts when they are
+        ready.
         """
         self.delayed += messages.count
         self.delayed_size += messages.size
@@ -174,7 +178,7 @@ class Backlog:
         self._next_delay += messages.count
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
+        """Remove and return the first `count` ready messages, which must exist, in at most `most` ranges."""
         if self._plain:
             ranges = self._normal.runs.take(count, most)
             if len(ranges) == most:
@@ -188,12 +192,12 @@ class Backlog:
         return ranges
 
     def expire(self, now_ms: int, limit: int) -> list[Range]:
-        """Remove and return messages that have expired, the earliest first; about `limit` messages at most."""
+        """Remove and return about `limit` expired messages, the earliest first."""
         expired: list[Range] = []
         expiries = self._expiries()
         while limit > 0 and expiries and expiries[0][0] <= now_ms:
             first_ms, number, source = expiries[0]
-            # As long as nothing in another place expired earlier.
+            # Until a different place has the earliest expiry.
             until_ms = min([now_ms, *(time_ms for time_ms, _, _ in expiries[1:3])])
             while limit > 0 and 0 < first_ms <= until_ms:
                 messages = source.take_expired()
@@ -215,9 +219,9 @@ class Backlog:
         return expired
 
     def release(self, now_ms: int, limit: int) -> int:
-        """Make delayed messages ready that are due, the earliest first; about `limit` at most. Returns how many were.
+        """Make about `limit` due messages ready, the earliest first, and return their number.
 
-        Those that were not returned live as long from now on as they would have from the moment when they were due.
+        Messages that were not returned keep their full time to live, counted from now.
         """
         released = 0
         delayed = self._delayed
@@ -231,7 +235,7 @@ class Backlog:
             if returned:
                 self.give_back(messages)
             elif messages.deliveries:
-                # Only shelves keep how often messages were delivered.
+                # Only shelves record the number of deliveries.
                 moved = messages._replace(position=self.next_position)
                 self.next_position += messages.count
                 self.put_back(moved)
@@ -241,7 +245,7 @@ class Backlog:
         return released
 
     def oldest_index(self) -> int | None:
-        """The least index of the first messages of each level, and of those that came back; None if none is ready."""
+        """Return the lowest log index among the first messages of the levels and of the returns, or None."""
         if self._plain:
             return self._normal.runs.head_index if self.count else None
         places = [
@@ -251,18 +255,18 @@ class Backlog:
         return min((place.head_index for place in places if place), default=None)
 
     def due_ms(self) -> int | None:
-        """The time at which `expire` or `release` will have something to do; None for never."""
+        """Return the time at which `expire` or `release` will have work, or None for never."""
         if self._plain and not self.delayed:
             return self._normal.runs.expires_ms or None
         due_ms, expires_ms = self._delayed.due_ms, self.expires_ms()
         return min(due_ms, expires_ms) if due_ms and expires_ms else due_ms or expires_ms or None
 
     def expires_ms(self) -> int:
-        """The time at which `expire` will have something to do; 0 for never."""
+        """Return the time at which `expire` will have work; 0 for never."""
         return min(filter(None, [place.expires_ms for place in self._places()]), default=0)
 
     def clear(self) -> int:
-        """Remove all messages, ready and delayed. Returns how many there were."""
+        """Remove all messages, ready and delayed, and return their number."""
         cleared = self.count + self.delayed
         self.count = self.size = self.delayed = self.delayed_size = 0
         for lane in self._lanes.values():
@@ -274,17 +278,18 @@ class Backlog:
         return cleared
 
     def browse(self, first: int, count: int) -> list[Range]:
-        """At most `count` ready messages from the `first`-th on, as `FrozenBacklog.browse` returns them."""
+        """Return at most `count` ready messages from offset `first` on, as `FrozenBacklog.browse` does."""
         return self.freeze().browse(first, count)
 
     def ends(self) -> tuple[int, int]:
-        """The keys that the next message gets in RETURNED, and in any other place."""
+        """Return the keys that the next message gets in RETURNED, and in any level's place."""
         return self._next_return, self.next_position
 
     def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
-        """At most `count` ready messages of one place, with keys from `first` to before `end`, in their order.
+        """Return at most `count` ready messages of a place in order, with keys from `first` to before `end`.
 
-        Each range comes with the key of its first message. It costs what they are, and to unpack a chunk.
+        Each range comes with the key of its first message. The cost is that of the messages returned, and of unpacking
+        a chunk.
         """
         if place == RETURNED:
             return self._returns.look(first, end, count)
@@ -297,7 +302,7 @@ class Backlog:
         return _first_of(found, count)
 
     def cut(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
-        """Remove messages of one place that `look` has just found there, or parts of them, in the same order."""
+        """Remove messages that `look` has just found in a place, or parts of them, in the same order."""
         self.count -= sum(messages.count for _, messages in found)
         self.size -= sum(messages.size for _, messages in found)
         pieces = [(key, messages.count) for key, messages in found]
@@ -314,7 +319,7 @@ class Backlog:
             self._tidy()
 
     def _lane(self, level: int) -> _Lane:
-        """The lane of a level that is about to get messages; it is made if there is none."""
+        """Return the lane of a level that will get messages; it is created if it does not exist."""
         lane = self._lanes.get(level)
         if lane is None:
             lane = _Lane(level, exact_sizes=self._exact_sizes)
@@ -334,7 +339,7 @@ class Backlog:
         self._plain = len(self._lanes) == 1 and not self._normal.shelf and not self._returns
 
     def _take(self, count: int, most: int) -> list[Range]:
-        """Remove ready messages wherever they lie: first those that came back, then those of the levels."""
+        """Remove and return ready messages from all places: first the returns, then the levels."""
         ranges = self._returns.take(count, most)
         count -= sum(map(_count, ranges))
         most -= len(ranges)
@@ -374,7 +379,7 @@ class Backlog:
         return ranges
 
     def _expiries(self) -> list[tuple[int, int, Runs | Shelf]]:
-        """A heap of the times at which messages expire, and where these lie; a number decides between equal times."""
+        """Return a heap of (expiry time, number, place); the number decides between equal times."""
         times = [
             (place.expires_ms, number, place)
             for number, place in enumerate(self._places())
@@ -384,7 +389,7 @@ class Backlog:
         return times
 
     def _places(self) -> list[Runs | Shelf]:
-        """Wherever messages may lie that expire."""
+        """Return all places with messages that may expire."""
         if self._plain:
             return [self._normal.runs, self._delayed]
         places: list[Runs | Shelf] = []
@@ -411,7 +416,7 @@ class Backlog:
         )
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what a `BacklogRow` was written from."""
+        """Replace everything by the backlog of a dumped `BacklogRow`."""
         row = BacklogRow(*dumped)
         totals, counters, options = (
             BacklogTotals(*row.totals),
@@ -426,7 +431,7 @@ class Backlog:
         self._next_return, self._next_delay = counters.next_return, counters.next_delay
         self._phase = counters.phase
         self.strict, self.exact_sizes = options.strict, options.exact_sizes
-        if self.count or self.delayed:  # of very many queues few have messages
+        if self.count or self.delayed:  # few of very many queues have messages
             self._load_messages(row)
 
     def _load_messages(self, row: BacklogRow) -> None:
@@ -449,7 +454,7 @@ class BacklogTotals(NamedTuple):
 
 
 class BacklogCounters(NamedTuple):
-    """What the next messages get: position, keys on the shelves, phase; and how far the queue has trimmed them."""
+    """The counters of a backlog: next position, next keys on the shelves, phase, and position at the last trim."""
 
     next_position: int
     next_return: int
@@ -464,24 +469,24 @@ class BacklogOptions(NamedTuple):
 
 
 class LaneRow(NamedTuple):
-    """The messages of one level in a dump."""
+    """The messages of a level in a dump."""
 
     level: int
     last_expires_ms: int
-    """The time at which the last run expires; 0 if never, or if there are no runs."""
+    """The time at which the last run expires; 0 for never, or without runs."""
     runs: RunsRow
     shelf: list[bytes]
     """The shelf as `FrozenShelf.dump` returns it."""
 
 
 class BacklogRow(NamedTuple):
-    """A backlog in a dump, as `FrozenBacklog.dump` makes it and `Backlog.load` takes it."""
+    """A backlog in a dump, written by `FrozenBacklog.dump` and read by `Backlog.load`."""
 
     totals: BacklogTotals
     counters: BacklogCounters
     options: BacklogOptions
     lanes: list[LaneRow]
-    """One row for each level, the highest first."""
+    """A row for each level, the highest first."""
     returns: list[bytes]
     delayed: list[bytes]
 
@@ -492,7 +497,7 @@ class BacklogRow(NamedTuple):
 
 
 class FrozenBacklog(NamedTuple):
-    """A backlog at one moment."""
+    """A backlog at a moment."""
 
     totals: BacklogTotals
     counters: BacklogCounters
@@ -503,7 +508,7 @@ class FrozenBacklog(NamedTuple):
     delayed: FrozenShelf
 
     def dump(self) -> BacklogRow:
-        """The backlog's row in a dump; equal backlogs have equal rows where zlib is the same."""
+        """Return the backlog's row in a dump; equal backlogs have equal rows if zlib is the same."""
         lanes = [
             LaneRow(level, last_expires_ms, runs.dump(), shelf.dump())
             for level, last_expires_ms, runs, shelf in self.lanes
@@ -513,10 +518,10 @@ class FrozenBacklog(NamedTuple):
         )
 
     def browse(self, first: int, count: int) -> list[Range]:
-        """At most `count` ready messages from the `first`-th on, in the order of delivery; on any thread.
+        """Return at most `count` ready messages from offset `first` on, in the order of delivery; on any thread.
 
-        Where there are two priorities, all high messages come first here, though they will be delivered in turn with
-        others. To pass over messages that are in no runs costs as much as to read them.
+        With two priorities, all high messages come first here, although they will be delivered in turn with normal
+        messages. Skipping messages on shelves costs as much as reading them.
         """
         found: list[Range] = []
         for messages in self._browse(first):
@@ -549,12 +554,12 @@ class FrozenBacklog(NamedTuple):
             skip = max(skip - messages.count, 0)
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
-        """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
+        """Add the number of messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
         for place in self._places():
             place.add_counts(bounds, counts)
 
     def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Index, slot and count of all ranges with first <= index < end, in no order."""
+        """Yield index, slot and count of all ranges with first <= index < end, in no order."""
         for place in self._places():
             yield from place.ranges(first, end)
 
@@ -567,12 +572,12 @@ class FrozenBacklog(NamedTuple):
 
 
 def place_of(level: int) -> int:
-    """The place of the messages of a level that did not come back."""
+    """Return the place of a level's messages (without the returned messages)."""
     return LEVELS - level
 
 
 def _first_of(found: list[tuple[int, Range]], most: int) -> list[tuple[int, Range]]:
-    """The first `most` messages of these ranges."""
+    """Return the first `most` messages of these ranges."""
     first: list[tuple[int, Range]] = []
     for key, messages in found:
         if most <= 0:
@@ -583,7 +588,10 @@ def _first_of(found: list[tuple[int, Range]], most: int) -> list[tuple[int, Rang
 
 
 def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
-    """A heap of the runs and shelves of these lanes, by the positions of their first messages, which all differ."""
+    """Return a heap of the non-empty runs and shelves of these lanes, by the position of the first message.
+
+    These positions all differ.
+    """
     places = [place for lane in lanes for place in (lane.runs, lane.shelf)]
     sources: list[tuple[int, Runs | Shelf]] = [(place.head_position, place) for place in places if place]
     heapify(sources)
@@ -591,7 +599,7 @@ def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
 
 
 def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int, most: int) -> list[Range]:
-    """Remove and return the first `count` messages by arrival, or as many as there are, in at most `most` ranges."""
+    """Remove and return the first `count` messages by arrival, or all if fewer, in at most `most` ranges."""
     ranges: list[Range] = []
     while count and sources and len(ranges) < most:
         _, source = sources[0]
@@ -599,7 +607,7 @@ def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int, most: int)
             ranges += source.take(count, most - len(ranges))
             count = 0
         else:
-            # As long as nothing in another place arrived earlier.
+            # Until a different place has the earliest message.
             until = min(position for position, _ in sources[1:3])
             while count and source and source.head_position <= until and len(ranges) < most:
                 ranges.append(source.take_run(count))

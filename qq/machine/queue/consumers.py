@@ -1,8 +1,9 @@
-"""Consumers of a queue: what each may have, what it holds, and who is served next.
+"""Consumers of a queue: their credit, the messages they hold, and the order of service.
 
-Invariant: a consumer never holds more than its credit, and all of a channel never more than its limit. `Rotation` has a
-consumer only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
-`Budget.waiting`, and nobody else is: who is asked when the channel holds less follows from the state.
+Invariant: a consumer never holds more than its credit, and a channel never more than its limit. `Rotation` holds a
+consumer only while it may be given messages. `Budget.waiting` holds exactly the consumers that have credit and wait
+only for their channel's limit. So the consumer that is served when the channel releases messages follows from the
+state.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Table
 
 CREDIT_MAX = 2**31 - 1
-"""The most credit of a consumer: none is ever that far ahead, and the number stays small in every dump."""
+"""Maximum credit of a consumer: no consumer needs more, and the number stays small in dumps."""
 
 MARK_MS = 1000
-"""How exactly the times of deliveries are known, in ms: a timeout comes at most so much later."""
+"""Precision of delivery times, in ms: a timeout may come so much later."""
 
 
 @dataclass(slots=True, eq=False)
 class Budget:
-    """What the consumers of one channel hold, and may hold, together (basic.qos with `global`)."""
+    """The messages that the consumers of a channel together hold and may hold (basic.qos with `global`)."""
 
     limit: int = 0
-    """The most messages that all may hold together; 0 is no limit."""
+    """Maximum messages that all consumers together may hold; 0 is no limit."""
     held: int = 0
     waiting: list[int] = field(default_factory=list)
-    """Ids of consumers that could have more if there were room, ascending; no part of what is dumped."""
+    """Ids of consumers that wait for room in the channel, ascending; not dumped."""
 
     @property
     def room(self) -> int:
-        """How many more messages the channel's consumers may be given, all together."""
+        """Number of further messages that all consumers of the channel together may be given."""
         return max(self.limit - self.held, 0) if self.limit else CREDIT_MAX
 
     def wait(self, consumer: int) -> None:
-        """Put the consumer among those that wait for room in the channel."""
+        """Add the consumer to those that wait for room in the channel."""
         waiting = self.waiting
         at = bisect_left(waiting, consumer)
         if at == len(waiting) or waiting[at] != consumer:
@@ -57,7 +58,7 @@ class Budget:
             del waiting[at]
 
     def pop_after(self, last: int) -> int:
-        """Remove and return the next id behind `last` of those who wait; the least comes behind the greatest."""
+        """Remove and return the next waiting id after `last`; the least id comes after the greatest."""
         waiting = self.waiting
         at = bisect_right(waiting, last)
         return waiting.pop(at if at < len(waiting) else 0)
@@ -65,21 +66,21 @@ class Budget:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Holder:
-    """Somebody who takes messages of a queue, or who has stopped (`live` is false) and still holds some.
+    """A consumer, or a cancelled consumer (`live` is false) that still holds messages.
 
-    It does not know its queue; `queue.Consumer`, which others see, does.
+    It has no reference to its queue; the subclass `queue.Consumer` has, and is what the other modules use.
     """
 
     node: str
     session: int
     channel: int
-    """The AMQP channel number, for texts."""
+    """The AMQP channel number, for error and log texts."""
     id: int
     tag: str
     credit: int
-    """How many more messages the consumer may hold; less than 0 after its prefetch was lowered."""
+    """Number of further messages that the consumer may hold; negative after its prefetch limit was lowered."""
     prefetch: int
-    """The credit that the consumer has when it holds nothing, if settling gives credit back."""
+    """The credit of the consumer while it holds no message, if settling gives credit back."""
     no_ack: bool
     exclusive: bool
     auto_credit: bool
@@ -94,12 +95,12 @@ class Holder:
     next_id: int = 0
     unacked: RangeMap[Range] = field(default_factory=RangeMap)
     marks: list[list[int]] = field(default_factory=list)
-    """[message id, available time of its delivery], while deliveries can time out. The messages behind it, up to the
-    next mark, were delivered less than MARK_MS later."""
+    """[message id, time (without outages, ms) of its delivery], while deliveries can time out. The messages from it to
+    the next mark were delivered less than MARK_MS later."""
 
     @property
     def room(self) -> int:
-        """How many more messages the consumer may be given now."""
+        """Number of further messages that the consumer may be given now."""
         budget = self.budget
         if budget is None or not budget.limit:
             return self.credit
@@ -124,24 +125,24 @@ class Holder:
             self.budget.wait(self.id)
 
     def stop_waiting(self) -> None:
-        """Let it not wait for room in its channel: it is in the rotation, or gets nothing whatever room there is."""
+        """Stop waiting for room in the channel, because the consumer is in the rotation or may not be served."""
         if self.budget is not None:
             self.budget.stop_waiting(self.id)
 
     def hold(self, count: int) -> None:
-        """Note that the consumer is given `count` messages, so it may have so many fewer."""
+        """Record that the consumer is given `count` messages, which reduces its credit."""
         self.credit -= count
         if self.budget is not None:
             self.budget.held += count
 
     def leave_channel(self) -> None:
-        """Note that the consumer's queue is gone: messages that it holds no longer count for its channel's limit."""
+        """Record that the consumer's queue is gone: messages that it holds no longer count for its channel's limit."""
         if self.budget is not None:
             self.budget.held -= len(self.unacked)
             self.budget.stop_waiting(self.id)
 
     def mark(self, available_ms: int) -> None:
-        """Note when the messages from `next_id` on are delivered."""
+        """Record the delivery time of the messages from `next_id` on."""
         marks = self.marks
         first = self.unacked.first()
         if first is None:
@@ -152,9 +153,9 @@ class Holder:
             marks.append([self.next_id, available_ms])
 
     def out_since_ms(self) -> int | None:
-        """The latest available time at which its oldest message was delivered.
+        """Return an upper bound of the time (without outages) at which its oldest message was delivered.
 
-        None if it holds none or nothing can time out.
+        None if it holds no message or no delivery can time out.
         """
         first = self.unacked.first()
         marks = self.marks
@@ -162,11 +163,11 @@ class Holder:
             return None
         mark = self._mark_of(first)
         latest_ms = marks[mark][1] + MARK_MS
-        # The messages before the next mark were delivered before that mark's time, too.
+        # The messages before the next mark were also delivered before that mark's time.
         return min(latest_ms, marks[mark + 1][1]) if mark + 1 < len(marks) else latest_ms
 
     def _mark_of(self, message_id: int) -> int:
-        """The place of the last mark that is not behind this message."""
+        """Return the place of the last mark at or before this message."""
         return max(bisect_right(self.marks, message_id, key=itemgetter(0)) - 1, 0)
 
 
@@ -187,7 +188,7 @@ class Rotation(Generic[H]):
         return bool(self._levels)
 
     def __iter__(self) -> Iterator[H]:
-        """All consumers, the highest priority first, each in the order in which they are served."""
+        """Yield all consumers, the highest priority first, and in each priority in the order of service."""
         for level in reversed(self._levels):
             yield from self._rings[level]
 
@@ -214,5 +215,5 @@ class Rotation(Generic[H]):
                 self._levels.remove(priority)
 
     def next_ring(self) -> OrderedDict[H, None]:
-        """The consumers of the highest priority, the one that is served next first; there has to be one."""
+        """Return the consumers of the highest priority, which must exist, in the order of service."""
         return self._rings[self._levels[-1]]

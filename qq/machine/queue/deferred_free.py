@@ -1,6 +1,6 @@
-"""What nobody refers to any more: to let go of very many objects at once takes long, so it is done bit by bit.
+"""Frees the memory of removed objects in portions, because freeing very many objects at once takes long.
 
-Invariant: it is no part of the state. What is in here has no effect on anything.
+Invariant: this is not part of the state, and has no effect on it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class Remains:
-    """Queues and other things on their way out of memory."""
+    """Removed queues and containers that wait to be freed."""
 
     __slots__ = ("_new", "_parts", "_queues")
 
     def __init__(self) -> None:
         self._new: list[dict[Any, Any] | list[Any]] = []
-        """Containers that came with this entry, which has cost enough: they are emptied from the next one on."""
+        """Containers added by the current entry, which has done enough work: they are emptied from the next entry
+        on."""
         self._queues: list[Queue] = []
         self._parts: list[dict[Any, Any] | list[Any]] = []
 
@@ -31,17 +32,17 @@ class Remains:
         self._queues += queues
 
     def add(self, *parts: dict[Any, Any] | list[Any]) -> None:
-        """Take over containers to empty them: nobody else refers to what is in them, or it is small."""
+        """Take over containers to empty them. Their contents must be small, or referenced only here."""
         self._new += [part for part in parts if part]
 
     def let_go(self, most: int) -> None:
-        """Let go of `most` objects between two entries: what is little is gone then."""
+        """Free `most` objects between two entries, so that small amounts are freed at once."""
         self._parts += self._new
         self._new.clear()
         self.shrink(most)
 
     def shrink(self, most: int) -> None:
-        """Let go of `most` objects; called once at the end of an entry."""
+        """Free `most` objects; called once at the end of an entry."""
         while most > 0 and (self._parts or self._queues):
             if not self._parts:
                 most -= 1

@@ -1,7 +1,9 @@
-"""Messages that consumers do not hold any more and that are not yet where they go, because they are very many.
+"""Put-off settlements: messages that consumers have released, and whose fate is carried out in portions.
 
-Invariant: each consumer's messages leave in the order in which it was given them; of several consumers', the older go
-first. Everything follows from what is dumped.
+Very many ranges would make an entry too expensive.
+
+Invariant: each consumer's messages leave in the order of their delivery. Of several consumers' messages, the older
+leave first. The order follows only from the dumped state.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SETTLED, DISCARDED, RETURNED, FAILED = range(4)
-"""What a consumer has said about messages: settled, rejected for good, returned, or returned as failed deliveries."""
+"""The fate of released messages: settled, rejected for good, returned, or returned as failed deliveries."""
 
 
 class Leaving:
-    """Messages that consumers of one queue held, and the fate that is to be carried out on all of them."""
+    """Messages that consumers of a queue have released, and their common fate."""
 
     __slots__ = ("_heads", "_held", "count", "fate")
 
@@ -29,7 +31,7 @@ class Leaving:
         """The number of messages."""
         self._held = [each for each in held if each]
         self._heads = [(_position(each), number) for number, each in enumerate(self._held)]
-        """A heap of where each of `_held` begins in the queue's order of arrival, and its place in that list."""
+        """A heap of (position of the first message, place in `_held`), for each element of `_held`."""
         heapify(self._heads)
 
     def take(self, most: int) -> list[Range]:
@@ -51,12 +53,12 @@ class Leaving:
         return FrozenLeaving(self.fate, [self._held[number].freeze() for _, number in sorted(self._heads)])
 
     def pieces(self) -> list[Piece[Range]]:
-        """A copy of all pieces."""
+        """Return a copy of all pieces."""
         return [piece for _, number in self._heads for piece in self._held[number].pieces()]
 
 
 class FrozenLeaving(NamedTuple):
-    """A `Leaving` at one moment."""
+    """A `Leaving` at a moment."""
 
     fate: int
     held: list[FrozenPieces[Range]]

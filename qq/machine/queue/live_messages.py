@@ -1,8 +1,8 @@
-"""Which messages of some entries something refers to.
+"""Live messages: the messages of a range of entries that the state still refers to.
 
-Invariant: there may be a million of them, each in an entry of its own. They are noted as plain numbers, and made into
-mappings for few entries at a time, those that are asked for: the interpreter makes, sorts and lets go of few at once,
-so that other threads can go on in between.
+Invariant: there may be a million of them, each in an entry of its own. They are stored as plain numbers, and turned
+into mappings a few entries at a time, when they are read. So the interpreter never creates, sorts or frees many objects
+at once, and different threads can run in between.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
 CELL_BITS = 10
-"""How many bits of an index do not tell which entries are made into mappings together."""
+"""Number of low bits of an index that share a cell. The entries of a cell become mappings together."""
 
 Batches = Mapping[int, Sequence[tuple[int, int]]]
-"""Ranges of messages, as (ordinal of the first one, count), by the ordinal of their batch."""
+"""Batch ordinal -> ranges of messages, as (ordinal of the first message, count)."""
 
 
 class LiveMessages(Mapping[int, Batches]):
-    """Messages by the index of their entry, ascending. Whoever goes through them goes by ascending index, too."""
+    """Log index -> live messages, ascending.
+
+    Read the indexes in ascending order, because only a single cell is cached.
+    """
 
     def __init__(self) -> None:
         self._cells: dict[int, array[int]] = {}
-        """Index, slot and count of each range, one behind the other, by the upper bits of the index."""
+        """Upper bits of the index -> index, slot and count of each range, in a flat array."""
         self._cell = -1
         self._entries: dict[int, Batches] = {}
-        """The entries of that cell."""
+        """The entries of the cell `_cell`."""
 
     def add(self, index: int, slot: int, count: int) -> None:
-        """Note messages; they may be known already."""
+        """Add messages; they may have been added before."""
         cell = index >> CELL_BITS
         if cell not in self._cells:
             self._cells[cell] = array("Q")
@@ -58,7 +61,7 @@ class LiveMessages(Mapping[int, Batches]):
 
 
 def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    """Turn slots and counts of one entry into ranges of messages, by the ordinals of its batches."""
+    """Return the messages of an entry as batch ordinal -> ranges, from slots and counts."""
     batches: dict[int, list[tuple[int, int]]] = {}
     for slot, count in sorted(places):
         first = slot & MESSAGE_MASK

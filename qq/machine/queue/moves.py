@@ -1,10 +1,10 @@
-"""Moves: messages of a queue that are on their way to another one, because somebody has asked for it.
+"""Moves: requests to move messages from a source queue to a destination queue.
 
-A move goes through the ready messages of its source once, from place to place (backlog.py), each in the order of its
-keys, and up to the keys that there were when it began: so it ends, whatever comes meanwhile.
+A move goes through the ready messages of its source once, from place to place (backlog.py), and in each place in the
+order of keys. It stops at the keys that existed when it began, so it ends even if messages keep arriving.
 
-Invariant: what a move has done is in here as soon as it is done, in the same step of the log. A move that has ended
-never goes on.
+Invariant: the progress of a move is recorded in the same step of the log that moves the messages. An ended move never
+continues.
 """
 
 from __future__ import annotations
@@ -21,46 +21,47 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Table
 
 RUNNING_MAX = 100
-"""How many moves may be under way in the cluster: they have their turns one after the other. Those for shovels are
-counted by themselves, and as many."""
+"""Maximum running moves in the cluster, which take turns. Moves for shovels have a limit of their own, of the same
+value."""
 RUNNING_IN_VHOST_MAX = 10
-"""How many of these may be in one virtual host."""
+"""Maximum of these moves in a virtual host."""
 ENDED_MAX = 1_000
-"""How many moves that have ended are remembered in the cluster; the oldest is forgotten first."""
+"""Ended moves that the cluster remembers; the oldest is forgotten first."""
 ENDED_IN_VHOST_MAX = 100
-"""How many of these may be of one virtual host."""
+"""Ended moves remembered per virtual host."""
 FILTER_BYTES_MAX = 2 * 1024
-"""How much the headers that a move looks for may take (`limits.table_bytes`): 2 MB for all that are remembered."""
+"""Maximum bytes of the headers that a move filters by (`limits.table_bytes`): 2 MB for all remembered moves
+together."""
 
 ID_BYTES = 8
-"""How many random octets the id of a move is made of, which is their hexadecimal text."""
+"""Random bytes in the id of a move; the id is their hexadecimal text."""
 
 SHOVEL = "shovel"
-"""The component whose parameters are shovels: they go on for as long as the parameter is there, some as moves."""
+"""The component whose parameters are shovels. A shovel runs while its parameter exists; some run as moves."""
 LEDGER = "shovel-ledger"
-"""The component whose parameters say which messages of other shovels have which numbers. Nobody sees it."""
+"""The component whose parameters give numbers to messages of other shovels. It is hidden from users."""
 ENDLESS = 2**63
-"""More than any key."""
+"""A key greater than all keys of messages."""
 
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
-"""What a move may be: under way, done, stopped by somebody, or at an end because it could not go on."""
+"""The states of a move: under way, complete, stopped by a user, or ended because it could not continue."""
 
 
 class MovePiece(NamedTuple):
-    """Messages that a step moves: consecutive keys of one place, and what their publisher has said of them."""
+    """Messages that a step moves: consecutive keys of a place, with the properties of their publish."""
 
     first: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     examined: int
-    """How many messages were looked at in this step before the first of these."""
+    """Number of messages that the leader examined in this step before the first of these."""
     priority: int
-    """The priority that the messages were published with; NO_PRIORITY if they had none."""
+    """The priority of the original publish; NO_PRIORITY without it."""
     ttl_ms: int
-    """The time to live that they were published with; NO_TTL if they had none."""
+    """The time to live of the original publish, in milliseconds; NO_TTL without it."""
 
     @classmethod
     def read(cls, numbers: list[int]) -> Iterator[MovePiece]:
-        """The pieces that `MoveMessages` has as numbers: those that follow each other, and not what is left over."""
+        """Yield the pieces in the numbers of a `MoveMessages`; overlapping or incomplete pieces are left out."""
         width, end = len(cls._fields), 0
         for at in range(0, len(numbers) - width + 1, width):
             piece = cls(*numbers[at : at + width])
@@ -71,52 +72,54 @@ class MovePiece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class MoveState:
-    """One move. Only the methods of `Moves` and `moving.py` change it."""
+    """A move. Only the methods of `Moves` and `moving.py` change it."""
 
     vhost: str
     id: str
-    """What the move is called; no other of the virtual host is."""
+    """The id of the move, unique in the virtual host."""
     user: str
-    """Who has asked for it."""
+    """The user who requested the move."""
     source: str
     source_number: int
-    """The number of the queue that is meant: another one of its name is not."""
+    """The number of the source queue; a later queue of the same name has a different number."""
     destination: str
-    """The queue that gets the messages; empty if each goes back to the queue in which it first died."""
+    """The queue that gets the messages; empty if each message returns to the queue of its first death."""
     destination_number: int
     count: int
-    """How many messages to move at most; 0 for all."""
+    """Maximum messages to move; 0 for all."""
     rate: int
-    """How many messages to move in a second at most; 0 for no limit."""
+    """Maximum messages per second; 0 for no limit."""
     reason: str
-    """The reason for which messages must have died last; empty for any message."""
+    """The reason of the last death that messages must have; empty for any message."""
     from_queue: str
-    """The queue in which messages must have died last; empty for any message."""
+    """The queue of the last death that messages must have; empty for any message."""
     headers: Table
     """Headers that messages must have, with these values."""
     shovel: str
-    """The shovel that the move is carried out for, a parameter of the virtual host; empty if a user asked for it."""
+    """The shovel that the move runs for, a parameter of the virtual host; empty if a user requested the move."""
     is_endless: bool
-    """Whether it moves what comes later, too, until it is stopped. It goes through the source again and again."""
+    """Whether it also moves messages that arrive later, until it is stopped. It goes through the source again and
+    again."""
     begun_ms: int
     ready: int
-    """How many messages were ready in the source when the move began."""
+    """Number of ready messages in the source when the move began."""
     returned_end: int
     position_end: int
-    """The keys from which on messages are too new, in RETURNED and in other places; of no account if it is endless."""
+    """The first keys that are too new for the move, in RETURNED and in the levels' places; ignored if the move is
+    endless."""
     step: int = 0
     """The number of the next step."""
     place: int = RETURNED
     key: int = 0
-    """Where the next step begins."""
+    """The place and key where the next step begins."""
     examined: int = 0
-    """How many messages were looked at."""
+    """Number of messages examined so far."""
     moved: int = 0
     waits_for: str = ""
     """The queue that had no room for the next message; empty if there was room."""
     state: str = RUNNING
     error: str = ""
-    """Why it has failed."""
+    """The reason of a failure."""
     ended_ms: int = 0
 
     @property
@@ -125,24 +128,24 @@ class MoveState:
 
     @property
     def is_through(self) -> bool:
-        """Whether nothing is left to be moved."""
+        """Whether no message is left to be moved."""
         return (self.place >= PLACES and not self.is_endless) or 0 < self.count <= self.moved
 
     def end_of(self, place: int) -> int:
-        """The key in a place from which on messages are too new."""
+        """Return the first key in a place that is too new for the move."""
         if self.is_endless:
             return ENDLESS
         return self.returned_end if place == RETURNED else self.position_end
 
 
 class Moves:
-    """The moves of all virtual hosts: those under way, and those that have ended a short while ago."""
+    """The moves of all virtual hosts: running moves, and moves that have ended recently."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], MoveState] = {}
-        """By virtual host and id, in the order in which they have begun."""
+        """(virtual host, id) -> move, in the order in which they began."""
         self._running: dict[tuple[str, str], MoveState] = {}
-        """Those of them that are under way."""
+        """The running moves among them."""
 
     @property
     def all(self) -> Mapping[tuple[str, str], MoveState]:
@@ -156,14 +159,14 @@ class Moves:
         return [move for move in self._all.values() if move.vhost == vhost]
 
     def of_shovel(self, vhost: str, shovel: str) -> MoveState | None:
-        """The move under way for a shovel; None if there is none."""
+        """Return the running move of a shovel, or None."""
         for move in self._running.values():
             if (move.vhost, move.shovel) == (vhost, shovel):
                 return move
         return None
 
     def check_room(self, vhost: str, source: str, number: int, *, for_shovel: bool) -> None:
-        """Raise Refused if no other move may begin, or none of this queue."""
+        """Raise Refused if the limits allow no further move, or if a move of this queue is running."""
         alike = [move for move in self._running.values() if bool(move.shovel) == for_shovel]
         here = [move for move in alike if move.vhost == vhost]
         for move in self._running.values():
@@ -181,20 +184,20 @@ class Moves:
                 )
 
     def begin(self, move: MoveState) -> None:
-        """Enter a move; its id is free."""
+        """Add a move; its id must be free."""
         self._all[move.vhost, move.id] = move
         if move.is_running:
             self._running[move.vhost, move.id] = move
 
     def end(self, move: MoveState, state: str, error: str, now_ms: int) -> None:
-        """Let a move that is under way be over, and forget old ones if too many have ended."""
+        """End a running move, and forget the oldest ended moves over the limits."""
         move.state, move.error, move.ended_ms, move.waits_for = state, error, now_ms, ""
         del self._running[move.vhost, move.id]
         self._forget_oldest(self.of_vhost(move.vhost), ENDED_IN_VHOST_MAX)
         self._forget_oldest(self._all.values(), ENDED_MAX)
 
     def _forget_oldest(self, moves: Iterable[MoveState], most: int) -> None:
-        """Forget the one of these that has ended first, if more than `most` have."""
+        """Forget the move that ended first, if more than `most` have ended."""
         ended = [move for move in moves if not move.is_running]
         if len(ended) > most:
             oldest = min(ended, key=_ended)

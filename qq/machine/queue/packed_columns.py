@@ -1,7 +1,7 @@
-"""Columns of words, packed: how runs and shelves wait, and how they are dumped.
+"""Compressed columns of 64-bit words: the packed form of runs and shelves, in memory and in dumps.
 
-Invariant: equal columns give equal bytes where zlib is the same. A column of zeros costs a byte, and next to no time.
-What is read is not believed: no more memory is taken than the longest columns need.
+Invariant: equal columns give equal bytes if zlib is the same. A column of zeros costs a byte, and almost no time. Input
+is not trusted: reading takes no more memory than the longest allowed columns need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from itertools import accumulate
 from operator import sub
 
 WORDS_MAX = 2**16
-"""How many words a column may have: many times as many as are packed together anywhere."""
+"""Maximum words of a column: many times as many as any caller packs together."""
 
 _WORD_BYTES = 8
 _LENGTH_BYTES = 4
 
 
 def pack(columns: list[array[int]]) -> bytes:
-    """Compress columns. Sorted into first, second ... bytes of the words, they are mostly repetitions."""
+    """Return columns compressed. Sorted into first, second ... bytes of the words, they are mostly repetitions."""
     length = len(columns[0])
     zeros = bytes(length)
     masks = bytearray()
@@ -28,7 +28,7 @@ def pack(columns: list[array[int]]) -> bytes:
     for column in columns:
         raw = little_endian(column)
         mask = 0
-        # Most columns are zero but for their lowest byte or two: found out at once, before they are sorted.
+        # Most columns are zero except for their lowest byte or two, which is checked before sorting.
         if raw != bytes(len(raw)):
             for byte in range(_WORD_BYTES):
                 plane = raw[byte::_WORD_BYTES]
@@ -36,14 +36,17 @@ def pack(columns: list[array[int]]) -> bytes:
                     mask |= 1 << byte
                     planes.append(plane)
         masks.append(mask)
-    # A small window: zlib's usual one takes longer to set up than all the rest.
+    # A small window, because setting up zlib's usual window takes longer than all the rest.
     packer = zlib.compressobj(1, zlib.DEFLATED, 13, 6)
     packed = packer.compress(b"".join(planes))
     return b"".join((length.to_bytes(_LENGTH_BYTES, "little"), masks, packed, packer.flush()))
 
 
 def unpack(data: bytes, codes: str) -> list[array[int]]:
-    """Give what `pack` got, as arrays with these type codes. Raises ValueError if the bytes are none of its."""
+    """Return the columns that `pack` compressed, as arrays with these type codes.
+
+    Raises ValueError for bytes that `pack` cannot have written.
+    """
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     masks = data[_LENGTH_BYTES : _LENGTH_BYTES + len(codes)]
     if length > WORDS_MAX:
@@ -62,7 +65,7 @@ def unpack(data: bytes, codes: str) -> list[array[int]]:
 
 
 def _planes(packed: bytes, size: int) -> bytes:
-    """So many bytes, which were compressed. Raises ValueError, as soon as there are more."""
+    """Return `size` decompressed bytes. Raise ValueError if there are fewer, or as soon as there are more."""
     unpacker = zlib.decompressobj()
     try:
         planes = unpacker.decompress(packed, size + 1)
@@ -74,16 +77,16 @@ def _planes(packed: bytes, size: int) -> bytes:
 
 
 def differences(column: array[int]) -> array[int]:
-    """The difference from each word to the next one, which may be less; the first is 0. All are less than 2**63."""
+    """Return the difference of each word to the previous word; the first is 0. All words must be less than 2**63."""
     if not any_of(column):
         return column
     return array("q", [0, *map(sub, column[1:], column)])
 
 
 def sums(first: int, steps: array[int]) -> array[int]:
-    """Undo `differences`: the words that begin with `first` and are so far apart. The first step is not read.
+    """Undo `differences`: return words that begin with `first` and differ by `steps`. The first step is ignored.
 
-    Raises ValueError if one would be none.
+    Raises ValueError if a sum does not fit into a word.
     """
     count = len(steps)
     steps = steps[1:]
@@ -98,13 +101,13 @@ def sums(first: int, steps: array[int]) -> array[int]:
 
 
 def any_of(column: array[int]) -> bool:
-    """Whether a column has anything but zeros."""
+    """Return whether a column has a word other than zero."""
     raw = column.tobytes()
     return raw != bytes(len(raw))
 
 
 def never_falls(differences: array[int]) -> bool:
-    """Whether no difference is negative. One of 2**56 or more is taken for negative, too."""
+    """Return whether no difference is negative. A difference of 2**56 or more counts as negative."""
     signs = little_endian(differences)[_WORD_BYTES - 1 :: _WORD_BYTES]
     return signs == bytes(len(signs))
 

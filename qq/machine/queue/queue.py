@@ -1,9 +1,9 @@
-"""One queue: its messages, its consumers, what its settings do to both.
+"""A queue: its messages, its consumers, and the effect of its settings on both.
 
-Invariant: only methods of a queue change it, its backlog, its histories, its tally and its consumers; others look. Each
-message that was enqueued is in exactly one place: ready or delayed (in the backlog), checked out to one consumer, or
-dying, until it is settled or dropped. The counts are kept, never counted. Nothing here costs by the message but what
-breaks their order.
+Invariant: only methods of a queue change it, its backlog, its histories, its tally and its consumers; other modules
+only read them. Each enqueued message is in exactly one place until it is settled or dropped: ready or delayed (in the
+backlog), checked out to a consumer, or waiting to be dead-lettered (`dying`). Counts are updated with each change, and
+never recomputed. The cost depends on the number of ranges. Only messages out of order cost by the message.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
     from qq.ranges import FrozenPieces
 
 SHARES = 8
-"""In how many shares each consumer gets its part of a backlog: more are fairer, fewer make longer ranges."""
+"""Shares into which each consumer's part of a backlog is divided: more are fairer, fewer make longer ranges."""
 DUE_MAX = 512
-"""How many messages of a queue may expire, or become ready after a delay, in one entry."""
+"""Messages of a queue that may expire, or become ready after a delay, in an entry."""
 DUE_MIN = 16
-"""How many may do so even in an entry that has cost enough by other queues."""
+"""Messages of a queue that may do so even in an entry whose work other queues have used up."""
 DYING_MAX = 10_000
-"""While so many messages wait to be dead-lettered, no more expire, nor are dropped over a limit: a million at once
-would be a million objects."""
+"""Number of messages awaiting dead-lettering from which on no more messages expire or are dropped over a limit. A
+million of them at once would be a million objects."""
 TRIM_MAX = 1024
-"""How many ranges may be dropped over a limit in one entry, unless more messages arrived: a new limit may cut
-millions."""
+"""Ranges that may be dropped over a limit in an entry, or as many as arrived if those are more. Without this bound, a
+new limit might drop millions at once."""
 DEAD_LETTER_RETRY_MS = 5_000
-"""After how many milliseconds dead letters that no queue took are tried again (at-least-once)."""
+"""Milliseconds until dead letters that no queue took are tried again (at-least-once)."""
 
 
 QueueOwner = tuple[str, int]
-"""The connection that has an exclusive queue: its node and its id."""
+"""The connection that owns an exclusive queue: its node and its id."""
 NOBODY: QueueOwner = ("", 0)
-"""The owner of queues that are about to be removed, as those of connections that are gone: nobody can use them."""
+"""The owner of queues that will soon be removed, such as those of closed connections. No connection can use them."""
 
 
 class Dying(NamedTuple):
-    """Messages that wait to be moved to the dead-letter exchange."""
+    """A range of messages that wait to be moved to the dead-letter exchange."""
 
     range: Range
     reason: str
@@ -70,24 +70,24 @@ class Dying(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what happened in a queue since this process began; no part of the state."""
+    """Counts of a queue's events since this process began; not part of the state."""
 
     published: int = 0
     delivered: int = 0
-    """Delivered to consumers that acknowledge; those of others are in `delivered_no_ack`."""
+    """Messages delivered to acknowledging consumers; `delivered_no_ack` counts the rest."""
     delivered_no_ack: int = 0
     redelivered: int = 0
     got: int = 0
     got_no_ack: int = 0
     get_empty: int = 0
-    """How often somebody has asked for a message and there was none."""
+    """Number of gets that found no message."""
     acknowledged: int = 0
     died: dict[str, int] = field(default_factory=dict)
-    """Messages that expired, were rejected and so on, by reason."""
+    """Reason of death -> number of messages."""
     dead_lettered: int = 0
     rejected_publishes: int = 0
     waited_ms: int = 0
-    """How long messages were ready and no consumer could take them, while there were consumers."""
+    """Milliseconds in which messages were ready while all consumers were busy."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -103,7 +103,7 @@ class Consumer(Holder):
 
 
 class FrozenConsumer(NamedTuple):
-    """A consumer at one moment."""
+    """A consumer at a moment."""
 
     consumer: Consumer
     credit: int
@@ -115,94 +115,96 @@ class FrozenConsumer(NamedTuple):
 
 
 Served = tuple[Consumer, Deliver]
-"""A consumer that is given messages, and what it is told."""
+"""A consumer, and the effect that delivers its messages."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Declared properties, and state that only the methods change."""
+    """A queue: its declared properties, and state that only its methods change."""
 
     vhost: str
     name: str
     kind: str
     durable: bool
     owner: QueueOwner | None
-    """The connection that has the queue, if it is exclusive; NOBODY if it is about to be removed."""
+    """The connection that owns an exclusive queue; None for shared queues, NOBODY for a queue that will soon be
+    removed."""
     auto_delete: bool
     arguments: Table
     number: int
-    """The queue's number: no other queue ever has it, even of the same name or in another virtual host."""
+    """The queue's number, unique for ever in all virtual hosts, even if a later queue has the same name."""
     settings: QueueSettings
     policies: Applied = (None, None)
-    """The policy and the operator policy that apply to it."""
+    """The policy and the operator policy that apply to the queue."""
     had_consumer: bool = False
     unacked: int = 0
     unacked_size: int = 0
     consumers: int = 0
     used_ms: int = 0
-    """The available time at which it was last declared, asked for a message, or had a consumer."""
+    """Time (without outages, ms) of its last declaration, get, or end of a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
-    """Live consumers, and the others that hold messages, in the order they came."""
+    """Live consumers, and cancelled consumers that still hold messages, in order of arrival."""
     rotation: Rotation[Consumer] = field(default_factory=Rotation)
     active: Consumer | None = None
-    """The single active consumer, where there is one."""
+    """The single active consumer, or None."""
     candidates: Rotation[Consumer] = field(default_factory=Rotation)
-    """Where only one consumer may be active, all live ones. The first of the highest priority should be active, unless
-    the present one has that priority, too."""
+    """All live consumers of a queue with a single active consumer. The first of the highest priority should be active,
+    unless the active consumer has that priority, too."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
     dying: deque[Dying] = field(default_factory=deque)
     dying_first: int = 0
-    """The number of the first of the dying messages: so many died before them and are gone."""
+    """The number of the first message awaiting dead-lettering, which is the number of dead messages that have left
+    before it."""
     dying_count: int = 0
     dying_size: int = 0
     retry_ms: int = 0
-    """The time at which it may be tried again to dead-letter; 0 is at once."""
+    """Cluster time (ms) of the next attempt at dead-lettering; 0 is at once."""
     leaving: list[Leaving] = field(default_factory=list)
-    """What consumers have settled or rejected and that was put off; it still counts as unacked."""
+    """Messages that consumers have settled or rejected, as put-off work; they still count as unacked."""
     returning: list[Leaving] = field(default_factory=list)
-    """What comes back from consumers and was put off; it still counts as unacked."""
+    """Messages that consumers have returned, as put-off work; they still count as unacked."""
     coming_back: int = 0
     """The number of messages in `returning`."""
     came_back: int = 0
-    """How many ready messages came back since `returning` has others. Consumers are given no more than these, so that
-    the others do not come too late."""
+    """Number of ready messages that have come back since `returning` became non-empty. The queue delivers at most so
+    many, so that the messages in `returning` keep their order."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
     revision: int = 0
-    """As long as this stays the same, so does what is counted of the queue: whatever changes in it is followed by its
-    being served. It begins anew with each process."""
-    # These follow from the settings, for queues that are asked with every batch:
+    """Changes whenever a count of the queue may have changed, because serving the queue follows each change. It starts
+    from zero with each process."""
+    # Derived from the settings, because every batch reads them:
     is_plain: bool = True
-    """Whether messages without properties just go to the tail."""
+    """Whether messages without properties simply go to the tail."""
     counts_failures: bool = False
-    """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+    """Whether failed deliveries are counted apart from other returns (RabbitMQ 4.3)."""
     count_contract: CountContract | None = None
-    """Which headers count the deliveries of a message; None at a classic queue, which adds no such header."""
+    """The rules by which headers count deliveries of a message; None at a classic queue, which adds no such header."""
     _drops: bool = False
-    """Whether the queue has a limit over which messages are dropped."""
+    """Whether the queue drops messages over a limit."""
     _frozen: FrozenQueue | None = None
-    """The result of the last `freeze` as long as the queue was not served since, else None: of very many queues few
-    change between two freezes, and all are frozen at once, while everybody waits."""
+    """The result of the last `freeze`, or None if the queue was served since. It saves time, because a freeze stops the
+    node for all queues at once, and few of very many queues change between two freezes."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)
 
-    # What is said of all of it
+    # Properties of the whole queue
 
     def use(self, available_ms: int) -> None:
-        """Note that the queue is declared or asked for a message, so that it is not abandoned (x-expires)."""
+        """Record that the queue is declared or asked for a message, which postpones its expiry (x-expires)."""
         self.used_ms = available_ms
 
     def disown(self) -> None:
-        """Take the queue from its owner, because it will go soon: nobody can use it until then."""
+        """Take the queue from its owner before its removal, so that no connection can use it meanwhile."""
         self._frozen = None
         self.owner = NOBODY
 
-    # What the settings say
+    # Settings
 
     def apply_policies(self, policies: Applied) -> bool:
-        """Let these policies apply from now on. Returns whether they are others than before."""
+        """Apply these policies from now on. Return whether they differ from the previous policies."""
         self._frozen = None
         before, self.policies = self.policies, policies
         if policies == before:
@@ -211,7 +213,7 @@ class Queue:
         return True
 
     def configure(self, settings: QueueSettings) -> None:
-        """Take over new settings; they count from now on."""
+        """Apply new settings from now on."""
         self.settings = settings
         has_limit = settings.max_length is not None and settings.overflow == "reject-publish"
         self.is_plain = (
@@ -234,17 +236,17 @@ class Queue:
 
     @property
     def messages(self) -> int:
-        """The number of messages that are not checked out: ready, delayed, coming back, or dying."""
+        """The number of messages that are not checked out: ready, delayed, coming back, or awaiting dead-lettering."""
         backlog = self.backlog
         return backlog.count + backlog.delayed + self.coming_back + self.dying_count
 
     @property
     def available(self) -> int:
-        """How many messages may be given to consumers now."""
+        """Number of messages that may be delivered now."""
         return min(self.backlog.count, self.came_back) if self.returning else self.backlog.count
 
     def timeout_ms(self, consumer: Consumer) -> int:
-        """How long the consumer may hold a message; 0 for ever."""
+        """Return how many milliseconds the consumer may hold a message; 0 for ever."""
         own = consumer.settings.timeout_ms
         if own is not None:
             return own
@@ -252,13 +254,16 @@ class Queue:
         return consumer.default_timeout_ms if mine is None else mine
 
     def is_active(self, consumer: Consumer) -> bool:
-        """Whether a consumer does not merely wait for another one to go (RabbitMQ's flag `active`)."""
+        """Return RabbitMQ's flag `active`: false for a consumer that waits to become the single active consumer."""
         return not self.settings.single_active_consumer or consumer is self.active
 
-    # Messages come
+    # Messages arrive
 
     def room(self, sizes: Sequence[int]) -> int:
-        """How many of the next messages, of these sizes, the queue accepts: all, unless it refuses what is too much."""
+        """Return how many of the next messages, of these sizes, the queue accepts.
+
+        Only a queue with the overflow policy reject-publish accepts fewer than all.
+        """
         settings = self.settings
         room = len(sizes)
         if settings.overflow != "reject-publish":
@@ -272,7 +277,7 @@ class Queue:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether a queue that refuses messages instead of dropping them has more than its limits allow."""
+        """Whether a queue that refuses messages over its limits holds more than they allow."""
         settings, backlog = self.settings, self.backlog
         if settings.overflow != "reject-publish":
             return False
@@ -282,17 +287,17 @@ class Queue:
         )
 
     def wanted(self, count: int, now_ms: int, promised: dict[Budget, int], lost: Container[str]) -> int:
-        """How many of the next `count` messages consumers would take at once, if these are ready when they arrive.
+        """Return how many of the next `count` messages consumers would take at once, if they are ready on arrival.
 
-        `promised` is how much of the limits of channels other queues will use; what these messages will use is added.
-        Consumers of nodes that are `lost` take nothing.
+        `promised` is how much of each channel's limit other queues will use; this queue's use is added to it. Consumers
+        of `lost` nodes take no messages.
         """
         backlog = self.backlog
         if backlog.count or self.returning:
             return 0
         due_ms = backlog.due_ms()
         if due_ms is not None and due_ms <= now_ms:
-            return 0  # what is due comes first
+            return 0  # due messages come first
         wanted = 0
         shared: dict[Budget, int] = {}
         idle: list[Consumer] = []
@@ -307,9 +312,9 @@ class Queue:
             else:
                 idle.append(consumer)
         if idle:
-            self._frozen = None  # if nothing comes of it, the queue is not served
+            self._frozen = None  # because the queue may not be served afterwards
         for consumer in idle:
-            self.make_way(consumer)  # so that it is not asked again before there is room
+            self.make_way(consumer)  # so that it is not tried again before its channel has room
         for budget, credit in shared.items():
             part = min(credit, budget.limit - budget.held - promised.get(budget, 0), count)
             if part > 0:
@@ -318,7 +323,10 @@ class Queue:
         return min(wanted, count)
 
     def expiry_ms(self, ttl_ms: int | None, from_ms: int) -> int:
-        """The time at which a message expires that is ready from `from_ms` on; `ttl_ms` is its own TTL. 0 is never."""
+        """Return the time at which a message that is ready from `from_ms` on expires; 0 is never.
+
+        `ttl_ms` is the message's own time to live, or None.
+        """
         mine = self.settings.message_ttl_ms
         if mine is not None and (ttl_ms is None or mine < ttl_ms):
             ttl_ms = mine
@@ -327,21 +335,21 @@ class Queue:
     def enqueue(
         self, index: int, slot: int, count: int, size: int, level: int = NORMAL, expires_ms: int = 0
     ) -> None:
-        """Add messages that arrive with an entry; `size` is the octets of all of them."""
+        """Add messages that arrive with an entry; `size` is their total in octets."""
         self.backlog.add(index, slot, count, size, level, expires_ms)
         self.tally.published += count
 
     def enqueue_later(self, messages: Range, ready_ms: int) -> None:
-        """Add messages that arrive and are not ready before `ready_ms`."""
+        """Add messages that arrive and become ready at `ready_ms`."""
         self.backlog.delay(messages, ready_ms, returned=False)
         self.tally.published += messages.count
 
     def enqueue_again(
         self, messages: Range, history: History | None, priority: int, ttl_ms: int | None, now_ms: int
     ) -> None:
-        """Add messages that come from another queue, where they have died or were moved from, with their history.
+        """Add messages from a different queue, where they died or from which they were moved, with their history.
 
-        `ttl_ms` is their own time to live, which begins anew. How often they were delivered there does not count here.
+        `ttl_ms` is their own time to live, which starts again. Their earlier deliveries do not count here.
         """
         history_id = 0 if history is None else self.histories.intern(history, messages.count)
         level, expires_ms = self.settings.level(priority), self.expiry_ms(ttl_ms, now_ms)
@@ -349,18 +357,18 @@ class Queue:
         self.tally.published += messages.count
 
     def refuse(self, count: int) -> None:
-        """Count messages that were refused for lack of room here, or in another queue that was to get them, too."""
+        """Count messages that were refused for lack of room here, or in a different queue that they were routed to."""
         self.tally.rejected_publishes += count
         self.revision += 1
 
-    # Messages go
+    # Messages leave
 
     def look(self, place: int, first: int, end: int, count: int) -> list[tuple[int, Range]]:
-        """Ready messages where they are, as `Backlog.look` finds them."""
+        """Return ready messages with their keys, as `Backlog.look` does; they stay in the queue."""
         return self.backlog.look(place, first, end, count)
 
     def move_out(self, place: int, found: Sequence[tuple[int, Range]]) -> None:
-        """Let go of ready messages that `look` has found, or parts of them: they are in another queue from now on."""
+        """Remove ready messages found by `look`, or parts of them, because they are now in a different queue."""
         self.backlog.cut(place, found)
         if self.returning:
             self.came_back = max(self.came_back - sum(messages.count for _, messages in found), 0)
@@ -369,11 +377,11 @@ class Queue:
     def serve(
         self, now_ms: int, available_ms: int, most: int, lost: Container[str] = ()
     ) -> tuple[list[Served], int]:
-        """Release what is due, drop what is expired or too much, give consumers what is theirs: about `most` ranges.
+        """Release due messages, drop expired and excess messages, and deliver: about `most` ranges.
 
-        The time of consumers to settle their messages begins at `available_ms`. Consumers of nodes that are `lost` are
-        given nothing. Returns what the others are given, and how many ranges have gone elsewhere: a few may, even if
-        `most` is 0.
+        The consumers' time to settle the delivered messages starts at `available_ms`. Consumers of `lost` nodes receive
+        no messages. Returns the deliveries, and the number of ranges moved elsewhere, which may exceed 0 even if `most`
+        is 0.
         """
         self._frozen = None
         self.revision += 1
@@ -388,10 +396,10 @@ class Queue:
             served = self._give(now_ms, available_ms, most, lost)
         else:
             moved += backlog.release(now_ms, due_max)
-            # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
+            # A message that expires at this very moment may still be delivered, because a TTL of 0 means that.
             moved += self._expire(now_ms - 1, now_ms, due_max)
             if not 0 < backlog.expires_ms() < now_ms:
-                # Others may be due after a delay that are not released yet: they come behind these.
+                # Delayed messages that are due and not yet released come behind these.
                 served = self._give(now_ms, available_ms, most, lost)
                 moved += self._expire(now_ms, now_ms, due_max)
         if self._drops:
@@ -408,15 +416,16 @@ class Queue:
 
     @property
     def _has_room_to_die(self) -> bool:
-        """Whether messages may expire or be dropped: not while too many are dying.
+        """Whether messages may expire or be dropped: not while too many await dead-lettering.
 
-        With at-least-once they always may, because dying messages may have to stay for ever and must not stop others.
+        With at-least-once they always may, because dead letters may have to stay for ever and must not block the
+        others.
         """
         is_kept = self.settings.dead_letter_strategy == "at-least-once"
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
-        """The time at which something is due with the queue's messages; None for never."""
+        """Return the time at which messages of the queue next need work, or None for never."""
         if not (self._drops or self.dying):
             return self.backlog.due_ms()
         due_ms = None
@@ -427,30 +436,30 @@ class Queue:
         return due_ms
 
     def abandoned_ms(self) -> int | None:
-        """The available time at which the queue has been unused for as long as it is to be kept (x-expires).
+        """Return the time (without outages) at which the queue expires from disuse (x-expires).
 
-        None while a consumer uses it, and for queues that are kept for ever.
+        None while the queue has a consumer, and for queues that never expire.
         """
         expires_ms = self.settings.expires_ms
         return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
 
     @property
     def has_dead(self) -> bool:
-        """Whether messages are on their way to the dead-letter exchange, or consumers have just given some back."""
+        """Whether messages await dead-lettering, or put-off settlements and returns may add to them."""
         return bool(self.dying or self.leaving or self.returning)
 
     def loses_dead(self, now_ms: int) -> bool:
-        """Whether messages that die at `now_ms` at the latest would be lost with the queue, if it went now."""
+        """Return whether deleting the queue now would lose messages that die at `now_ms` or before."""
         due_ms = self.due_ms()
         return self.settings.dead_letter_exchange is not None and due_ms is not None and due_ms <= now_ms
 
     @property
     def is_unserved(self) -> bool:
-        """Whether consumers may be given something."""
+        """Whether the queue has messages, and consumers that may take them."""
         return bool(self.rotation) and self.available > 0
 
     def _give(self, now_ms: int, available_ms: int, most: int, lost: Container[str]) -> list[Served]:
-        """Give ready messages to consumers that may have them, round robin. Returns an effect for each that got any."""
+        """Deliver ready messages to consumers with room, round robin. Return an effect for each consumer served."""
         backlog, rotation = self.backlog, self.rotation
         served: dict[Consumer, list[Range]] = {}
         while most > 0 and rotation and (left := self.available):
@@ -488,7 +497,7 @@ class Queue:
         ]
 
     def _take(self, count: int, most: int) -> list[Range]:
-        """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
+        """Remove and return the first `count` ready messages, in at most `most` ranges. They must exist."""
         before = self.backlog.count
         ranges = self.backlog.take(count, most)
         if self.returning:
@@ -496,16 +505,17 @@ class Queue:
         return ranges
 
     def _note_waiting(self, now_ms: int) -> None:
-        """Count the time in which messages were ready and consumers could not keep up (consumer capacity)."""
+        """Add to the time in which messages were ready and no consumer had room (for RabbitMQ's consumer capacity)."""
         if self.waiting_since_ms:
             self.tally.waited_ms += max(now_ms - self.waiting_since_ms, 0)
         self.waiting_since_ms = now_ms if self.backlog.count and self.consumers else 0
 
     def _trim(self, now_ms: int) -> int:
-        """Drop messages that are over the limits, from the head. Returns how many ranges they were.
+        """Drop messages over the limits from the head, and return the number of ranges dropped.
 
-        Of these at least as many are dropped as have arrived since the last time, so that nothing that is published
-        makes a queue grow over its limit. The rest goes with the next entries; until then it may still be delivered.
+        In an entry, at least as many ranges may be dropped as messages have arrived since the last trim, so that
+        publishing cannot make a queue grow over its limit. The rest is dropped with the next entries; until then it may
+        be delivered.
         """
         backlog = self.backlog
         limit = max(TRIM_MAX, backlog.next_position - backlog.trimmed_position)
@@ -514,7 +524,8 @@ class Queue:
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
             dropped += self._take(min(surplus, limit - len(dropped)), limit)
-        # They go one by one: each has a size of its own, and who is next must not depend on what stays.
+        # Drop them one at a time, because each has its own size, and the order must not depend on the messages that
+        # stay.
         while len(dropped) < limit and self._is_too_large():
             dropped += self._take(1, 1)
         self.die(dropped, MAXLEN, now_ms)
@@ -524,17 +535,17 @@ class Queue:
         return self._drops and (self._surplus() > 0 or self._is_too_large())
 
     def _surplus(self) -> int:
-        """How many ready messages are over the limit of their number; 0 or less if none is."""
+        """Return how many ready messages exceed the limit on their number; 0 or less within the limit."""
         limit, backlog = self.settings.max_length, self.backlog
         return 0 if limit is None else min(backlog.count + backlog.delayed - limit, backlog.count)
 
     def _is_too_large(self) -> bool:
-        """Whether all messages together are over the limit of octets, and some of them are ready."""
+        """Return whether all messages together exceed the limit of octets, and some of them are ready."""
         limit, backlog = self.settings.max_length_bytes, self.backlog
         return limit is not None and backlog.count > 0 and backlog.size + backlog.delayed_size > limit
 
     def die(self, ranges: list[Range], reason: str, now_ms: int) -> None:
-        """Drop messages that are in no other place any more, or have them go to the dead-letter exchange."""
+        """Drop messages that have left all other places, or queue them for the dead-letter exchange."""
         if not ranges:
             return
         count, size = _totals(ranges)
@@ -547,7 +558,10 @@ class Queue:
         self.dying_size += size
 
     def take_dying(self, first: int, count: int) -> list[Dying]:
-        """Remove and return dying messages if `first` is the number of the first one, else nothing."""
+        """Remove and return the first messages that await dead-lettering.
+
+        Returns an empty list if `first` is not the number of the first such message.
+        """
         taken: list[Dying] = []
         if first != self.dying_first:
             return taken
@@ -565,28 +579,31 @@ class Queue:
         return taken
 
     def keep_dying(self, kept: list[Dying], now_ms: int, *, is_stuck: bool) -> None:
-        """Put dying messages back that no queue took. They are tried again: later if `is_stuck`, as none was taken."""
+        """Put back dead letters that no queue took, for a later attempt.
+
+        With `is_stuck`, because no message was taken, the attempt waits for DEAD_LETTER_RETRY_MS.
+        """
         for dead in reversed(kept):
             self.dying.appendleft(dead)
             self.dying_first -= dead.range.count
             self.dying_count += dead.range.count
             self.dying_size += dead.range.size
-        # What got full by this may have room again as soon as its consumers are served.
+        # A target that this attempt filled may have room again as soon as its consumers are served.
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
     def dead_lettered(self, messages: Range) -> None:
-        """Note that messages that were dying are where the dead-letter exchange leads to."""
+        """Record that the dead-letter exchange has moved these messages to its targets."""
         self.tally.dead_lettered += messages.count
         self.forget((messages,))
 
     def forget(self, ranges: Iterable[Range]) -> None:
-        """Let go of the histories of messages that are gone."""
+        """Release the histories of messages that have left the queue."""
         for messages in ranges:
             if messages.history:
                 self.histories.release(messages.history, messages.count)
 
     def history_octets_of_dying(self, number: int) -> int:
-        """How long the history of the dying message with this number is; 0 if it has none, or is not there."""
+        """Return the history size in bytes of the dead message with this number; 0 without a history or message."""
         first = self.dying_first
         if self.histories and number >= first:
             for dead in self.dying:
@@ -611,7 +628,7 @@ class Queue:
         self.give_credit(consumer, 0)
 
     def _enter(self, consumer: Consumer) -> None:
-        """Add a consumer, which is not served yet."""
+        """Add a consumer without serving it."""
         self.holders[consumer] = None
         if consumer.live:
             self.consumers += 1
@@ -619,13 +636,13 @@ class Queue:
                 self.candidates.add(consumer)
 
     def set_prefetch(self, consumer: Consumer, prefetch: int) -> None:
-        """Let a consumer hold `prefetch` messages, however many it could hold before."""
+        """Set the prefetch limit of a consumer, and change its credit by the difference."""
         change = min(prefetch, CREDIT_MAX) - consumer.prefetch
         consumer.prefetch += change
         self.give_credit(consumer, change)
 
     def give_credit(self, consumer: Consumer, count: int) -> None:
-        """Let a consumer have `count` more messages (or fewer); 0 only looks again whether it may be served."""
+        """Give a consumer `count` more (or fewer) messages of credit; 0 only checks again whether to serve it."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
         if consumer.live and consumer.room > 0 and self._may_get(consumer):
             self.rotation.add(consumer)
@@ -634,13 +651,13 @@ class Queue:
             self.make_way(consumer)
 
     def make_way(self, consumer: Consumer) -> None:
-        """Let a consumer wait behind the others of its channel."""
+        """Take a consumer out of the rotation; it may wait for room in its channel."""
         self.rotation.discard(consumer)
         if consumer.live and self._may_get(consumer):
             consumer.wait_for_room()
 
     def _withdraw(self, consumer: Consumer) -> None:
-        """Give a consumer nothing more, whatever its channel has room for."""
+        """Deliver no more messages to a consumer, even if its channel has room."""
         self.rotation.discard(consumer)
         consumer.stop_waiting()
 
@@ -650,13 +667,13 @@ class Queue:
         return consumer is self.active and self._successor() is consumer
 
     def waits_for_settlement(self, consumer: Consumer) -> bool:
-        """Whether settling what the consumer holds may let the queue deliver more: to it, or to its successor."""
+        """Return whether settling the consumer's messages may let the queue deliver to it or to its successor."""
         if consumer.is_mostly_used:
             return True
         return self.settings.single_active_consumer and self._successor() is not consumer
 
     def _successor(self) -> Consumer | None:
-        """The consumer that should be active: the first of the highest priority; among equals, the one that is."""
+        """Return the consumer that should be active: the first of the highest priority, or the active one if equal."""
         active = self.active if self.active is not None and self.active.live else None
         if not self.candidates:
             return active
@@ -665,11 +682,11 @@ class Queue:
         return active if is_first else best
 
     def _review_active(self) -> None:
-        """Make another consumer the active one if that is gone, or has settled everything and there is a better one."""
+        """Activate the successor if the active consumer is gone, or has settled everything and is outranked."""
         active, successor = self.active, self._successor()
         if successor is active:
             if active is not None:
-                self.give_credit(active, 0)  # the better one it was to make way for may be gone
+                self.give_credit(active, 0)  # the successor that it had to make way for may be gone
             return
         if active is not None:
             self._withdraw(active)
@@ -680,7 +697,7 @@ class Queue:
             self.give_credit(successor, 0)
 
     def cancel(self, consumer: Consumer, available_ms: int) -> None:
-        """Give a live consumer no more messages; it stays while it holds some."""
+        """Cancel a live consumer; it stays while it holds messages."""
         consumer.live = False
         self.consumers -= 1
         self.used_ms = available_ms
@@ -692,10 +709,10 @@ class Queue:
             self._review_active()
 
     def settle(self, consumer: Consumer, first: int, last: int, now_ms: int, fate: int = SETTLED) -> int:
-        """Carry out what was said of a consumer's messages, and give their credit back. Returns how many there were.
+        """Carry out the fate of a consumer's messages, and give their credit back. Return their number.
 
-        `first` and `last` are message ids. If the messages are in very many ranges, `go_on` does it later; in any case
-        the consumer does not hold them any more.
+        `first` and `last` are message ids. With very many ranges, `go_on` carries the fate out later. In both cases the
+        consumer stops holding them now.
         """
         before = len(consumer.unacked)
         pieces = consumer.unacked.take(first, last)
@@ -711,9 +728,9 @@ class Queue:
         return count
 
     def give_back_all(self, consumers: list[Consumer], fate: int, now_ms: int, most: int) -> int:
-        """Put back everything that these consumers hold, the oldest message first. Returns how many ranges that were.
+        """Return all messages of these consumers to the queue, the oldest first. Return the number of ranges.
 
-        If they are more than `most`, `go_on` does it later; in any case the consumers do not hold them any more.
+        If they are more than `most`, `go_on` does it later. In both cases the consumers stop holding them now.
         """
         held: list[RangeMap[Range]] = []
         for consumer in consumers:
@@ -743,7 +760,7 @@ class Queue:
         return bool(self.leaving or self.returning)
 
     def go_on(self, most: int, now_ms: int) -> int:
-        """Do what was put off, for at most `most` ranges. Returns how many they were."""
+        """Do put-off work for at most `most` ranges, and return their number."""
         done = 0
         while self.leaving and done < most:
             leaving = self.leaving[0]
@@ -755,7 +772,7 @@ class Queue:
         return done + self.bring_back(most - done, now_ms)
 
     def bring_back(self, most: int, now_ms: int) -> int:
-        """Put messages back whose return was put off, at most `most` ranges. Returns how many they were."""
+        """Bring back at most `most` ranges whose return was put off, and return their number."""
         done = 0
         while self.returning and done < most:
             leaving, before = self.returning[0], self.backlog.count
@@ -771,7 +788,7 @@ class Queue:
         return done
 
     def _let_go(self, ranges: list[Range], fate: int, now_ms: int) -> None:
-        """Carry out what was said of messages that no consumer holds any more: forget them, let them die or return."""
+        """Carry out the fate of messages that no consumer holds: settle them, let them die, or return them."""
         if not ranges:
             return
         count, size = _totals(ranges)
@@ -786,7 +803,7 @@ class Queue:
             self._return(ranges, now_ms, failed=fate == FAILED)
 
     def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
-        """Put messages back after a delivery in vain, now or after a delay; those that had too many of them die."""
+        """Return messages after an unsuccessful delivery, now or after a delay; above the delivery limit they die."""
         settings, backlog = self.settings, self.backlog
         failures = failed and self.counts_failures
         is_delayed = settings.retry_type in ("all", "failed" if failed else "returned")
@@ -808,15 +825,15 @@ class Queue:
         self.die(dead, DELIVERY_LIMIT, now_ms)
 
     def note_empty(self) -> None:
-        """Count a get that finds no message."""
+        """Count a get that found no message."""
         self.tally.get_empty += 1
         self.revision += 1
 
     def get(self, consumer: Consumer, count: int, available_ms: int) -> list[Range]:
-        """Check out the first `count` messages, which have to be there, to a consumer that wants no more.
+        """Check out the first `count` messages, which must exist, to the consumer of a get.
 
-        The time of the consumer to settle them begins at `available_ms`.
-        If the consumer is `no_ack` it does not hold the messages, and the caller has to call `forget`.
+        The consumer's time to settle them starts at `available_ms`. If it is `no_ack`, it does not hold the messages,
+        and the caller must call `forget`.
         """
         ranges = self._take(count, count)
         if consumer.no_ack:
@@ -826,12 +843,12 @@ class Queue:
             self.holders[consumer] = None
             consumer.hold(count)
             self._check_out(consumer, ranges, available_ms)
-            consumer.next_id = 0  # they are told in the answer, not as a delivery
-            self.tally.delivered -= count  # and count as got
+            consumer.next_id = 0  # they are sent in the answer, not as a delivery
+            self.tally.delivered -= count  # and counted as got
         return ranges
 
     def purge(self) -> int:
-        """Drop all messages that no consumer holds. Returns how many there were."""
+        """Drop all messages that no consumer holds, and return their number."""
         purged = self.backlog.clear() + self.dying_count + self.coming_back
         self.dying_first += self.dying_count
         self.dying_count = self.dying_size = 0
@@ -848,7 +865,7 @@ class Queue:
         return purged
 
     def _settle_what_leaves(self) -> None:
-        """Settle what was put off, so that what comes back does not, and what was rejected does not die any more."""
+        """Turn all put-off work into settlements, so that a purge covers returned and rejected messages, too."""
         self.leaving += self.returning
         self.returning.clear()
         self.coming_back = self.came_back = 0
@@ -860,7 +877,7 @@ class Queue:
         return self.consumers == 1 and any(consumer.exclusive and consumer.live for consumer in self.holders)
 
     def take_apart(self) -> list[list[Any]]:
-        """Let go of the consumers of a queue that is gone. Returns lists of what else there may be very much of."""
+        """Detach the consumers of a removed queue, and return its other large containers, to be freed in portions."""
         self._frozen = None
         held = [consumer.unacked.take_all() for consumer in self.holders]
         leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
@@ -871,11 +888,11 @@ class Queue:
         return [*held, *leaving, list(self.dying)]
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], available_ms: int) -> Deliver:
-        """Book on the consumer that it holds these messages, too. Returns the effect that tells it."""
+        """Record that the consumer holds these messages, too. Return the effect that delivers them."""
         if self.timeout_ms(consumer):
             consumer.mark(available_ms)
         elif consumer.marks:
-            consumer.marks.clear()  # they would count for what comes now if there is a timeout again
+            consumer.marks.clear()  # old marks would count for these messages if a timeout were set again
         tally = self.tally
         first = next_id = consumer.next_id
         size = 0
@@ -895,13 +912,13 @@ class Queue:
         return self.delivery(consumer, first, ranges)
 
     def delivery(self, consumer: Consumer, first: int, ranges: list[Range]) -> Deliver:
-        """The effect that delivers messages to the consumer; the first of them has the message id `first`."""
+        """Return the effect that delivers messages to the consumer; the first of them has the message id `first`."""
         histories = self.histories_of(ranges) if self.histories else {}
         place = consumer.node, consumer.session, consumer.id
         return Deliver(*place, first, ranges, histories, self.count_contract)
 
     def _check_in(self, consumer: Consumer, count: int) -> None:
-        """Book that the consumer holds so many messages fewer than before."""
+        """Record that the consumer holds `count` messages fewer."""
         if not count:
             return
         if consumer.budget is not None:
@@ -916,7 +933,10 @@ class Queue:
     # The state, dumped and loaded
 
     def freeze(self, *, is_served: bool) -> FrozenQueue:
-        """The queue as it is now. It `is_served` if it was served after whatever has changed in it."""
+        """Return the queue as it is now, or the cached copy if that is still valid.
+
+        `is_served` says that the queue was served after its last change, so that the cached copy is valid.
+        """
         if self._frozen is None or not is_served:
             self._frozen = self._freeze()
         return self._frozen
@@ -945,14 +965,14 @@ class Queue:
     def restore_messages(
         self, backlog: Sequence[Any], histories: Sequence[Any], dying: Iterable[Dying]
     ) -> None:
-        """Enter what was dumped of the backlog and the histories, and the messages that are dying."""
+        """Restore the backlog, the histories, and the messages that await dead-lettering from a dump."""
         self.backlog.load(backlog)
         self.histories.load(histories)
         self.dying.extend(dying)
         self.dying_size = sum(dead.range.size for dead in self.dying)
 
     def restore_consumer(self, consumer: Consumer) -> None:
-        """Enter a consumer with what it holds; it is not served yet."""
+        """Restore a consumer with its held messages, without serving it."""
         self._enter(consumer)
         count = len(consumer.unacked)
         self.unacked += count
@@ -961,13 +981,13 @@ class Queue:
             consumer.budget.held += count
 
     def restore_rotation(self, rotation: Iterable[Consumer], active: Consumer | None) -> None:
-        """Let consumers that were entered be served again, in this order."""
+        """Put restored consumers back into the rotation, in this order."""
         for consumer in rotation:
             self.rotation.add(consumer)
         self.active = active
 
     def restore_waiting(self, consumer: Consumer) -> None:
-        """Let a consumer wait for its channel's limit if it could be given more, and is not in the rotation."""
+        """Let a consumer wait for room in its channel if it has credit and is not in the rotation."""
         is_waiting = (
             consumer.budget is not None
             and consumer.live
@@ -979,7 +999,7 @@ class Queue:
             consumer.wait_for_room()
 
     def restore_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
-        """Enter the returned and settled messages that were put off when the state was dumped."""
+        """Restore the put-off returns and settlements of the dump."""
         self.came_back = came_back
         for each in leaving:
             self._put_off(each)
@@ -989,7 +1009,7 @@ class Queue:
 
 
 class FrozenBehind(NamedTuple):
-    """What a queue has put off, at one moment."""
+    """The put-off work of a queue at a moment."""
 
     queue: int
     """The number of the queue."""
@@ -998,7 +1018,7 @@ class FrozenBehind(NamedTuple):
 
 
 class FrozenQueue(NamedTuple):
-    """A queue at one moment, without the messages that its consumers hold."""
+    """A queue at a moment, without the messages that its consumers hold."""
 
     queue: Queue
     owner: tuple[str, int] | None
@@ -1016,7 +1036,7 @@ class FrozenQueue(NamedTuple):
 
 
 def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
-    """How many messages these ranges have, and how many octets."""
+    """Return the number of messages in these ranges, and their octets."""
     count = size = 0
     for messages in ranges:
         count += messages.count
@@ -1029,6 +1049,6 @@ def _position(messages: Range) -> int:
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
-    """The messages that the consumer holds, in order: ranges, each with the message id of its first message."""
+    """Return the held messages of a consumer in order: ranges, each with the message id of its first message."""
     pieces = consumer.unacked.pieces()
     return [(piece.first, messages) for piece, messages in zip(pieces, ranges_of(pieces), strict=True)]

@@ -1,13 +1,14 @@
-"""Messages of one priority level that were never delivered, in order, as runs.
+"""The never-delivered messages of a priority level, in order, packed as runs.
 
 A level is consumed at its head and filled at its tail. Both are plain arrays of words, six for each run: index, slot
-and count together, position, size, expiry and history. Full arrays between them are chunks: packed, and never changed.
+and count together, position, size, expiry and history. Full arrays between head and tail are packed as chunks, which
+are immutable.
 
-Messages may also be cut out of the middle, by their positions: then the chunks that had them are packed anew.
+Messages may also be cut out of the middle, by their positions. Then their chunks are packed again.
 
-Invariant: a run that waits in a chunk costs about a byte and no object. Where chunks begin and end follows from what
-was appended, taken and cut out alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was
-loaded. To look changes nothing.
+Invariant: a run in a chunk costs about a byte and no object. The bounds of chunks follow only from the messages
+appended, taken and cut, and survive `dump` and `load`. So replicas dump equal backlogs, whenever each replica was
+loaded. Looking changes no state.
 """
 
 from __future__ import annotations
@@ -28,40 +29,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CHUNK_RUNS = 2048
-"""How many runs a chunk has: to pack them takes a quarter of a millisecond, and plain they are 96 KiB."""
+"""Runs in a chunk: packing them takes a quarter of a millisecond, and unpacked they take 96 KiB."""
 
 _INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _HISTORY = range(6)
-"""The words of a run, in their order. The one called place is slot and count together."""
+"""Word numbers of a run, in order. The word `place` is slot and count together."""
 _WORDS = 6
 _CHUNK_WORDS = _WORDS * CHUNK_RUNS
 _BASES_BYTES = 8 * 3
-"""The bytes before packed columns: index, position and expiry of the first run."""
+"""Bytes before the packed columns: index, position and expiry of the first run."""
 _CODES = "qQqQqQ"
-"""The type codes of packed columns; those of index, position and expiry hold differences."""
+"""The type codes of packed columns; the columns of index, position and expiry hold differences."""
 _NOTHING: array[int] = array("Q")
 """The value of the head when it is exhausted."""
 _words_at = Struct(f"{_WORDS}Q").unpack_from
-"""Reads the words of a run in half the time of reading them one by one."""
+"""Reads all words of a run at once, in half the time of separate reads."""
 _make = tuple.__new__
 """Makes a range in half the time of a call of `Range`."""
 _first_position = attrgetter("position")
 
 Cut = tuple[int, int]
-"""Messages that are to be cut out: the position of the first, and how many positions from there on."""
+"""Messages to be cut out: the position of the first, and the number of positions."""
 
 
 class PackedRuns(NamedTuple):
     """Consecutive runs, packed."""
 
     first: int
-    """The least index."""
+    """The lowest index."""
     last: int
     """The greatest index."""
     messages: int
     position: int
     """The position of the first run."""
     expires_ms: int
-    """When the first run expires; 0 is never."""
+    """The time at which the first run expires; 0 is never."""
     data: bytes
 
 
@@ -82,17 +83,19 @@ class Runs:
     def __init__(self, level: int = NORMAL, *, exact_sizes: bool = False) -> None:
         self.level = level
         self.exact_sizes = exact_sizes
-        """Whether only messages of equal size share a run, so that each one's share is its own size."""
+        """Whether only messages of equal size share a run, so that each message's share of the run's size is its own
+        size."""
         self._head = _NOTHING
-        """The first runs. The array never changes: what was taken is counted below, and a used-up one is replaced."""
+        """The first runs. The array is immutable: taken messages are counted below, and an exhausted array is
+        replaced."""
         self._at = 0
-        """Where the first run's words begin in the head."""
+        """Offset of the first run's words in the head."""
         self._taken = 0
-        """How many messages of the first run are gone already."""
+        """Number of messages already taken from the first run."""
         self._taken_size = 0
         self._chunks: deque[PackedRuns] = deque()
         self._tail = array("Q")
-        """The last runs. It is appended to; besides, only place and size of the very last run change."""
+        """The last runs. Apart from appending, only place and size of the very last run change."""
 
     def __bool__(self) -> bool:
         return bool(self._head or self._chunks or self._tail)
@@ -109,8 +112,8 @@ class Runs:
     ) -> None:
         """Add `count` messages at the end. A slot has at most 40 bits, an index and a time at most 63.
 
-        Positions ascend, and the caller sees to it that expiries do. Messages that follow immediately on the last run
-        of the same batch, and are like it, join it.
+        Positions must ascend, and the caller must keep expiries ascending. Messages join the last run if they follow
+        immediately on it in the same batch, with the same properties.
         """
         tail = self._tail
         if tail and tail[-_WORDS] == index:
@@ -132,7 +135,7 @@ class Runs:
             self._tail = array("Q")
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove and return the first `count` messages, or as many as there are, in at most `most` ranges."""
+        """Remove and return the first `count` messages, or all if fewer, in at most `most` ranges."""
         ranges: list[Range] = []
         level, words_at, make = self.level, _words_at, _make
         head, at, taken, taken_size = self._head, self._at, self._taken, self._taken_size
@@ -145,7 +148,7 @@ class Runs:
             whole = place & MESSAGE_MASK
             part, share = whole - taken, size - taken_size
             if part > count:
-                # Every share is one of what is left, as if the rest were a run of its own.
+                # The share is that of the remaining messages, as if they were a run of their own.
                 part, share = count, share * count // part
             slot = (place >> MESSAGE_BITS) + taken
             position += taken
@@ -163,32 +166,32 @@ class Runs:
         return ranges
 
     def take_run(self, count: int) -> Range:
-        """Remove and return the first `count` messages of the first run, or as many as it has; there has to be one."""
+        """Remove and return up to `count` messages of the first run, which must exist."""
         if not self._head:
             self._head = self._next_head()
         return self.take(min(count, (self._head[self._at + _PLACE] & MESSAGE_MASK) - self._taken), 1)[0]
 
     def take_expired(self) -> Range:
-        """Remove and return the first run, which expires before the others; there has to be one."""
+        """Remove and return the first run, which expires before all later runs and must exist."""
         return self.take_run(MESSAGE_MASK)
 
     @property
     def head_position(self) -> int:
-        """The position of the first message; there has to be one."""
+        """The position of the first message, which must exist."""
         if self._head:
             return self._head[self._at + _POSITION] + self._taken
         return self._chunks[0].position if self._chunks else self._tail[_POSITION]
 
     @property
     def head_index(self) -> int:
-        """The index of the first message, about: the least of the first runs; there has to be one."""
+        """The index of the first message, which must exist; in a chunk, the lowest index of the chunk."""
         if self._head:
             return self._head[self._at + _INDEX]
         return self._chunks[0].first if self._chunks else self._tail[_INDEX]
 
     @property
     def expires_ms(self) -> int:
-        """When the first message expires, and so the first of all; 0 if never, or there is none."""
+        """The time at which the first message expires, before all later messages; 0 for never or without messages."""
         if self._head:
             return self._head[self._at + _EXPIRES]
         if self._chunks:
@@ -196,7 +199,7 @@ class Runs:
         return self._tail[_EXPIRES] if self._tail else 0
 
     def look(self, first: int, end: int, count: int) -> list[Range]:
-        """At most `count` messages with positions from `first` to before `end`, in order; they stay."""
+        """Return at most `count` messages with positions from `first` to before `end`, in order; they stay."""
         found: list[Range] = []
         for words in self._from(first):
             start = max(bisect_right(words[_POSITION::_WORDS], first) - 1, 0)
@@ -211,7 +214,7 @@ class Runs:
         return found
 
     def cut(self, pieces: Sequence[Cut]) -> None:
-        """Remove those messages of these pieces that are here. Pieces ascend and do not overlap."""
+        """Remove the messages of these pieces, as far as they are here. Pieces must ascend without overlap."""
         if self._head:
             head = self._plain_head()
             kept = self._without(head, pieces)
@@ -221,7 +224,7 @@ class Runs:
             self._cut_chunks(pieces)
         kept = self._without(self._tail, pieces)
         if kept is not self._tail:
-            # Another array: a frozen one looks at the old one.
+            # A new array, because a frozen copy shares the old array.
             while len(kept) >= _CHUNK_WORDS:
                 self._chunks.append(_chunk(kept[:_CHUNK_WORDS]))
                 kept = kept[_CHUNK_WORDS:]
@@ -232,25 +235,25 @@ class Runs:
         for first, count in pieces:
             for number in range(self._chunk_of(first), self._chunk_of(first + count - 1) + 1):
                 touched.setdefault(number, []).append((first, count))
-        # From behind, so that the numbers of those before stay what they are.
+        # From the end, so that the numbers of earlier chunks stay valid.
         for number in reversed(touched):
             words = _unpacked(self._chunks[number].data)
             kept = self._without(words, touched[number])
             if kept is words:
                 continue
             del self._chunks[number]
-            # What is cut out of the middle of runs makes more of them.
+            # Cutting inside of runs makes more runs.
             half = len(kept) if len(kept) <= 2 * _CHUNK_WORDS else len(kept) // _WORDS // 2 * _WORDS
             for part in (kept[half:], kept[:half]):
                 if part:
                     self._chunks.insert(number, _chunk(part))
 
     def _chunk_of(self, position: int) -> int:
-        """The number of the chunk in which a message of this position may be."""
+        """Return the number of the chunk that may hold a message of this position."""
         return max(bisect_right(self._chunks, position, key=_first_position) - 1, 0)
 
     def _from(self, first: int) -> Iterator[array[int]]:
-        """The words of all runs in which messages may be from this position on."""
+        """Yield the words of all runs that may hold messages from this position on."""
         if self._head:
             yield self._plain_head()
         if self._chunks:
@@ -259,11 +262,11 @@ class Runs:
         yield self._tail
 
     def _plain_head(self) -> array[int]:
-        """The words of the runs of the head, without what was taken."""
+        """Return the words of the head's runs, without the messages already taken."""
         return _rest_of(self._head, self._at, self._taken, self._taken_size)
 
     def _without(self, words: array[int], pieces: Sequence[Cut]) -> array[int]:
-        """These runs without the messages of the pieces; the same array if none of them is there."""
+        """Return the runs without the messages of the pieces; the same array if it has no such message."""
         positions, cuts = words[_POSITION::_WORDS], dict[int, list[tuple[int, int]]]()
         for first, count in pieces:
             for number in range(max(bisect_right(positions, first) - 1, 0), len(positions)):
@@ -307,7 +310,7 @@ class Runs:
 
     def freeze(self) -> FrozenRuns:
         if not self:
-            return _EMPTY  # as nearly always, and there may be very many of them
+            return _EMPTY  # the usual case, and there may be very many queues
         tail = self._tail
         return FrozenRuns(
             self._head,
@@ -321,7 +324,7 @@ class Runs:
         )
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what a `RunsRow` was written from."""
+        """Replace everything by the runs of a dumped `RunsRow`."""
         row = RunsRow(*dumped)
         if self:
             self.clear()
@@ -333,17 +336,17 @@ class Runs:
 
 
 class RunsRow(NamedTuple):
-    """Runs in a dump, as `FrozenRuns.dump` makes it and `Runs.load` takes it."""
+    """Runs in a dump, written by `FrozenRuns.dump` and read by `Runs.load`."""
 
     head: bytes
-    """The runs of the head, packed as a chunk is; empty if there are none."""
+    """The runs of the head, packed like a chunk; empty without runs."""
     chunks: Sequence[PackedRuns]
     tail: bytes
-    """The runs of the tail, packed in the same way."""
+    """The runs of the tail, packed like a chunk."""
 
 
 class FrozenRuns(NamedTuple):
-    """Runs at one moment. The arrays are shared with `Runs`, which changes nothing of what counts here."""
+    """Runs at a moment. `Runs` shares the arrays, and never changes the words that count here."""
 
     head: array[int]
     at: int
@@ -352,19 +355,19 @@ class FrozenRuns(NamedTuple):
     chunks: tuple[PackedRuns, ...]
     tail: array[int]
     tail_words: int
-    """How many words of the tail count: what was appended later does not."""
+    """Number of words of the tail that count; later words were appended after the freeze."""
     last: tuple[int, int]
-    """Place and size of the tail's last run: what joined it later does not count either."""
+    """Place and size of the tail's last run at the freeze, without messages that joined it later."""
 
     def dump(self) -> RunsRow:
-        """The row of these runs in a dump; equal runs have equal rows where zlib is the same."""
+        """Return the row of these runs in a dump; equal runs have equal rows if zlib is the same."""
         if self is _EMPTY:
             return _EMPTY_ROW
         head, tail = self._plain()
         return RunsRow(_dumped(head), self.chunks, _dumped(tail))
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
-        """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
+        """Add the number of messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
         for chunk in self.chunks:
             cell = bisect_right(bounds, chunk.first) - 1
             if bisect_right(bounds, chunk.last) - 1 != cell:
@@ -375,7 +378,7 @@ class FrozenRuns(NamedTuple):
             _count(words, bounds, counts)
 
     def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Index, slot and count of the runs with first <= index < end, in their order."""
+        """Yield index, slot and count of the runs with first <= index < end, in order."""
         head, tail = self._plain()
         yield from _ranges(head, first, end)
         for chunk in self.chunks:
@@ -384,7 +387,7 @@ class FrozenRuns(NamedTuple):
         yield from _ranges(tail, first, end)
 
     def browse(self, level: int, skip: int) -> Iterator[Range]:
-        """All runs in order, without the first `skip` messages."""
+        """Yield all runs in order, without the first `skip` messages."""
         head, tail = self._plain()
         for words in (head, *self.chunks, tail):
             if isinstance(words, PackedRuns):
@@ -401,7 +404,7 @@ class FrozenRuns(NamedTuple):
                 skip = max(skip - count, 0)
 
     def _plain(self) -> tuple[array[int], array[int]]:
-        """The words of the runs that the head and the tail had at that moment."""
+        """Return the words of the runs that head and tail had at that moment."""
         head = _rest_of(self.head, self.at, self.taken, self.taken_size)
         tail = self.tail[: self.tail_words]
         if tail:
@@ -422,16 +425,16 @@ def _chunk(words: array[int]) -> PackedRuns:
 
 
 def _words_of(messages: Range) -> tuple[int, ...]:
-    """The words of a run, in their order."""
+    """Return the words of a run, in order."""
     index, slot, count, _, size, position, expires_ms, _, history, _ = messages
     return index, slot << MESSAGE_BITS | count, position, size, expires_ms, history
 
 
 def _rest_of(words: array[int], at: int, taken: int, taken_size: int) -> array[int]:
-    """A copy of the runs from the place `at` on, without what was taken of the first one."""
+    """Return a copy of the runs from offset `at` on, without the messages taken from the first run."""
     rest = words[at:]
     if taken:
-        # Slot and count are one word: as many messages as the slot moves on, the count loses.
+        # Slot and count share a word: the slot grows by `taken`, the count shrinks by it.
         rest[_PLACE] += (taken << MESSAGE_BITS) - taken
         rest[_POSITION] += taken
         rest[_SIZE] -= taken_size
@@ -451,7 +454,7 @@ def _messages(places: array[int]) -> int:
 
 
 def _packed(words: array[int], steps: array[int], messages: int) -> bytes:
-    """Compress runs that have so many messages and whose indexes differ by these steps."""
+    """Return these runs packed; `messages` is their number of messages, `steps` the differences of their indexes."""
     places, positions = words[_PLACE::_WORDS], words[_POSITION::_WORDS]
     gaps = array("q", bytes(8 * len(places)))
     if positions[-1] + (places[-1] & MESSAGE_MASK) - positions[0] != messages:
@@ -484,7 +487,7 @@ def _unpacked(data: bytes) -> array[int]:
 
 
 def _position_steps(places: array[int], gaps: array[int]) -> array[int]:
-    """How far each run's position is from that of the one before: over its messages, and over gaps."""
+    """Return the position of each run minus that of the previous run: its number of messages plus the gap."""
     raw = packed_columns.little_endian(places)
     if all(raw[byte::8] == raw[byte : byte + 1] * len(places) for byte in range(MESSAGE_BITS // 8)):
         steps = array("q", [places[0] & MESSAGE_MASK]) * len(places)
@@ -505,7 +508,7 @@ def _count(words: array[int], bounds: Sequence[int], counts: list[int]) -> None:
         pairs = sorted(zip(indexes, places, strict=True))
         indexes, places = (array("Q", column) for column in zip(*pairs, strict=True))
     start = bisect_left(indexes, bounds[0])
-    # Only the bounds that lie among the indexes: the rest of the cells stay as they are.
+    # Only the bounds among the indexes: the remaining cells stay unchanged.
     for cell in range(max(bisect_right(bounds, indexes[0]) - 1, 0), len(counts)):
         if start == len(indexes):
             return

@@ -1,11 +1,12 @@
-"""Messages that are not where arrival would put them: they wait for a time, were returned, or expire out of turn.
+"""A shelf: messages out of arrival order, because they are delayed, were returned, or expire early.
 
-A shelf holds ranges in the order of their keys, in blocks of plain words that are cut in two when they are full. Each
-message has a key: the first of a range has the range's, the others follow. Beside it lie the moments, in the same way.
+A shelf holds ranges in the order of their keys, in blocks of plain words; a full block is split in two. Each message
+has a key: the first message of a range has the range's key, the following messages count up. Due times and expiries lie
+in sorted blocks, too.
 
-Invariant: everything costs the logarithm of what is there and at most one block's worth of moving. A freeze copies
-references to blocks; a block that was frozen is copied before it changes. How the ranges are spread over blocks is
-nobody's business: it is not dumped, and nothing depends on it.
+Invariant: a call costs the logarithm of the number of ranges, and moves at most a single block. A freeze copies
+references to blocks; a frozen block is copied before it changes. The distribution of ranges over blocks is not dumped
+and has no effect.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 BLOCK_ROWS = 256
-"""How many rows, of 80 octets, a block may have: to move half of them takes less than a microsecond."""
+"""Rows in a block, at most, of 80 octets each: moving half of them takes less than a microsecond."""
 BLOCK_MOMENTS = 512
 PACK_ROWS = 2048
-"""How many rows are packed together, as a chunk of runs is."""
+"""Rows packed together, as in a chunk of runs."""
 
 _INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _DUE, _DELIVERIES, _FAILURES, _MARKS = range(9)
-"""The words of a row, in their order. Its place is slot and count together, its marks are history, level and whether it
-was returned."""
+"""Word numbers of a row, in order. `place` is slot and count together; `marks` are history, level and the flag for a
+returned message."""
 _WORDS = 9
 _MARK_BITS = 6
 _CODES = "qqQqQqqQQQ"
-"""The type codes of packed columns: the key, then a row's words. Those of _RISING hold differences."""
+"""The type codes of packed columns: the key, then a row's words. The columns in _RISING hold differences."""
 _RISING = (0, 1, 3, 5, 6)
-"""The columns that are packed as differences: key, index, position, expiry and due time."""
+"""The columns packed as differences: key, index, position, expiry and due time."""
 _BASES_BYTES = 8 * len(_RISING)
 _first = attrgetter("first")
 
@@ -48,9 +49,9 @@ class _Block:
 
     def __init__(self, first: int, age: int, keys: array[int], rows: array[int]) -> None:
         self.first = first
-        """A key that none in the block is less than, unless this is the first block."""
+        """A lower bound of the keys in the block, unless this is the first block."""
         self.age = age
-        """How often the shelf had been frozen when the block was made: it may be changed until the next time."""
+        """The shelf's number of freezes when the block was made. The block may be changed until the next freeze."""
         self.keys = keys
         self.rows = rows
 
@@ -70,28 +71,28 @@ class Shelf:
 
     @property
     def head_position(self) -> int:
-        """The key of the first message; there has to be one."""
+        """The key of the first message, which must exist."""
         return self._blocks[0].keys[0]
 
     @property
     def head_index(self) -> int:
-        """The index of the first message; there has to be one."""
+        """The index of the first message, which must exist."""
         return self._blocks[0].rows[_INDEX]
 
     @property
     def due_ms(self) -> int:
-        """When the first range is due; 0 if none ever is."""
+        """The earliest due time of a range; 0 if no range has any."""
         return self._due.first_ms
 
     @property
     def expires_ms(self) -> int:
-        """When the first range expires; 0 if none ever does."""
+        """The earliest expiry of a range; 0 if no range expires."""
         return self._expiring.first_ms
 
     def insert(self, key: int, messages: Range, due_ms: int = 0, *, returned: bool = False) -> None:
-        """Add messages, whose keys from `key` on have to be free.
+        """Add messages; their keys from `key` on must be free.
 
-        Those that are due at some time and were not returned do not expire here.
+        Messages with a due time that were not returned do not expire on the shelf.
         """
         index, slot, count, deliveries, size, position, expires_ms, level, history, failures = messages
         row = [
@@ -128,7 +129,7 @@ class Shelf:
             self._blocks.insert(number + 1, upper)
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove and return the first `count` messages, or as many as there are, in at most `most` ranges."""
+        """Remove and return the first `count` messages, or all if fewer, in at most `most` ranges."""
         ranges: list[Range] = []
         while count and self._blocks and len(ranges) < most:
             ranges.append(self.take_run(count))
@@ -136,7 +137,7 @@ class Shelf:
         return ranges
 
     def take_run(self, count: int) -> Range:
-        """Remove and return the first `count` messages of the first range, or all that it has; there has to be one."""
+        """Remove and return up to `count` messages of the first range, which must exist."""
         block = self._own(0)
         key, row = block.keys[0], block.rows
         messages = _range(row)
@@ -157,7 +158,10 @@ class Shelf:
         return messages.part(0, count)
 
     def look(self, first: int, end: int, count: int) -> list[tuple[int, Range]]:
-        """At most `count` messages with keys from `first` to before `end`, each range with its first key; they stay."""
+        """Return at most `count` messages with keys from `first` to before `end`, without removing them.
+
+        Each range comes with the key of its first message.
+        """
         found: list[tuple[int, Range]] = []
         for key, messages in self._from(first):
             if key >= end or count <= 0:
@@ -169,12 +173,12 @@ class Shelf:
         return found
 
     def cut(self, first: int, count: int) -> None:
-        """Remove those of the messages with the `count` keys from `first` on that are here."""
+        """Remove the messages with the `count` keys from `first` on, as far as they are here."""
         for key, messages in self.look(first, first + count, count):
             self._cut(key, messages.count)
 
     def _cut(self, first: int, count: int) -> None:
-        """Remove messages of one range."""
+        """Remove messages of a single range."""
         number, at = self._covering(first)
         key = self._blocks[number].keys[at]
         row = self._remove(number, at)
@@ -187,7 +191,7 @@ class Shelf:
                 self.insert(key + low, messages.part(low, high - low), due_ms, returned=bool(row[_MARKS] & 1))
 
     def _from(self, first: int) -> Iterator[tuple[int, Range]]:
-        """The ranges that begin at this key or later, and the one before them, each with its first key."""
+        """Yield the ranges that begin at this key or later, and the range before them, each with its first key."""
         if not self._blocks:
             return
         number, at = self._covering(first)
@@ -197,12 +201,15 @@ class Shelf:
             at = 0
 
     def _covering(self, key: int) -> tuple[int, int]:
-        """The place of the last range that begins at this key or before; the first of all if none does."""
+        """Return block and place of the last range that begins at or before this key, or of the first range."""
         number = max(bisect_right(self._blocks, key, key=_first) - 1, 0)
         return number, max(bisect_right(self._blocks[number].keys, key) - 1, 0)
 
     def take_due(self) -> tuple[Range, bool]:
-        """Remove the range that is due first, the least key first, and tell if it was returned; there has to be one."""
+        """Remove and return the range with the earliest due time (then least key), and whether it was returned.
+
+        It must exist.
+        """
         key = self._due.pop()
         row = self._remove(*self._find(key))
         if expires_ms := _expiry(row):
@@ -210,7 +217,7 @@ class Shelf:
         return _range(row), bool(row[_MARKS] & 1)
 
     def take_expired(self) -> Range:
-        """Remove and return the range that expires first, the least key first; there has to be one."""
+        """Remove and return the range with the earliest expiry (then least key), which must exist."""
         key = self._expiring.pop()
         row = self._remove(*self._find(key))
         if row[_DUE]:
@@ -222,21 +229,21 @@ class Shelf:
         self._due = self._expiring = _NO_MOMENTS
 
     def browse(self) -> Iterator[Range]:
-        """All ranges in order; nothing may change meanwhile."""
+        """Yield all ranges in order. The shelf must not change meanwhile."""
         return FrozenShelf(tuple(self._blocks)).browse()
 
     def freeze(self) -> FrozenShelf:
         if not self._blocks:
-            return _EMPTY  # as nearly always, and there may be very many of them
+            return _EMPTY  # the usual case, and there may be very many queues
         self._age += 1
         return FrozenShelf(tuple(self._blocks))
 
     def load(self, dumped: Sequence[bytes]) -> None:
-        """Replace the shelf by what `FrozenShelf.dump` gave."""
+        """Replace the shelf by a dump of `FrozenShelf.dump`."""
         if self._blocks:
             self.clear()
         if not dumped:
-            return  # as nearly always
+            return  # the usual case
         for data in dumped:
             keys, rows = _unpacked(data)
             for at in range(0, len(keys), BLOCK_ROWS):
@@ -255,23 +262,23 @@ class Shelf:
         self._due, self._expiring = _moments(due), _moments(expiring)
 
     def _place(self, key: int) -> int:
-        """The number of the block for a new key; one more than the last for a new block."""
+        """Return the block number for a new key; one more than the last block's for a new block."""
         blocks = self._blocks
         if not blocks:
             return 0
         last = blocks[-1]
         if key < last.first:
             return max(bisect_right(blocks, key, key=_first) - 1, 0)
-        # What comes in order fills blocks to the end.
+        # Keys that arrive in order fill blocks completely.
         return len(blocks) - (len(last.keys) < BLOCK_ROWS or key < last.keys[-1])
 
     def _find(self, key: int) -> tuple[int, int]:
-        """The number of the key's block, and its place there."""
+        """Return the key's block number, and its place in the block."""
         number = max(bisect_right(self._blocks, key, key=_first) - 1, 0)
         return number, bisect_left(self._blocks[number].keys, key)
 
     def _own(self, number: int) -> _Block:
-        """The block with this number, to be changed: it is copied if a frozen shelf has it, too."""
+        """Return the block with this number, to be changed: a copy if a frozen shelf shares it."""
         block = self._blocks[number]
         if block.age != self._age:
             block = _Block(block.first, self._age, block.keys[:], block.rows[:])
@@ -279,7 +286,7 @@ class Shelf:
         return block
 
     def _remove(self, number: int, at: int) -> array[int]:
-        """Remove and return a row; its moments are removed by the caller."""
+        """Remove and return a row; the caller must remove its times."""
         block = self._own(number)
         row = block.rows[at * _WORDS : (at + 1) * _WORDS]
         del block.keys[at], block.rows[at * _WORDS : (at + 1) * _WORDS]
@@ -289,18 +296,18 @@ class Shelf:
 
 
 class FrozenShelf(NamedTuple):
-    """A shelf at one moment. It shares the blocks with `Shelf`, which changes them no more."""
+    """A shelf at a moment. `Shelf` shares the blocks, and changes them no more."""
 
     blocks: tuple[_Block, ...]
 
     def dump(self) -> list[bytes]:
-        """The shelf as `Shelf.load` takes it; equal shelves have equal dumps where zlib is the same."""
+        """Return the dump that `Shelf.load` reads; equal shelves have equal dumps if zlib is the same."""
         if not self.blocks:
-            return []  # as nearly always
+            return []  # the usual case
         return [_packed(keys, rows) for keys, rows in self._portions()]
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
-        """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
+        """Add the number of messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
         for block in self.blocks:
             for index, place in zip(block.rows[_INDEX::_WORDS], block.rows[_PLACE::_WORDS], strict=True):
                 cell = bisect_right(bounds, index) - 1
@@ -308,20 +315,20 @@ class FrozenShelf(NamedTuple):
                     counts[cell] += place & MESSAGE_MASK
 
     def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Index, slot and count of the ranges with first <= index < end, in their order."""
+        """Yield index, slot and count of the ranges with first <= index < end, in order."""
         for block in self.blocks:
             for index, place in zip(block.rows[_INDEX::_WORDS], block.rows[_PLACE::_WORDS], strict=True):
                 if first <= index < end:
                     yield index, place >> MESSAGE_BITS, place & MESSAGE_MASK
 
     def browse(self) -> Iterator[Range]:
-        """All ranges in order."""
+        """Yield all ranges in order."""
         for block in self.blocks:
             for at in range(0, len(block.rows), _WORDS):
                 yield _range(block.rows[at : at + _WORDS])
 
     def _portions(self) -> Iterator[tuple[array[int], array[int]]]:
-        """Keys and rows, as many at a time as are packed together."""
+        """Yield keys and rows, in portions of PACK_ROWS."""
         keys, rows = array("Q"), array("Q")
         for block in self.blocks:
             keys += block.keys
@@ -337,7 +344,7 @@ _EMPTY = FrozenShelf(())
 
 
 class _Moments:
-    """Pairs of a time and a key, in their order."""
+    """Pairs of a time and a key, sorted."""
 
     __slots__ = ("_blocks",)
 
@@ -346,7 +353,7 @@ class _Moments:
 
     @property
     def first_ms(self) -> int:
-        """The first time; 0 if there is none."""
+        """The earliest time; 0 without pairs."""
         return self._blocks[0].times[0] if self._blocks else 0
 
     def add(self, time_ms: int, key: int) -> None:
@@ -371,7 +378,7 @@ class _Moments:
             blocks.insert(number + 1, upper)
 
     def pop(self) -> int:
-        """Remove the first time with its least key, and return the key; there has to be one."""
+        """Remove the earliest pair, which must exist, and return its key."""
         block = self._blocks[0]
         key = block.keys[0]
         del block.times[0], block.keys[0]
@@ -380,7 +387,7 @@ class _Moments:
         return key
 
     def remove(self, time_ms: int, key: int) -> None:
-        """Remove a pair, which has to be there."""
+        """Remove a pair, which must exist."""
         number = max(bisect_right(self._blocks, (time_ms, key), key=_first) - 1, 0)
         block = self._blocks[number]
         at = block.find(time_ms, key)
@@ -389,7 +396,7 @@ class _Moments:
             del self._blocks[number]
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Replace all pairs by these, which are in order."""
+        """Replace all pairs by these, which must be sorted."""
         self._blocks = []
         for at in range(0, len(pairs), BLOCK_MOMENTS):
             part = pairs[at : at + BLOCK_MOMENTS]
@@ -398,7 +405,7 @@ class _Moments:
 
 
 _NO_MOMENTS = _Moments()
-"""Nothing is added to these, which all shelves have that need none: there may be very many shelves."""
+"""An empty object that all shelves without times share, because there may be very many shelves. It must stay empty."""
 
 
 def _moments(pairs: list[tuple[int, int]]) -> _Moments:
@@ -416,7 +423,7 @@ class _Times:
 
     def __init__(self, first: tuple[int, int], times: array[int], keys: array[int]) -> None:
         self.first = first
-        """A pair that none in the block is less than, unless this is the first block."""
+        """A lower bound of the pairs in the block, unless this is the first block."""
         self.times = times
         self.keys = keys
 
@@ -426,7 +433,7 @@ class _Times:
 
 
 def _expiry(row: array[int]) -> int:
-    """The time at which a row expires on the shelf; 0 if it does not."""
+    """Return the time at which a row expires on the shelf; 0 for never."""
     return row[_EXPIRES] if row[_MARKS] & 1 or not row[_DUE] else 0
 
 

@@ -1,8 +1,8 @@
-"""Moments at which something is to be done, one for each key.
+"""Timers: a due time for each key, in a sorted structure.
 
-Invariant: timers are no part of a state that is dumped; who loads one sets them again. In which order keys come that
-are due at the same moment follows from the keys. No call costs more than its neighbours: what is put off or forgotten
-is gone at once, and leaves nothing that somebody has to pass over later.
+Invariant: timers are not dumped; the loader of a state sets them again. Keys that are due at the same time come in the
+order of their ranks. All calls cost alike: a changed or removed timer is deleted at once, and leaves no stale entry to
+be skipped later.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="Hashable")
 
 NEVER_MS = 2**63
-"""Later than any moment."""
+"""A time (ms) later than all due times."""
 NOW_MS = 0
-"""A moment that has come, whatever time it is."""
+"""A due time that has come, whatever the current time is."""
 BLOCK_KEYS = 512
-"""How many keys a block may have: at most so many are moved when one comes or goes."""
+"""Maximum keys in a block, which bounds the keys moved by a change."""
 
 _last = itemgetter(-1)
 
 
 class Timers(Generic[K]):
-    """A moment for each of some keys. The time is the cluster's, in milliseconds."""
+    """A due time for each key, in milliseconds of cluster time."""
 
     __slots__ = ("_blocks", "_entries", "_rank", "next_ms")
 
     def __init__(self, rank: Callable[[K], Any]) -> None:
-        """If several keys are due at once, the one with the least `rank` comes first; no two ranks are the same."""
+        """`rank` orders keys that are due at the same time; the ranks of different keys must differ."""
         self._entries: dict[K, tuple[int, Any, K]] = {}
-        """The moment, rank and key of each key."""
+        """Key -> (due time, rank, key)."""
         self._blocks: list[list[tuple[int, Any, K]]] = []
         """The entries in their order; no block is empty."""
         self._rank = rank
         self.next_ms = NEVER_MS
-        """The earliest moment at which a key is due; NEVER_MS if there is none. Asked for with every entry."""
+        """The earliest due time; NEVER_MS without keys. It is read with every entry."""
 
     def set(self, key: K, due_ms: int | None) -> None:
-        """Let `key` be due at that moment, or never; what it was before is forgotten."""
+        """Set the due time of a key, in place of its former time, or remove it with None."""
         known = self._entries.get(key)
         if (None if known is None else known[0]) == due_ms:
             return
@@ -56,7 +56,7 @@ class Timers(Generic[K]):
         self._note_next()
 
     def pop(self) -> K:
-        """Forget the key that is due first, and return it; there has to be one."""
+        """Remove and return the key that is due first, which must exist."""
         block = self._blocks[0]
         *_, key = block.pop(0)
         if not block:
@@ -66,7 +66,7 @@ class Timers(Generic[K]):
         return key
 
     def keep(self, wanted: Callable[[K], bool]) -> None:
-        """Forget all keys but those that are wanted."""
+        """Remove all keys except those for which `wanted` is true."""
         kept = [[entry for entry in block if wanted(entry[2])] for block in self._blocks]
         self._blocks = [block for block in kept if block]
         self._entries = {entry[2]: entry for block in self._blocks for entry in block}

@@ -1,1 +1,1 @@
-"""The whole state as rows: frozen, dumped and loaded."""
+"""Snapshots: the whole state, frozen, dumped as rows, and loaded."""

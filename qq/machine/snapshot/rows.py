@@ -1,15 +1,15 @@
-"""The rows of a dump: what is stored of each thing, and how the thing is made of it again.
+"""The rows of a dump: the stored form of each object, and how the object is built from it.
 
-Some values are stored as they are, so that their fields are a part of the format, too: `User`, `Permissions` and
-`TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
+Some values are stored as they are, so that their fields are part of the format, too: `User`, `Permissions` and
+`TopicPermissions` (permissions.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
 (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
 
-A dump is written as the version of the state wants it that is agreed on, so that programs of the release before can
-read it, too. Whoever changes a kind of row notes beneath its class how: `CHANGES[QueueRow] = {9: Change(...)}`.
+A dump is written in the format of the agreed version of the state, so that programs of the previous release can read
+it, too. If you change a kind of row, record the change below its class: `CHANGES[QueueRow] = {9: Change(...)}`.
 
-Invariant: the bytes of a dump follow from these classes and `CHANGES`, and replicas must not disagree. Whoever adds a
-field adds it at the end of its class, in `of` and in `build`, and notes the change. A row that is in another one is a
-part of that one, whose change it is.
+Invariant: the bytes of a dump follow from these classes and `CHANGES`, and all replicas must write the same. A new
+field must be added at the end of its class, in `of` and in `build`, and recorded in `CHANGES`. A row inside of a
+different row is part of that row, and so is its change.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ if TYPE_CHECKING:
 
 
 _make = tuple.__new__
-"""Makes a row in half the time of a call of the class, where there may be very many rows."""
+"""Makes a row in half the time of calling the class; used where there may be very many rows."""
 
 
 class Rows:
-    """Rows that are made and packed one by one, however many they are."""
+    """Rows that are built and packed one by one, however many they are."""
 
     __slots__ = ("_row_of", "_things")
 
     def __init__(self, things: Collection[Any], row_of: Callable[[Any], object] | None = None) -> None:
-        """A thing is its own row unless `row_of` makes one of it."""
+        """`row_of` builds the row of an object. Without it, objects are their own rows."""
         self._things = things
         self._row_of = row_of
 
@@ -90,16 +90,16 @@ class Rows:
 
 
 class Change(NamedTuple):
-    """How a kind of row was changed in a version of the state."""
+    """A change of a kind of row in a version of the state."""
 
     upgrade: Callable[[Sequence[Any]], Sequence[Any]]
-    """Makes of what was written in the version before what is written in this one."""
+    """Converts a row of the previous version into a row of this version."""
     downgrade: Callable[[Any], Sequence[Any]]
-    """Makes of a row of this version what was written in the version before."""
+    """Converts a row of this version into a row of the previous version."""
 
 
 def more_fields(*defaults: Any) -> Change:
-    """The change that puts fields at the end of a row; `defaults` is what they are before its version."""
+    """Return a change that adds fields at the end of a row; `defaults` are their values before its version."""
 
     def upgrade(written: Sequence[Any]) -> Sequence[Any]:
         return [*written, *defaults]
@@ -111,11 +111,11 @@ def more_fields(*defaults: Any) -> Change:
 
 
 CHANGES: dict[type[Any], dict[int, Change]] = {}
-"""What has changed of each kind of row since the lowest version that this program can run, by version, ascending."""
+"""Kind of row -> version -> change, ascending, since the lowest version that this program can run."""
 
 
 def upgraded(kind: type[Any], version: int, written: Iterable[Sequence[Any]]) -> Iterable[Sequence[Any]]:
-    """Rows as the highest version has them, of those that were written in this one."""
+    """Return rows of this version, converted to the highest version."""
     for since, change in CHANGES.get(kind, {}).items():
         if since > version:
             written = map(change.upgrade, written)
@@ -123,7 +123,7 @@ def upgraded(kind: type[Any], version: int, written: Iterable[Sequence[Any]]) ->
 
 
 def downgraded(kind: type[Any], version: int, row: Any) -> Any:
-    """A row as it was written in this version."""
+    """Return a row of the highest version, converted to this version."""
     for since, change in reversed(CHANGES.get(kind, {}).items()):
         if since > version:
             row = _make(kind, change.downgrade(row))
@@ -133,24 +133,27 @@ def downgraded(kind: type[Any], version: int, row: Any) -> Any:
 def rows_as_of(
     kind: type[Any], version: int, things: Collection[Any], row_of: Callable[[Any], object] | None = None
 ) -> Rows:
-    """The `Rows` of these things as they were written in this version."""
+    """Return the `Rows` of these objects in the format of this version."""
     if all(since <= version for since in CHANGES.get(kind, ())):
         return Rows(things, row_of)
     return Rows(things, lambda thing: downgraded(kind, version, row_of(thing) if row_of else thing))
 
 
-# Virtual hosts, and what is in them
+# Virtual hosts and their objects
 
 
 class AppliedRow(NamedTuple):
-    """The policies that apply to a queue or an exchange, each by name, or whole if another one has that name now."""
+    """The policies that apply to a queue or an exchange, each by name, or whole if it was replaced since."""
 
     policy: str | Policy | None
     operator: str | Policy | None
 
     @classmethod
     def of(cls, known: Collection[int], applied: Applied) -> AppliedRow:
-        """The row of these policies; `known` are the ids of the objects that are the virtual host's policies now."""
+        """Return the row of these policies.
+
+        `known` has the `id` of each current policy of the virtual host.
+        """
         if applied == (None, None):
             return _NOTHING_APPLIES
         return cls(
@@ -212,7 +215,7 @@ class ParameterRow(NamedTuple):
 
 
 class VhostRow(NamedTuple):
-    """A virtual host and what is in it, without its queues."""
+    """A virtual host and its objects, without its queues."""
 
     name: str
     description: str
@@ -267,7 +270,7 @@ class VhostRow(NamedTuple):
         )
 
     def build(self, vhost: VirtualHost) -> None:
-        """Fill a new virtual host, without the bindings, for which the queues have to be there."""
+        """Fill a new virtual host, except for its bindings, which need the queues first."""
         vhost.describe(self.description, self.tags, self.default_queue_type)
         vhost.set_limits(self.limits)
         for policy in self.policies:
@@ -291,13 +294,13 @@ CHANGES[VhostRow] = {8: more_fields(False, ())}
 
 class DyingCounts(NamedTuple):
     first: int
-    """The number of the first of the dying messages."""
+    """The number of the first message awaiting dead-lettering."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     retry_ms: int
 
 
 class QueueRow(NamedTuple):
-    """A queue, without its dying messages, what its consumers hold and what it has put off."""
+    """A queue, without its dead messages, its consumers' messages and its put-off work."""
 
     vhost: str
     name: str
@@ -314,13 +317,13 @@ class QueueRow(NamedTuple):
     histories: HistoriesRow
     dying: DyingCounts
     rotation: list[tuple[str, int]]
-    """Node and id of the consumers that are in the rotation, in order."""
+    """Node and id of the consumers in the rotation, in order."""
     active: tuple[str, int] | None
-    """Node and id of the single active consumer, if there is one."""
+    """Node and id of the single active consumer, or None."""
 
     @classmethod
     def of(cls, known: Collection[int], frozen: FrozenQueue) -> QueueRow:
-        """The row of a queue; `known` is as `AppliedRow.of` wants it."""
+        """Return the row of a queue; `known` as in `AppliedRow.of`."""
         queue, active = frozen.queue, frozen.active
         return cls(
             queue.vhost,
@@ -353,7 +356,7 @@ class QueueRow(NamedTuple):
         )
 
     def build(self, policies: Policies, dying: Iterable[Dying]) -> Queue:
-        """Make the queue; its consumers come, and are served, later."""
+        """Build the queue; its consumers are added, and served, later."""
         applied = self.policies.build(policies)
         queue = Queue(
             vhost=self.vhost,
@@ -381,14 +384,14 @@ def read_dying(written: Sequence[Any]) -> Dying:
     return Dying(Range(*messages), reason, time_ms)
 
 
-# What consumers hold, and have held
+# Messages that consumers hold or have held
 
 
 class HeldRow(NamedTuple):
     """Consecutive messages that a consumer holds."""
 
     first: int
-    """The message id of the first of them."""
+    """The message id of the first message."""
     messages: Range
 
     @classmethod
@@ -403,7 +406,7 @@ class HeldRow(NamedTuple):
 
 
 def held_rows(held: FrozenPieces[Range]) -> Rows:
-    """The rows of all that somebody holds."""
+    """Return the rows of all messages of a consumer."""
     return Rows(pieces_of(held), HeldRow.of)
 
 
@@ -420,11 +423,11 @@ def build_held(rows: Iterable[HeldRow]) -> RangeMap[Range]:
 
 
 class LeavingRow(NamedTuple):
-    """Messages that consumers of a queue have held, and the fate that is to be carried out on all of them."""
+    """Messages that consumers of a queue have released, and their common fate."""
 
     fate: int
     held: Iterable[Iterable[HeldRow]]
-    """What each of the consumers has held."""
+    """The messages of each of the consumers."""
 
     @classmethod
     def of(cls, frozen: FrozenLeaving) -> LeavingRow:
@@ -440,7 +443,7 @@ class LeavingRow(NamedTuple):
 
 
 class BehindRow(NamedTuple):
-    """What a queue has put off."""
+    """The put-off work of a queue."""
 
     queue: int
     """The queue's number."""
@@ -520,22 +523,22 @@ class SessionRow(NamedTuple):
     vhost: VhostRef
     user: str | None
     queue: str
-    """The name of the queue that the session declared last; empty if none."""
+    """The name of the queue that the session declared last, or ""."""
     limit: int
     requester: tuple[int, str] | None
-    """Id and name of the session's consumer of direct replies, if it has one."""
+    """Id and name of the session's consumer of direct replies, or None."""
     answers: int
     answer: Sequence[Any] | None
-    """The last answer, as `answer_row` makes it."""
+    """The last answer, as `answer_row` returns it."""
     fragments: Sequence[Sequence[int]]
-    """What was stored of the large message that the session is going to publish, each a `Fragment`."""
+    """The stored parts of the large message that the session will publish, each a `Fragment`."""
 
     @classmethod
     def of(cls, frozen: FrozenSession) -> SessionRow:
         return _make(cls, (*frozen[:-2], answer_row(frozen.answer), frozen.fragments))
 
     def build(self, vhost: VirtualHost) -> SessionState:
-        """Make the session; its consumers come later."""
+        """Build the session; its consumers are added later."""
         node, number = self.key
         return SessionState(
             vhost,
@@ -550,7 +553,7 @@ class SessionRow(NamedTuple):
 
 
 def _with_contract(written: Sequence[Any]) -> Sequence[Any]:
-    """A session's row with a count contract where the answer told whether failures are counted apart."""
+    """Return a session's row with a count contract in place of the flag whether failures are counted apart."""
     return _with_counts(written, lambda is_apart: "4.3" if is_apart else "4.0")
 
 
@@ -559,7 +562,7 @@ def _without_contract(row: Any) -> Sequence[Any]:
 
 
 def _with_counts(row: Sequence[Any], change: Callable[[Any], Any]) -> Sequence[Any]:
-    """A session's row with another value at the end of an answer to basic.get."""
+    """Return a session's row in which `change` has converted the last value of an answer to basic.get."""
     answer = row[_ANSWER]
     if answer is None or answer[1] not in _GOT_KINDS:
         return row
@@ -575,7 +578,7 @@ CHANGES[SessionRow] = {8: more_fields(()), 9: Change(_with_contract, _without_co
 class FailedRow(NamedTuple):
     number: int
     kind: int
-    """Always `_FAILED`, which no reply has there."""
+    """Always `_FAILED`, a value that no reply has in this place."""
     code: int
     text: str
     opcode: int
@@ -597,12 +600,12 @@ _RESULTS: tuple[type[Result], ...] = (
     Connected,
     Got,
 )
-"""All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New ones go to the end."""
+"""All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New kinds must go to the end."""
 _GOT_KINDS = [_RESULTS.index(kind) + 1 for kind in (GetOk, Got)]
 
 
 def answer_row(answer: Answer | None) -> Sequence[Any] | None:
-    """What is stored of an answer: a `FailedRow`, or a reply's number, its kind of result, and the result's fields."""
+    """Return the stored form of an answer: a `FailedRow`, or number, kind of result and fields of a reply."""
     if answer is None:
         return None
     if isinstance(answer, Failed):
@@ -636,7 +639,7 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
 
 
 class ConsumerRow(NamedTuple):
-    """A consumer, without what it holds."""
+    """A consumer, without the messages it holds."""
 
     node: str
     session: int
@@ -685,7 +688,7 @@ class ConsumerRow(NamedTuple):
         )
 
     def build(self, queue: Queue, budget: Budget, held: Iterable[HeldRow]) -> Consumer:
-        """Make the consumer; `budget` is that of its session, and `held` is what the consumer holds."""
+        """Build the consumer; `budget` is its session's budget, and `held` are its messages."""
         return Consumer(
             node=self.node,
             session=self.session,

@@ -1,8 +1,8 @@
-"""The machine's whole state: at one moment, as bytes, and put together again.
+"""Snapshots of the machine's whole state: frozen in memory, dumped as bytes, and restored.
 
-Invariant: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
-consumers only what was declared is read. A dump packs little at a time, reads little at a time and lets go of little at
-a time, so that the interpreter can go back to the loop between any two rows.
+Invariant: freezing copies references, never messages. A frozen state refers only to immutable objects, and reads only
+the declared properties of queues and consumers. A dump packs, reads and frees little at a time, so that the event loop
+can run between any two rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MalformedDump(ValueError):
 
 
 class FrozenMachine(NamedTuple):
-    """The state at one moment. Everything is in the order that it has there, which is a part of the state."""
+    """The state at a moment. All lists keep the machine's order, which is part of the state."""
 
     version: int
     users: list[User]
@@ -77,9 +77,9 @@ class FrozenMachine(NamedTuple):
     outage_ms: int
 
     def pieces(self) -> list[bytes]:
-        """The state, to be read by `read_dump` of each program that can run the version which is agreed on.
+        """Return the state in the agreed version's format, for `read_dump` of each program that can run that version.
 
-        It is given in pieces: while a large one is copied as a whole, nothing else happens in the node.
+        It is returned in pieces, because copying a large state as a whole would block the node.
         """
         packing = _Packing()
         packing.pack_list(downgraded(Dump, self.version, self._sections()))
@@ -122,7 +122,7 @@ class FrozenMachine(NamedTuple):
         )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
-        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i.
+        """Return the number of references to messages with bounds[i] <= index < bounds[i + 1], for each i.
 
         A fragment of a large message counts as a message.
         """
@@ -139,11 +139,11 @@ class FrozenMachine(NamedTuple):
         return counts
 
     def _fragments_in_use(self) -> Sequence[FragmentsRow]:
-        """The fragments of messages that anything refers to."""
+        """Return the fragments of messages that the state refers to."""
         return self.fragments.needed(self._referred)
 
     def _referred(self, slots: Slots) -> set[Place]:
-        """The messages among these that anything refers to."""
+        """Return the messages among these that the state refers to."""
         found: set[Place] = set()
 
         def look(index: int, slot: int, count: int) -> None:
@@ -157,7 +157,7 @@ class FrozenMachine(NamedTuple):
             some = [0]
             row.backlog.add_counts(all_of_them, some)
             if not some[0]:
-                continue  # there may be very many queues, and most have nothing to do with it
+                continue  # there may be very many queues, and most hold none of these messages
             counts = [0] * (len(bounds) - 1)
             row.backlog.add_counts(bounds, counts)
             wanted = [index for cell, index in zip(cells, indexes, strict=True) if counts[cell]]
@@ -175,7 +175,7 @@ class FrozenMachine(NamedTuple):
         return found
 
     def live(self, first: int, end: int) -> LiveMessages:
-        """The live messages of the entries from `first` to before `end`, in order and without overlap."""
+        """Return the live messages of the entries from `first` to before `end`, in order and without overlap."""
         found = LiveMessages()
         for index, slot, count in self._single_ranges():
             if first <= index < end:
@@ -190,7 +190,7 @@ class FrozenMachine(NamedTuple):
         return found
 
     def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Index, slot and count of all that is referred to outside the backlogs."""
+        """Yield index, slot and count of all references outside of the backlogs."""
         for row in self.queues:
             for dead in row.dying:
                 yield dead.range[:3]
@@ -202,7 +202,7 @@ class FrozenMachine(NamedTuple):
         for session in self.sessions:
             for fragment in session.fragments:
                 yield fragment.index, fragment.slot, 1
-            # The client may not have the message yet, whatever became of it since.
+            # The client may not have received the message yet, whatever has happened to it since.
             result = session.answer.result if isinstance(session.answer, Reply) else None
             if isinstance(result, GetOk):
                 yield result.range[:3]
@@ -212,21 +212,21 @@ class FrozenMachine(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """The sections of a dump, in its order. That the version comes first is the same in all versions."""
+    """The sections of a dump, in order. In all versions, the version comes first."""
 
     version: int
-    """The version of the state that was agreed on; what follows is written as it wants."""
+    """The agreed version of the state, and the format of the following sections."""
     users: Iterable[User]
     user_limits: Iterable[tuple[str, Table]]
     permissions: Iterable[Permissions]
     topic_permissions: Iterable[TopicPermissions]
     publishers_bounds: tuple[int, int]
-    """How many publishers a virtual host remembers, and how long, in ms."""
+    """Maximum publishers that a virtual host remembers, and how long, in ms."""
     vhosts: Iterable[VhostRow]
     queues_declared: int
     queues: Iterable[QueueRow]
     dying: Iterable[Iterable[Dying]]
-    """The dying messages, a list for each queue."""
+    """The messages that await dead-lettering, a list for each queue."""
     connections: Iterable[ConnectionRow]
     sessions: Iterable[SessionRow]
     consumers: Iterable[ConsumerRow]
@@ -238,45 +238,45 @@ class Dump(NamedTuple):
     abandoned: Iterable[int]
     """The numbers of queues that are still to be removed."""
     lost: Iterable[str]
-    """The nodes that are gone and whose sessions are still to be ended."""
+    """The disconnected nodes whose sessions are still to be ended."""
     global_parameters: Iterable[tuple[str, str]]
     """Names and values, as JSON."""
     moves: Iterable[MoveRow]
-    """The moves of all virtual hosts, in the order in which they have begun."""
+    """The moves of all virtual hosts, in the order in which they began."""
     fragments: Iterable[FragmentsRow]
-    """The messages that were stored in fragments and that something refers to."""
+    """The messages stored in fragments that the state refers to."""
     outage_ms: int
-    """How much of the cluster's time was outage, in ms."""
+    """Milliseconds of the cluster's time that were outage."""
 
 
 CHANGES[Dump] = {8: more_fields((), (), ()), 9: more_fields(0)}
 
 
 _RANGES_OF_A_LOOK = 1000
-"""How many ranges of a backlog, about, can be gone through in the time that it takes to find those of one entry."""
+"""Ranges of a backlog (about) that can be read in the time that it takes to find those of a single entry."""
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
-"""Types that are packed with a call for each of their parts: nothing else happens in the node during a call."""
+"""Types that are packed with a call for each of their parts, because a call blocks the node."""
 _LEVELS_TO_A_CHUNK = 6
-"""How many lists are around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
+"""Number of lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
 _CHUNKS_AT_ONCE = 64
 _PIECE_BYTES = 256 * 1024
-"""About how many octets are copied at a time."""
+"""Octets that are copied at a time, about."""
 
 
 class _Packing:
-    """Packs values one behind the other, little at a time."""
+    """Packs values in sequence, little at a time."""
 
     def __init__(self) -> None:
         self._packer = make_packer()
         self._pieces: list[bytes] = []
 
     def end(self) -> list[bytes]:
-        """All that was packed, in pieces."""
+        """Return everything that was packed, in pieces."""
         self._cut()
         return self._pieces
 
     def pack_list(self, values: Sequence[Any]) -> None:
-        """Pack a list, with a call for each value in it that may be large."""
+        """Pack a list, with a call for each of its values that may be large."""
         self._packer.pack_array_header(len(values))
         for value in values:
             if type(value) in _IN_PARTS:
@@ -287,7 +287,7 @@ class _Packing:
                 self._pack(value)
 
     def _pack_levels(self, value: Any, levels: int) -> None:
-        """Pack what `_pack` would, with a call for each part so many lists deep."""
+        """Pack like `_pack`, with a call for each part at a depth of `levels` lists."""
         if levels and isinstance(value, list | tuple):
             self._packer.pack_array_header(len(value))
             for part in value:
@@ -306,14 +306,14 @@ class _Packing:
 
 
 _DEEP = {"vhosts": 3, "unacked": 2, "behind": 6}
-"""How many lists are around what there may be very many of, in sections in which these are not the rows."""
+"""Number of lists around the most numerous objects, for sections in which these are not the rows."""
 _LEVELS = [_DEEP.get(section, 1) for section in Dump._fields]
 
 
 def read_dump(data: bytes) -> Dump:
-    """The sections of a state that was dumped at any version that this program can run. Raises MalformedDump.
+    """Return the sections of a state that was dumped at any version this program can run. Raise MalformedDump.
 
-    The rows are as the highest one has them. What consumers hold can be gone through once.
+    The rows are those of the highest version. The messages of consumers can be iterated only once.
     """
     try:
         state = unpack_list(data, _LEVELS)
@@ -351,7 +351,7 @@ def read_dump(data: bytes) -> Dump:
 
 
 def freeze(core: Core) -> FrozenMachine:
-    """The state as it is now."""
+    """Return the state as it is now."""
     catalog, access = core.catalog, core.catalog.access
     return FrozenMachine(
         version=core.version,
@@ -378,14 +378,14 @@ def freeze(core: Core) -> FrozenMachine:
 
 
 def _given_away(rows: Any) -> Iterator[Any]:
-    """The items of a list, which does not have them any more afterwards."""
+    """Yield the items of a list, and remove them from it."""
     rows.reverse()
     while rows:
         yield rows.pop()
 
 
 def restore(core: Core, dump: Dump) -> None:
-    """Put a state together again, in a new core; the rows are given away."""
+    """Restore a state into a new core; the dump's rows are consumed."""
     core.version, core.outage_ms = dump.version, dump.outage_ms
     core.fragments = Fragments(dump.fragments)
     catalog = core.catalog
@@ -443,7 +443,7 @@ def _restore_access(core: Core, dump: Dump) -> None:
 
 
 def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None:
-    """Enter consumers at their queues and their sessions, and put them into the rotations."""
+    """Add consumers to their queues and their sessions, and put them into the rotations."""
     for row, held in zip(dump.consumers, dump.unacked, strict=True):
         queue = queues[row.queue]
         consumer = row.build(queue, core.session(row.node, row.session).budget, held)
@@ -460,7 +460,7 @@ def _number(queue: Queue) -> int:
 
 
 def _count(index: int, count: int, bounds: Sequence[int], counts: list[int]) -> None:
-    """Add `count` to the one of `counts` that an index belongs to, if it does to any."""
+    """Add `count` to the element of `counts` for this index, if any."""
     cell = bisect_right(bounds, index) - 1
     if 0 <= cell < len(counts):
         counts[cell] += count
