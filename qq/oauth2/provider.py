@@ -38,7 +38,9 @@ class ProviderError(Exception):
 
 
 class _Resolver(AbstractResolver):
-    """Resolves the issuer's host name without the event loop's thread pool, whose few threads all lookups would share.
+    """Resolves the issuer's host name without the event loop's thread pool.
+
+    All lookups of the process would share its few threads.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing: all requests share this resolver, and each closes a connector of its own."""
+        """Ignored: all requests share this resolver, and each closes a connector of its own."""
 
 
 class Provider:
@@ -105,7 +107,7 @@ class Provider:
 
     @property
     def methods(self) -> Any:
-        """Methods of client authentication that the issuer supports, or None if its discovery document names none."""
+        """Methods of client authentication that the issuer supports, or None if its document does not say."""
         return self._discovered.get("token_endpoint_auth_methods_supported")
 
     async def _discover(self) -> dict[str, Any]:

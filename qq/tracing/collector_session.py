@@ -1,6 +1,6 @@
 """HTTP session to the collector that bounds its answers and remembers why a request failed.
 
-Invariant: an answer takes bounded memory and time, whatever server sends it. An answer other than success counts as a
+Invariant: an answer from any server takes bounded memory and time. An answer other than success counts as a
 failure.
 """
 
@@ -33,7 +33,7 @@ class CollectorSession(Session):
         self.why = ""
         """Reason why the last request failed; empty if it succeeded."""
         self._socket: socket.socket | None = None
-        """Socket of the newest connection. Requests run one at a time, so it is that of the current request."""
+        """Socket of the newest connection. Requests run singly, so it is the socket of the current request."""
         for scheme in ("http://", "https://"):
             self.mount(scheme, _TellingAdapter(self._connected))
 
@@ -56,7 +56,7 @@ class CollectorSession(Session):
             raise
         finally:
             end.cancel()
-        if is_over.is_set():  # the libraries accept an answer whose connection has ended as complete
+        if is_over.is_set():  # the libraries take an answer for complete when its connection ends
             flaw = _ENDLESS
         self.why = flaw or ("" if response.ok else f"status {response.status_code}")
         if flaw:
@@ -91,7 +91,7 @@ class _TellingAdapter(HTTPAdapter):
 
 
 def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
-    """Return a subclass of a connection pool whose connections pass their sockets to `connected`."""
+    """Return a subclass of a connection pool that passes the socket of each connection to `connected`."""
 
     class _TellingConnection(pool.ConnectionCls):
         def connect(self) -> None:
@@ -105,7 +105,7 @@ def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
 
 
 def _read(response: Response) -> str:
-    """Read and discard an answer, of which only the head matters; return its flaw, or "" if it has none."""
+    """Read and discard an answer, because only its head matters; return its flaw, or "" if it has none."""
     flaw = "what is there is elsewhere" if response.is_redirect else ""
     try:
         count = 0

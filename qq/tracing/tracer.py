@@ -177,7 +177,7 @@ class OpenTelemetryTracer:
         return OpenSpan(span, facts, self)
 
     def _may_make(self) -> bool:
-        """Whether there is room for one more span; counts it if not."""
+        """Return whether another span may be made now, and count a dropped span if not."""
         now_s, counts = monotonic(), self.counts
         if now_s >= self._second_ends_s:
             self._second_ends_s, self._left = now_s + 1, self._spans_per_s_max
@@ -190,8 +190,8 @@ class OpenTelemetryTracer:
     # The end
 
     async def close(self) -> None:
-        """Send what is left, as far as the collector takes it in STOP_S."""
-        stopping = Thread(target=self._processor.shutdown, daemon=True)  # it waits for the exporter's thread
+        """Send the remaining spans, for at most STOP_S seconds."""
+        stopping = Thread(target=self._processor.shutdown, daemon=True)  # waits for the exporter's thread
         stopping.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -200,7 +200,7 @@ class OpenTelemetryTracer:
 
 
 def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue]:
-    """What spans of all operations say, as the conventions for RabbitMQ want it."""
+    """Return the attributes that spans of all operations have, by the conventions for RabbitMQ."""
     exchange, routing_key, queue = address
     names = (exchange, routing_key, queue if queue != routing_key else "")
     facts: dict[str, AttributeValue] = {
