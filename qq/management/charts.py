@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 ALL_UP_TO = 200
-"""Maximum number of queues for a history of every queue. With more queues, a history begins when a client asks for it."""
+"""Maximum number of queues for histories of all queues. With more, a history begins when a client asks for it."""
 _HAPPENED = ("publish", "deliver_get", "redeliver", "ack")
 _LENGTHS = ("messages_ready", "messages_unacknowledged")
 
