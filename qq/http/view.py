@@ -647,8 +647,7 @@ class RoomView(Protocol):
     """Counts claimed objects on top of existing objects, and refuses a claim that exceeds a limit."""
 
     def loosened(self, vhost: str) -> Table:
-        """Return the limits given to `ManagementView.room` for a virtual host that exceed the present limits.
-        """
+        """Return the limits given to `ManagementView.room` for a virtual host that exceed the present limits."""
         ...
 
     def change(self, change: Change) -> None:
@@ -821,10 +820,10 @@ class ManagementView(Protocol):
         ...
 
     def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
-        """Return the numbers of an object in the last `age_s` seconds by name, the oldest first, and their `times` (ms).
+        """Return the numbers of an object in the last `age_s` seconds by name, the oldest first, with their times.
 
-        An object is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and must exist. Counts are shown as rates. A
-        history begins with the node, or with the first request for it if there are many objects.
+        `times` are in ms. An object is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and must exist. Counts are
+        shown as rates. A history begins with the node, or with the first request for it if there are many objects.
         """
         ...
 
@@ -837,7 +836,9 @@ class ManagementView(Protocol):
         ...
 
     def churn(self) -> Mapping[str, Any]:
-        """Return how many connections and channels of this node, and queues of the cluster, came and went; with rates.
+        """Return counts of opened and closed connections and channels of this node, with their rates.
+
+        They include the queues of the cluster.
         """
         ...
 
