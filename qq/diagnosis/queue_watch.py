@@ -51,7 +51,7 @@ class QueueFacts(NamedTuple):
     dying: int
     """Dead-lettered messages that wait until a queue can take them."""
     acknowledged: int
-    """Number of messages acknowledged since the queue exists. `waited_ms` counts from then, too."""
+    """Total number of acknowledged messages. `waited_ms` is a total, too."""
     waited_ms: int
     """Milliseconds that messages have waited for a consumer with free prefetch."""
     failed: int

@@ -141,7 +141,7 @@ class NodeStatus(NamedTuple):
     """"voter"; "learner" or "blank" while the node's log is repaired, so that it has no vote yet."""
     term: int | None = None
     first_index: int | None = None
-    """First index in its log. Older entries are in its state, and in messages that queues still hold."""
+    """First index in its log. Of older entries the node keeps the state, and the messages that queues hold."""
     last_index: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
@@ -954,7 +954,7 @@ class ManagementView(Protocol):
         ...
 
     async def transfer_leadership(self, to: str | None) -> str:
-        """Transfer leadership to this node (`to`), or to any other node, and return the new leader.
+        """Transfer leadership to the node `to` (None: to any other node), and return the new leader.
 
         Raises RequestRefused, without any change, if that node could not lead.
         """

@@ -41,7 +41,7 @@ class LeadershipTransfers:
         return self._cluster.leader
 
     async def transfer_leadership(self, to: str | None) -> str:
-        """Transfer leadership to this node (`to`), or to any other node, and return the new leader.
+        """Transfer leadership to the node `to` (None: to any other node), and return the new leader.
 
         Raises RequestRefused, without any change, if that node could not lead. Raises Unavailable.
         """
@@ -70,7 +70,7 @@ class LeadershipTransfers:
         raise Unavailable(f"{what}; " + (f"{to} has no link with {missed}" if missed else "try again"))
 
     async def _check_possible(self, former: str, to: str | None) -> None:
-        """Raise RequestRefused if the node (None: any other node) could not take over from the former leader."""
+        """Raise RequestRefused if `to` (None: any other node) could not take over from the former leader."""
         group = self._cluster
         if to is not None:
             self._check_member(to)

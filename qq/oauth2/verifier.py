@@ -25,7 +25,7 @@ DEFAULT_CLAIMS = ("sub", "client_id")
 """Claims that name the user if the configured claims are missing, as in RabbitMQ."""
 NAME_BYTES_MAX = 255
 EXPIRY_S_MAX = 2**40
-"""Latest expiry, in seconds since 1970, that later code can compute with."""
+"""Latest expiry, in seconds since 1970; a later expiry is cut to it."""
 SCOPES_MAX = 200
 """Scopes of a token at most, because the first check of each permission may visit all of them."""
 _BEGIN_OF_JSON = b"eyJ"

@@ -1,7 +1,7 @@
 """Authentication and authorization of HTTP requests.
 
 Two invariants. Below /api a request without a login learns no facts, not even whether a path exists, except for the
-checks that RabbitMQ's load balancers make without a login. And a page of another site cannot make a browser change
+checks that RabbitMQ's load balancers make without a login. And a page of a foreign site cannot make a browser change
 state with a remembered password or a cookie. SameSite keeps the cookie from most such requests, the browser's headers
 about the origin are checked, and with the cookie each change needs a token that only our own page can read.
 """
@@ -30,9 +30,9 @@ ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
 POLICYMAKER = "policymaker"
 READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
-"""Tags of users; a user with none of these may not log in here."""
+"""Tags of users; a user without any of these may not log in here."""
 MONITORS = frozenset({MONITORING, ADMINISTRATOR})
-"""Users with one of these tags see all virtual hosts and all users' connections."""
+"""Users with any of these tags see all virtual hosts and all users' connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
 POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
 
@@ -160,7 +160,7 @@ def login_of(request: web.Request) -> Operator:
 
 
 def only_own(request: web.Request) -> str | None:
-    """Return the user whose connections alone are visible to the request, or None if all are."""
+    """Return the user if the request may see only that user's connections; None if it may see all."""
     login = login_of(request)
     return None if login.has_one_of(MONITORS) else login.user
 
@@ -183,7 +183,7 @@ def require_owner(request: web.Request, owner: str, tags: Collection[str]) -> No
 
 
 def check_origin(request: web.Request) -> None:
-    """Refuse a change from a page of another site. Browsers send its origin with all requests other than GET."""
+    """Refuse a change from a page of a foreign site. Browsers send its origin with all requests other than GET."""
     if request.method in SAFE_METHODS:
         return
     site, origin = request.headers.get(_FETCH_SITE), request.headers.get(hdrs.ORIGIN)

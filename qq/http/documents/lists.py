@@ -229,7 +229,7 @@ async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices
 
 
 async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices: Slices) -> Sequence[T]:
-    """Return the objects whose names match. Objects without a name match any name."""
+    """Return the objects with matching names. Objects without a name match any name."""
     name_of = _value_of(listing, "name")
     if not names.text or not things or not isinstance(name_of(things[0]), str):
         return things
@@ -240,7 +240,7 @@ async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices
 
 
 async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
-    """Return the objects whose names match a regular expression; an invalid expression matches no name.
+    """Return the objects with names that match a regular expression; an invalid expression matches no name.
 
     Raises Refusal.
     """
@@ -325,7 +325,7 @@ def _may_have(listing: Listing[T], column: str) -> bool:
 
 
 def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:
-    """Return a function that returns an object's value in a column; 0 if it has none, as in RabbitMQ."""
+    """Return a function that returns an object's value in a column; 0 without a value, as in RabbitMQ."""
     if column in listing.parts:
         return listing.parts[column]
     path = [part for part in column.split(".") if part]

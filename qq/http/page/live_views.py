@@ -225,7 +225,7 @@ class LiveViews:
         return vhost, name
 
     async def _vhost(self, request: web.Request, all_seeing: frozenset[str] = ADMINISTRATORS) -> str | None:
-        """Return the virtual host in the query, or None if the query has none. Raises Refusal."""
+        """Return the virtual host in the query, or None without it. Raises Refusal."""
         vhost = request.query.get("vhost")
         if vhost is None:
             return None
