@@ -1,10 +1,10 @@
 """Web sessions of the cluster: login to the page, checks of session tokens, logouts.
 
-A session ends at its maximum age, when its user is deleted or has another password, when its OAuth 2 token expires, or
-when the user logs out. Each node sees all but logouts by itself, unless the user is recreated with the same hash. So
-nodes tell each other about logouts and deletions: at once, again every second for a while to nodes that do not answer,
-and once a minute, so that a node that was away learns of them, too. Logouts are kept in memory only: if all nodes
-restart at once, an ended session is valid again for the rest of its time. (The browser has forgotten it in any case.)
+A session ends at its maximum age, after a logout, when its user is deleted or gets a new password, or when its OAuth 2
+token expires. Each node sees all but logouts by itself, unless the user is recreated with the same hash. So nodes send
+logouts and deletions to each other: at once, again every second for a while to nodes that do not answer, and once a
+minute. So a node that was away learns of them, too. Logouts are kept in memory only: if all nodes restart at once, an
+ended session is valid again for the rest of its time. (The browser has forgotten it in any case.)
 
 Invariant: memory is bounded, and the acts of a user, however many, end no session of a different user.
 """
@@ -37,9 +37,9 @@ ENDED_PER_USER_MAX = 100
 TELL_INTERVAL_S = 60.0
 """Seconds between questions to the other nodes about ended sessions."""
 TELL_AGAIN_S = 1.0
-"""Seconds until nodes that have not answered are told again."""
+"""Seconds until an ended session is sent again to nodes that have not answered."""
 UNTOLD_MAX = 100
-"""Ended sessions that are told to other nodes actively; the other nodes learn of further ones when they next ask."""
+"""Ended sessions sent to the nodes actively at most. Nodes learn of the rest when they next ask for ended sessions."""
 ENDED, ENDED_NOW = "ended-sessions", "ended-session"
 """Topics of questions between nodes: all ended sessions, and a session that has just ended."""
 _VOUCHED = "\0"

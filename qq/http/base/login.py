@@ -1,9 +1,12 @@
 """Authentication and authorization of HTTP requests.
 
-Two invariants. Below /api a request without a login learns no facts, not even whether a path exists, except for the
-checks that RabbitMQ's load balancers make without a login. And a page of a foreign site cannot make a browser change
-state with a remembered password or a cookie. SameSite keeps the cookie from most such requests, the browser's headers
-about the origin are checked, and with the cookie each change needs a token that only our own page can read.
+Two invariants:
+
+- Below /api a request without a login learns no facts, not even whether a path exists. Exceptions are the checks that
+  RabbitMQ's load balancers make without a login.
+- A page of a foreign site cannot make a browser change state with a remembered password or a cookie. SameSite keeps the
+  cookie from most such requests. The browser's headers about the origin are checked. With the cookie, each change needs
+  a token that only our own page can read.
 """
 
 from __future__ import annotations

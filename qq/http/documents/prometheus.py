@@ -1,9 +1,11 @@
 """Prometheus text with metrics of each queue, made in slices.
 
-Three invariants. Since the requests need no login, a single answer is made at a time, for all clients that have asked
-for it by then, and the node has time for other work before the next answer. A slow or disconnected client delays no
-other client: the next answer is made while the last is being sent. Text is made again only for rows that have changed
-since the last answer, because most of many queues are unchanged.
+Three invariants:
+
+- A single answer is made at a time, for all clients that have asked for it by then, because the requests need no login.
+  A pause follows, in which the node does other work.
+- A slow or disconnected client delays no other client: the next answer is made while the last is being sent.
+- Text is made again only for rows that have changed since the last answer, because most of many queues are unchanged.
 """
 
 from __future__ import annotations

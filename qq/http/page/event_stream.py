@@ -1,10 +1,12 @@
 """Live updates of the management page: a single stream of server-sent events for each open page.
 
-Invariants: viewers do not cost the broker. A view of several viewers is made once, few views are made at a time, and
-all views together take a tenth (1 / SHARE) of the time at most, with any number of viewers. Viewers do not cost each
-other: all users have equal parts of that tenth. So a user with many or costly views sees them updated less often, and
-other users are unaffected. A slow client gets the newest state without those before it; a client that stops reading is
-dropped.
+Invariants:
+
+- Viewers do not cost the broker. A view of several viewers is made once, and few views are made at a time. All views
+  together take a tenth (1 / SHARE) of the time at most, with any number of viewers.
+- Viewers do not cost each other: all users have equal parts of that tenth. So a user with many or costly views sees
+  them updated less often, and other users are unaffected.
+- A slow client gets the newest state without those before it. A client that stops reading is dropped.
 """
 
 from __future__ import annotations
