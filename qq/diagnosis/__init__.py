@@ -1,4 +1,5 @@
-"""What is wrong with a cluster, or what limits it: rules over facts that nodes gather about themselves.
+"""Diagnosis: pure rules that find faults and bottlenecks of a cluster in facts that its nodes gather about themselves.
 
-Invariant: pure. The same facts at the same times make the same findings, and there are never more than a page holds.
+Invariant: pure. The same facts at the same times give the same findings. Their number is bounded by what a page can
+show.
 """

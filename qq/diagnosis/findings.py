@@ -1,6 +1,6 @@
-"""Findings: what somebody should know about, how grave it is, and what to do.
+"""Findings: a fault or bottleneck of the cluster, with its severity and the advice to operators.
 
-Invariant: a code means one thing, for ever: scripts look for it. docs/how-to/doctor.md has the table of all.
+Invariant: a code keeps its meaning for ever, because scripts search for codes. docs/how-to/doctor.md lists all codes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 FINDINGS_MAX = 100
-"""How many findings are told at most: the gravest."""
+"""Findings in a diagnosis at most; the gravest are kept."""
 TIME_MIN_MS = 86_400_000
-"""An earlier time, in milliseconds since 1970, is none that a cluster has."""
+"""Smallest plausible cluster time, in milliseconds since 1970; an earlier time means that the clock is not yet known.
+"""
 KEPT_MS = 60_000
-"""What is found again within this time, in milliseconds, has lasted since it was first found."""
+"""Milliseconds that a finding is remembered. If it is found again within this time, it keeps its first time."""
 
 
 class Severity(StrEnum):
-    """How grave a finding is; the gravest comes first."""
+    """Severity of a finding, the gravest first."""
 
     CRITICAL = "critical"  # clients cannot work, or soon cannot
     WARNING = "warning"  # something should be done
@@ -35,7 +36,7 @@ GRAVEST_FIRST = list(Severity)
 
 
 class KindOfFinding(NamedTuple):
-    """What all findings of a code have in common."""
+    """Severity and advice that all findings with the same code share."""
 
     severity: Severity
     advice: str
@@ -89,7 +90,7 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Upgrade or start those that cannot; if all can and it lasts, `qq upgrade finish`."
     ),
     "clock-off": _warning("Look at the time server of the node."),
-    # What clients wait for
+    # Waiting of clients
     "disk-alarm": _critical(
         "Make room on the disk: publishers wait until there is more free than its limit."
     ),
@@ -113,7 +114,7 @@ KINDS: Mapping[str, KindOfFinding] = {
         "Put right what it says, and restart it if it does not try again by itself; or delete it."
     ),
     "tenant-heavy": _info("If others suffer, set limits for it (docs: limits)."),
-    # What is soon used up
+    # Resources that are nearly used up
     "disk-full-soon": _warning("Make room, or have consumers take what is queued."),
     "memory-short-soon": _warning("Soon publishers wait: look at unacknowledged messages and connections."),
     "descriptors-short": _warning("Raise the limit of open files of the service, or close connections."),
@@ -135,19 +136,19 @@ KINDS: Mapping[str, KindOfFinding] = {
     ),
     "publishes-refused": _warning("The queue is full (`reject-publish`): add consumers, or raise its limit."),
 }
-"""All codes."""
+"""Severity and advice of each code."""
 
 
 class Finding(NamedTuple):
-    """Something that somebody should know about."""
+    """A fault, a bottleneck or a notable fact of the cluster, for its operators."""
 
     code: str
     subject: str
-    """What it is about: "cluster", or the name of a node, a queue, a client, with its kind before it."""
+    """The subject: "cluster", or the name of a node, queue or client after its kind, such as "node n1"."""
     text: str
-    """What is the case, as a sentence without its full stop."""
+    """The finding as a sentence without its full stop."""
     since_ms: int | None = None
-    """Since when, in milliseconds since 1970; None if that is not known."""
+    """When the finding began, in milliseconds since 1970; None if unknown."""
 
     @property
     def severity(self) -> Severity:
@@ -155,7 +156,7 @@ class Finding(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do, as sentences."""
+        """Return the advice to operators, as sentences."""
         return KINDS[self.code].advice
 
 
@@ -164,16 +165,17 @@ def queue_subject(vhost: str, name: str) -> str:
 
 
 class Since:
-    """Since when there is what is found again and again."""
+    """Remembers when each finding was first found, so that repeated findings show since when they last."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[int, int]] = {}
-        """The first and the last time of each finding, in milliseconds, by code and subject."""
+        """(code, subject) -> (first time, last time) of the finding, in milliseconds since 1970."""
 
     def note(self, findings: Iterable[Finding], now_ms: int) -> list[Finding]:
-        """The findings, each with the time since when there is such a one; earlier ones are forgotten in time.
+        """Return the findings, each with the time at which it was first found.
 
-        Before a node has heard of the cluster's time, its own begins at 0, which says nothing.
+        A finding that is missing for `KEPT_MS` is forgotten. Before a node knows the cluster's time, its own starts at
+        0; then the findings are returned unchanged.
         """
         if now_ms < TIME_MIN_MS:
             return list(findings)
@@ -181,7 +183,7 @@ class Since:
         for finding in findings:
             key = finding.code, finding.subject
             since_ms, last_ms = self._known.get(key, (now_ms, now_ms))
-            if now_ms - last_ms > KEPT_MS:  # time goes on in one step when the nodes were all down
+            if now_ms - last_ms > KEPT_MS:  # the cluster's time jumps after all nodes were down
                 since_ms = now_ms
             self._known[key] = since_ms, now_ms
             noted.append(finding if finding.since_ms is not None else finding._replace(since_ms=since_ms))
@@ -189,20 +191,20 @@ class Since:
         return noted
 
     def of(self, code: str, subject: str) -> int | None:
-        """Since when there is such a finding, as far as is known."""
+        """Return when a finding was first found, in milliseconds since 1970, or None if it is not remembered."""
         times = self._known.get((code, subject))
         return None if times is None else times[0]
 
 
 class Diagnosis(NamedTuple):
-    """What is found, the gravest first, and how many findings more there would be."""
+    """All findings of a request, the gravest first, and the number of findings that were left out."""
 
     findings: Sequence[Finding]
     omitted: int = 0
 
     @property
     def verdict(self) -> str:
-        """All of it in a line: how many findings of which severity, and the first of the gravest."""
+        """Return a summary in a line: the number of findings of each severity, and the gravest finding."""
         if not self.findings:
             return "nothing is wrong"
         counts = [
@@ -221,9 +223,9 @@ def _counted(count: int, severity: Severity) -> str:
 
 
 def diagnosis_of(findings: Iterable[Finding]) -> Diagnosis:
-    """Put findings in order: the gravest first, then as the codes are, then those that have lasted longest.
+    """Sort findings by severity, then by the order of their codes in `KINDS`, then by age, the oldest first.
 
-    What several nodes have found is there once, and what is too much is left out.
+    Equal findings of several nodes are merged. At most `FINDINGS_MAX` are kept; the rest is counted.
     """
     places = {code: place for place, code in enumerate(KINDS)}
 
@@ -243,7 +245,7 @@ def diagnosis_of(findings: Iterable[Finding]) -> Diagnosis:
 
 
 def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """What HTTP tells."""
+    """Return the JSON document of a diagnosis, as the HTTP API sends it."""
     return {
         "verdict": diagnosis.verdict,
         "omitted": diagnosis.omitted,
@@ -262,9 +264,9 @@ def document_of(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def lines_of(document: Mapping[str, Any]) -> Iterator[str]:
-    """What a terminal shows of the document that HTTP tells: the verdict, and each finding in three lines.
+    """Yield the lines that a terminal shows for the JSON document: the verdict, and three lines per finding.
 
-    Names in it may have any characters: those that are not printed are shown as escapes.
+    Unprintable characters are shown as escapes, because the names in findings may contain any character.
     """
     yield _printable(document["verdict"])
     for each in document["findings"]:
@@ -279,12 +281,12 @@ def _printable(text: str) -> str:
 
 
 def _time(since_ms: int) -> str:
-    """In RFC 3339, in UTC, to the second."""
+    """Return a time in RFC 3339 format, in UTC, to the second."""
     return f"{datetime.fromtimestamp(since_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def finding_in(told: Any) -> Finding | None:
-    """The finding that another node has told; None if this program does not know its code, or it is none."""
+    """Decode a finding that a node sent; return None if it is malformed or its code is unknown here."""
     match told:
         case [str(code), str(subject), str(text), int() | None as since_ms, *_] if code in KINDS:
             return Finding(code, subject, text, since_ms)

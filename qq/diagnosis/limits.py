@@ -1,9 +1,9 @@
-"""What limits the cluster now, and whose doing it is: from the vitals of all nodes.
+"""Finds the bottleneck of the cluster, and the tenant that causes most load, from the vitals of all nodes.
 
-A confirm waits for the event loops on its way, for the disks of a majority, and for the network between; its whole time
-is measured, and so are loops and disks. What is left is the network, and nodes that were not asked.
+A confirm waits for the event loops on its way, for the disks of a majority, and for the network between the nodes. Its
+total time is measured, and so are event loops and disks. The remainder is the network, and nodes that did not answer.
 
-Invariant: pure. What a node did not tell counts for nothing.
+Invariant: pure. Facts that a node did not report are ignored.
 """
 
 from __future__ import annotations
@@ -18,55 +18,57 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 TOLD_MAX = 10
-"""How many settings are told at most."""
+"""Settings named in a finding at most."""
 LOAD_PER_S = 10.0
-"""With fewer batches a second at a node there is nothing to be limited."""
+"""Batches per second of a node below which it is not judged, because it has too little load."""
 SLOW_COMMIT_S = 0.05
 TIMER_S = 0.001
-"""So late is a timer of an event loop that has nothing else to do: its clock goes by milliseconds."""
+"""Seconds by which a timer of an idle event loop is late, because the loop's clock counts milliseconds."""
 NETWORK_FACTOR = 4
-"""The network is slow if a commit takes so many times as long as disks and loops together."""
+"""The network is slow if a commit takes this many times as long as disks and event loops together."""
 HEAVY_SHARE = 0.5
-"""A tenant is heavy that has so large a share of all."""
+"""Share of all clients' traffic from which a tenant is heavy."""
 HEAVY_OCTETS_PER_S = 100_000
-"""Where less than this is going on, nobody is heavy."""
+"""Octets per second of all clients' traffic below which no tenant counts as heavy."""
 
 
 class TenantUse(NamedTuple):
-    """What the clients of a user in a virtual host use at a node."""
+    """Usage of a node by the clients of a user in a virtual host."""
 
     vhost: str
     user: str
     octets_per_s: float
-    """What they send and are sent."""
+    """Octets per second that these clients send and receive."""
     connections: int
 
 
 class Vitals(NamedTuple):
-    """How a node has done in the last minute. It is plain data, so that another node can be told it."""
+    """Load and delays of a node in the last minute. Plain data, so that nodes can send it to each other."""
 
     name: str
     release: str = ""
     writes: int = 0
-    """How often the log was written and synced."""
+    """Number of writes to the log, each with its sync."""
     write_s: float = 0.0
-    """How long that took on average; the same of the loop's lateness, and of commits, below."""
+    """Mean seconds of such a write. `loop_s` is the mean lateness of the event loop, `commit_s` the mean time of a
+    commit.
+    """
     loop_s: float = 0.0
     commits_per_s: float = 0.0
     commit_s: float = 0.0
     apply_share: float = 0.0
-    """The share of the time that went into applying entries."""
+    """Share of the time that applying entries took."""
     cores: float = 0.0
     octets_per_s: float = 0.0
-    """What all clients of the node have sent and were sent."""
+    """Octets per second that all clients of the node send and receive."""
     tenants: Sequence[TenantUse] = ()
-    """Those who use most."""
+    """The tenants with the most traffic."""
     settings: Mapping[str, str] = {}
-    """Its settings that are meant to be the same on all nodes."""
+    """Settings that should be equal on all nodes, by name."""
 
 
 def findings_of_all(vitals: Mapping[str, Vitals], leader: str | None) -> Iterator[Finding]:
-    """What the nodes that tell of themselves show together."""
+    """Yield the findings that need a comparison of nodes: releases, settings, the bottleneck, heavy tenants."""
     known = [each for _, each in sorted(vitals.items())]
     yield from _releases(known)
     yield from _settings(known)
@@ -90,7 +92,7 @@ def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
     values: dict[str, set[str]] = {}
     for name, value in (setting for settings in alike for setting in settings):
         values.setdefault(name, set()).add(value)
-    # A program that does not know a setting has no other value of it.
+    # A release without a setting is not in conflict about it.
     differing = [name for name in values if len(values[name]) > 1]
     if differing:
         more = f" and {len(differing) - TOLD_MAX} more" if len(differing) > TOLD_MAX else ""
@@ -100,13 +102,13 @@ def _settings(vitals: Sequence[Vitals]) -> Iterator[Finding]:
 
 
 def _limit(vitals: Sequence[Vitals], leader: str | None) -> Iterator[Finding]:
-    """What a confirm mostly waits for, at the node that has most to do."""
+    """Yield the part of a confirm that takes longest at the busiest node, and a finding if the network is slow."""
     busy = [each for each in vitals if each.commits_per_s >= LOAD_PER_S]
     if not busy:
         return
     most = max(busy, key=lambda each: each.commits_per_s)
     writes_s = sorted(each.write_s for each in vitals if each.writes)
-    # A majority of the disks has to be done; the leader's may be among them.
+    # A commit needs a majority of the disks, with or without the leader's: that is their median time.
     disk_s = writes_s[(len(writes_s) - 1) // 2] if writes_s else 0.0
     ways = {most.name, leader or most.name}
     loop_s = sum(max(0.0, each.loop_s - TIMER_S) for each in vitals if each.name in ways)

@@ -1,6 +1,6 @@
-"""What is judged of the members, from what each has said of itself: who is there, who lags, who is left behind.
+"""Rules about members, from the status that each member reports: missing links, lag, unfinished changes of membership.
 
-Invariant: pure, and it needs no majority: what this node knows by itself is enough.
+Invariant: pure, and independent of a majority: the facts that this node has suffice.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LAG_MAX = 2000
-"""A member that lacks no more entries is up to date: members tell how far they are once a second."""
+"""Entries that an up-to-date member may lack, because members report their progress only once a second."""
 CLOCK_OFF_MS = 5000
 FEW = 3
-"""Fewer members do not survive the loss of one."""
+"""Voters below which a cluster does not survive the loss of a voter."""
 
 CLUSTER = "cluster"
 
 
 class MemberFacts(NamedTuple):
-    """A member, as the node that is asked sees it; None where that does not know."""
+    """A member as the reporting node sees it. None means that the reporting node does not know."""
 
     name: str
     is_up: bool
     role: str
-    """"voter", "learner" or "awaited", according to the log."""
+    """Role in the configuration of the log: "voter", "learner" or "awaited" (added, not yet started)."""
     standing: str | None = None
-    """"voter", or "learner" and "blank" while its log is repaired."""
+    """Voter status: "voter", or "learner" or "blank" while the member's log is repaired."""
     lag: int | None = None
     clock_offset_ms: int | None = None
     misses: Sequence[str] = ()
-    """The members that it has no link with, or does not hear."""
+    """Names of the members that it has no link with or does not hear."""
     highest: int | None = None
-    """The highest version of the state that its program can run."""
+    """Highest version of the state that the member's program can run."""
     is_drained: bool = False
     disk_hangs: bool = False
     hears_leader: bool = False
-    """Whether it leads, or hears the leader, as it says itself."""
+    """Whether the member leads or hears the leader, as it reports itself."""
     why_apart: str | None = None
-    """Why the node that is asked has no link with it, if it knows that."""
+    """Reason why the reporting node has no link with the member; None if unknown."""
 
 
 class ClusterFacts(NamedTuple):
-    """The cluster, as the node that is asked sees it."""
+    """The cluster as the reporting node sees it."""
 
     leader: str | None
     members: Sequence[MemberFacts]
     version: int
-    """The version of the state that all have agreed on."""
+    """Version of the state that the cluster has agreed on."""
 
 
 def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
@@ -62,14 +62,17 @@ def findings_of_members(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def findings_of_names(twice: Iterable[str]) -> Iterator[Finding]:
-    """What a node finds that refuses processes which call themselves as linked members do."""
+    """Yield a finding for each name that a rejected process uses although a linked member has it."""
     for name in twice:
         text = "another process, which is refused, calls itself by its name, too"
         yield Finding("name-twice", f"node {name}", text)
 
 
 def unlinked(misses: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
-    """The pairs of nodes that have no link, of those that say whom they miss; each pair once."""
+    """Return the pairs of nodes without a link, each pair once, sorted.
+
+    `misses` maps each node to the nodes that it has no link with. Nodes without an entry in it are ignored.
+    """
     pairs = {(min(one, other), max(one, other)) for one in misses for other in misses[one] if other in misses}
     return sorted(pairs)
 
@@ -134,7 +137,7 @@ def _member(member: MemberFacts) -> Iterator[Finding]:
 
 
 def _links(members: Sequence[MemberFacts]) -> Iterator[Finding]:
-    """The pairs of members, both of which are up, that have no link; each pair once."""
+    """Yield each pair of members that are up and have no link with each other, once."""
     for one, other in unlinked({member.name: member.misses for member in members if member.is_up}):
         yield Finding(
             "link-missing", f"nodes {one} and {other}", "both are up, and have no link with each other"

@@ -1,6 +1,7 @@
-"""What a node judges of itself: its alarms, what it waits for, what it soon has used up, its certificates, its clients.
+"""Rules that a node applies to itself: alarms, delays, resources that run out, clients, certificates.
 
-Invariant: pure. Each node judges itself, and tells the others what it found: so it is the same whoever is asked.
+Invariant: pure. Each node judges itself and sends its findings to the nodes that ask. So every node gives the same
+answer.
 """
 
 from __future__ import annotations
@@ -15,42 +16,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SLOW_WRITE_S = 0.1
-"""A disk is slow if one in a hundred writes to the log takes longer than this, as in deploy/prometheus/alerts.yml."""
+"""Threshold in seconds: the disk is slow if 1 % of the writes to the log take longer, as in
+deploy/prometheus/alerts.yml.
+"""
 SLOW_WRITE_MEDIAN_S = 0.02
-"""A disk is slow, too, if every other write takes longer than this."""
+"""Threshold in seconds: the disk is slow if the median write to the log takes longer."""
 LATE_LOOP_S = 0.2
-"""A node is busy if its event loop is so late once in a hundred times."""
+"""Threshold in seconds: the node is busy if 1 % of the timers of its event loop are later."""
 BUSY_CORE = 0.9
-"""A node is busy, too, if it uses up so much of a core: its event loop has no other."""
+"""Threshold as a share of a core: the node is busy above it, because its event loop cannot use a second core."""
 SAMPLES_MIN = 20
-"""Fewer writes in a minute say nothing of a disk."""
+"""Minimum number of writes in a minute; a disk with fewer is not judged."""
 FULL_SHARE = 0.8
-"""What is used up to so large a part is soon used up."""
+"""Share of file descriptors or connections that counts as nearly used up."""
 MEMORY_SHARE = 0.9
 FULL_SOON_S = 4 * 3600
-"""A disk is full soon if it is full within this time, if it goes on like this."""
+"""Seconds within which a disk that fills at the present rate counts as full soon."""
 NEAR_LIMIT = 1.25
-"""A disk is full soon, too, if what is free is less than so many times the limit: one large file may be enough."""
+"""Multiple of the disk limit below which free space is short, because a single large file may use it up."""
 FALLING_S = 300
-"""For how long free space has to be watched before it is judged where it goes."""
+"""Seconds over which free space must be measured before its trend is judged."""
 ENDS_SOON_S = 30 * 86400
 LOGINS_FAILED_PER_S = 1.0
 TOLD_MAX = 10
-"""How many clients, limits or certificates are told at most."""
+"""Clients, limits, shovels or certificates named at most, each."""
 
 
 class Certificate(NamedTuple):
-    """The first certificate of a file that ends."""
+    """A certificate file, with the end of the certificate in it that ends first."""
 
     path: str
     ends_s: float | None
     """When it ends, in seconds since 1970; None if the file cannot be read."""
     flaw: str = ""
-    """Why the file cannot be read."""
+    """Reason why the file cannot be read."""
 
 
 class SlowReader(NamedTuple):
-    """A client that does not take what is sent to it."""
+    """A client that does not read the messages that are sent to it."""
 
     name: str
     octets: int
@@ -58,10 +61,10 @@ class SlowReader(NamedTuple):
 
 
 class HeldLimit(NamedTuple):
-    """A limit of publishing because of which publishers have had to wait."""
+    """A publishing limit that makes publishers wait."""
 
     kind: str
-    """"vhost", "user" or "connection"."""
+    """Scope of the limit: "vhost", "user" or "connection"."""
     of: str
     name: str
     limit: int
@@ -69,7 +72,7 @@ class HeldLimit(NamedTuple):
 
 
 class IdleShovel(NamedTuple):
-    """A shovel that moves nothing."""
+    """A shovel that moves no messages, with the reason."""
 
     vhost: str
     name: str
@@ -77,47 +80,49 @@ class IdleShovel(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """What a node knows of itself. Times and rates are of the last minute."""
+    """Facts that a node knows about itself. Times and rates are of the last minute."""
 
     name: str
     why_publishers_wait: str | None = None
-    """What publishers of this node wait for, in RabbitMQ's words."""
+    """Resource that publishers of this node wait for, in RabbitMQ's words; None if they do not wait."""
     writes: int = 0
     write_median_s: float = 0.0
     write_high_s: float = 0.0
-    """What one in a hundred writes to the log takes at least; the same of the loop's lateness below."""
+    """Seconds that the slowest hundredth of writes to the log takes at least. `loop_high_s` is that of the loop's
+    lateness.
+    """
     loop_high_s: float = 0.0
     cores: float = 0.0
-    """How much of a core the process has used up."""
+    """Cores that the process uses, as a fraction."""
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     disk_free_bytes: int = 0
     disk_free_limit_bytes: int = 0
     disk_change_per_s: float = 0.0
-    """By how many octets a second the free space has changed of late."""
+    """Change of the free space, in octets per second."""
     disk_watched_s: float = 0.0
-    """The seconds over which that change was measured."""
+    """Seconds over which that change was measured."""
     files: int = 0
     files_max: int = 0
     connections: int = 0
     connections_max: int = 0
     logins_failed_per_s: float = 0.0
     blocked: int = 0
-    """How many connections wait with publishing because of an alarm."""
+    """Number of publishing connections that wait because of an alarm."""
     held: Sequence[HeldLimit] = ()
     slow_readers: Sequence[SlowReader] = ()
     certificates: Sequence[Certificate] = ()
     idle_shovels: Sequence[IdleShovel] = ()
-    """Of the node that leads: it carries out all shovels."""
+    """Idle shovels, reported by the leader only, because it carries out all shovels."""
     leader_changes: float = 0
-    """How often the leader has changed in the last ten minutes."""
+    """Number of changes of the leader in the last ten minutes."""
 
 
 LEADER_CHANGES_MAX = 5
 
 
 def findings_of_node(facts: NodeFacts, now_s: float) -> Iterator[Finding]:
-    """What is wrong with a node; `now_s` is in seconds since 1970."""
+    """Yield the findings of a node about itself. `now_s` is in seconds since 1970."""
     node = f"node {facts.name}"
     yield from _alarms(facts, node)
     yield from _delays(facts, node)

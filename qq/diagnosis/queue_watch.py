@@ -1,10 +1,9 @@
-"""Which queues grow, have no consumers, have slow ones, lose messages to dead-letter exchanges: seen over time.
+"""Rules about queues over time: growth, no consumers, slow consumers, dead letters, refused publishes.
 
-All queues are looked at, one after the other, in a pass every few seconds. Of each code the worst queues of a pass are
-kept, and how many others there are.
+A pass every few seconds looks at all queues in turn. For each code it keeps the worst queues, and counts the rest.
 
-Invariant: pure. What is remembered is bounded by the number of queues that have messages or have just lost some, a look
-costs a microsecond or two, and a queue that is empty and still costs nothing.
+Invariant: pure. Memory is bounded by the number of queues that have messages or have just lost some. A look at a queue
+costs a microsecond or two. An empty queue without changes costs no look.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOLD_MAX = 10
-"""How many queues are told for each code: those that have most messages."""
+"""Queues reported for each code at most: those with the most messages."""
 LASTS_MS = 60_000
-"""A state that ends sooner is not told."""
+"""Milliseconds that a state must last before it is reported."""
 GROWN_MIN = 1000
-"""A queue that has grown by less does not grow."""
+"""Messages by which a queue must have grown to count as growing."""
 GROWN_SHARE = 0.2
 FALLEN_SHARE = 0.9
-"""A queue that has fallen below so much of its peak grows no more."""
+"""Share of its peak below which a queue no longer grows."""
 STILL_MS = 300_000
-"""A queue that has had no new peak for so long grows no more; what it has lost is told for as long, too."""
+"""Milliseconds without a new peak after which a queue no longer grows. Losses of a queue are reported for as long."""
 BUSY_SHARE = 0.9
-"""Consumers are slow if messages have waited for them in so large a part of the time."""
+"""Share of the time that messages must have waited for consumers for these to be slow."""
 TRAVEL_S = 0.01
 TRAVEL_COMMITS = 3
-"""A consumer that has messages for less than this on average, or than so many commits take, mostly waits for them to
-travel: its acknowledgement is committed before the next message leaves."""
+"""A consumer mostly waits for messages to travel if it has each for less than this on average (seconds, or commits).
+Its acknowledgement must be committed before the next message leaves.
+"""
 SMALL_PREFETCH = 10
 
 
 class QueueFacts(NamedTuple):
-    """What there is in a queue, and what has happened in it of late."""
+    """Contents of a queue, and its recent events."""
 
     number: int
     vhost: str
@@ -49,21 +49,21 @@ class QueueFacts(NamedTuple):
     unacked: int
     consumers: int
     dying: int
-    """Dead messages that wait for a queue that takes them."""
+    """Dead-lettered messages that wait until a queue can take them."""
     acknowledged: int
-    """How many messages were ever acknowledged; and so with the time in `waited_ms`."""
+    """Total number of acknowledged messages. `waited_ms` is a total, too."""
     waited_ms: int
-    """How long messages have waited for a consumer that can take them."""
+    """Milliseconds that messages have waited for a consumer with free prefetch."""
     failed: int
-    """How many messages were rejected, or failed too often, since the last look."""
+    """Messages that were rejected or delivered too often since the last look."""
     refused: int
-    """How many were refused since then, because the queue is full."""
+    """Publishes that were refused since the last look because the queue is full."""
     prefetch: int
-    """The largest prefetch of its consumers, as far as messages wait; 0 for no limit."""
+    """Largest prefetch of the consumers that messages wait for; 0 for no limit."""
     taken: int
-    """How many messages were ever delivered or fetched, as far as this node has seen."""
+    """Number of messages delivered or fetched, as far as this node has seen."""
     expires_to_exchange: bool
-    """Whether messages in it expire, and go to a dead-letter exchange then."""
+    """Whether messages in the queue expire and then go to a dead-letter exchange."""
 
     @property
     def messages(self) -> int:
@@ -71,30 +71,30 @@ class QueueFacts(NamedTuple):
 
 
 class HeldFacts(NamedTuple):
-    """A consumer that has had a message for long."""
+    """A consumer that has held a message without acknowledging it for long."""
 
     vhost: str
     queue: str
     tag: str
     node: str
     since_ms: int
-    """When its oldest message was delivered."""
+    """When its oldest message was delivered, in milliseconds since 1970."""
     timeout_ms: int
-    """How long it may have it; 0 for ever."""
+    """Milliseconds that it may hold a message; 0 for no limit."""
     unacked: int
 
 
 class HeldWatch:
-    """Consumers that have not acknowledged for long: for half of the time that they have."""
+    """Finds consumers that have held a message for half of their acknowledgement timeout."""
 
     def __init__(self) -> None:
         self._oldest: list[tuple[int, int, HeldFacts]] = []
         self._count = 0
         self.findings: list[Finding] = []
-        """What the last whole pass has found."""
+        """Findings of the last complete pass."""
 
     def look(self, facts: HeldFacts) -> None:
-        """Note a consumer that has held a message for so long."""
+        """Add a consumer that holds a message for too long to the pass under way."""
         self._count += 1
         row = -facts.since_ms, -self._count, facts
         if len(self._oldest) < TOLD_MAX:
@@ -122,7 +122,7 @@ def _held(facts: HeldFacts) -> Finding:
 
 
 class _Seen:
-    """What is remembered of a queue."""
+    """State of a queue that later passes need."""
 
     __slots__ = (
         "acknowledged",
@@ -151,36 +151,36 @@ class _Seen:
         self.grows_from = self.peak = facts.messages
         self.grows_since = self.peak_ms = now_ms
         self.lone_since = self.stuck_since = self.slow_since = 0
-        """Since when this is so, in milliseconds; 0 if it is not."""
+        """When the state began, in milliseconds since 1970; 0 while the queue is not in that state."""
         self.failed_since = self.failed_until = self.failed_window = 0
         self.refused_since = self.refused_until = 0
 
     @property
     def matters(self) -> bool:
-        """Whether anything is to be remembered of a queue that is empty."""
+        """Return whether the state must be kept even if the queue is empty."""
         return bool(self.failed_since or self.refused_since)
 
 
 class QueueWatch:
-    """What is found of queues."""
+    """Finds faults of queues, pass by pass."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._seen_now: dict[int, _Seen] = {}
-        """The queues that the pass under way has come to."""
+        """Queues of the pass under way, by number."""
         self._worst: dict[str, list[tuple[int, int, Finding]]] = {}
         self._counts: dict[str, int] = {}
         self.commit_s = 0.0
-        """How long a commit takes of late, in seconds; 0 if that is not known."""
+        """Seconds that a recent commit took; 0 if unknown."""
         self.findings: list[Finding] = []
-        """What the last whole pass has found."""
+        """Findings of the last complete pass."""
 
     def knows(self, number: int) -> bool:
-        """Whether the queue of this number has to be looked at even if it is empty and nothing has happened in it."""
+        """Return whether the queue with this number needs a look even if it is empty and unchanged."""
         return number in self._seen
 
     def look(self, facts: QueueFacts, now_ms: int) -> None:
-        """Look at a queue, once in a pass."""
+        """Judge a queue. Call it once per queue and pass."""
         seen = self._seen.get(facts.number)
         if seen is None:
             seen = _Seen(facts, now_ms)
@@ -190,7 +190,10 @@ class QueueWatch:
             self._seen_now[facts.number] = seen
 
     def end_pass(self) -> None:
-        """Note that all queues were looked at: those that were not have nothing in them, or are gone."""
+        """End the pass and publish its findings.
+
+        Queues without a look in the pass are empty or deleted; their state is dropped.
+        """
         self._seen, self._seen_now = self._seen_now, {}
         found: list[Finding] = []
         for code, worst in self._worst.items():
@@ -213,7 +216,7 @@ class QueueWatch:
 
 
 def _found(seen: _Seen, facts: QueueFacts, now_ms: int, commit_s: float) -> Iterator[tuple[str, int, str]]:
-    """Note how a queue is now; the codes of what is to be told, each since when, and a text."""
+    """Update the state of a queue; yield (code, begin in ms, text) of each finding."""
     yield from _growth(seen, facts, now_ms)
     yield from _consumers(seen, facts, now_ms, commit_s)
     yield from _losses(seen, facts, now_ms)
@@ -257,15 +260,15 @@ def _consumers(
 
 
 def _delays(facts: QueueFacts) -> bool:
-    """Whether a queue is a place where messages wait until they expire, as those of a ladder of retries are.
+    """Return whether messages only wait in the queue until they expire, as in a ladder of retries.
 
-    One from which somebody has taken messages has lost its consumers.
+    If messages were ever taken from the queue, it has lost its consumers instead.
     """
     return facts.expires_to_exchange and not facts.taken
 
 
 def _since(since_ms: int, now_ms: int, *, is_so: bool) -> int:
-    """Since when something is so that was so since then; 0 if it is not."""
+    """Return when a state began: `since_ms`, or now if it has just begun, or 0 if it does not hold."""
     return (since_ms or now_ms) if is_so else 0
 
 
@@ -274,7 +277,7 @@ def _lasts(since_ms: int, now_ms: int) -> bool:
 
 
 def _slowness(facts: QueueFacts, per_s: float, commit_s: float, since_ms: int) -> tuple[str, int, str]:
-    """Why consumers do not take what waits: how long they have a message follows from Little's law."""
+    """Explain why waiting messages are not consumed. Little's law gives how long consumers hold a message."""
     whose, wait = number(facts.consumers, "consumer"), waiting(facts.ready)
     held_s = facts.unacked / per_s if per_s else inf
     if held_s < max(TRAVEL_S, TRAVEL_COMMITS * commit_s) and 0 < facts.prefetch <= SMALL_PREFETCH:

@@ -1,6 +1,6 @@
-"""What happened in the last minute: how often something took how long, and how fast something changes.
+"""Measurements of the last minute: a window over a histogram, and the trend of a number.
 
-Invariant: bounded memory, and no clock of its own.
+Invariant: bounded memory, and the caller gives the time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SAMPLES_KEPT = 12
-"""How many samples a window has: a minute, with one each 5 s."""
+"""Samples in a window: a minute, at a sample every 5 s."""
 
 
 class Times(Protocol):
-    """A histogram of lengths of time that only grows, as `cluster.runtime.histogram.Histogram` is."""
+    """A histogram of durations whose counts only grow, such as `cluster.runtime.histogram.Histogram`."""
 
     @property
     def bounds_s(self) -> Sequence[float]: ...
@@ -37,7 +37,7 @@ class _TimesSample(NamedTuple):
 
 
 class TimesWindow:
-    """What a histogram has counted within its last samples."""
+    """Counts that a histogram has gained within the last samples."""
 
     def __init__(self, times: Times) -> None:
         self._times = times
@@ -55,12 +55,12 @@ class TimesWindow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the window is as long as it gets, so that what came before it is forgotten."""
+        """Return whether the window has its full length, so that older counts have left it."""
         return len(self._samples) == self._samples.maxlen
 
     @property
     def seconds(self) -> float:
-        """How long a time the window is of."""
+        """Return the seconds that the window covers."""
         return self._samples[-1].time_s - self._samples[0].time_s if self._samples else 0.0
 
     @property
@@ -73,21 +73,21 @@ class TimesWindow:
 
     @property
     def share(self) -> float:
-        """The share of the time that all of it has taken together."""
+        """Return the sum of all durations as a share of the window's time."""
         if self.seconds <= 0:
             return 0.0
         return (self._samples[-1].total_s - self._samples[0].total_s) / self.seconds
 
     @property
     def mean_s(self) -> float:
-        """How long it has taken on average, in seconds; 0 if nothing was counted."""
+        """Return the mean duration in seconds; 0 if the window is empty."""
         count = self.count
         return (self._samples[-1].total_s - self._samples[0].total_s) / count if count else 0.0
 
     def quantile(self, share: float, spared: int = 0) -> float:
-        """The least bound that so large a share did not exceed, in seconds; 0 if nothing was counted.
+        """Return the least bound, in seconds, that at least `share` of the durations keep; 0 if the window is empty.
 
-        So many are `spared`: if no more than these exceed a bound, it is not exceeded.
+        A bound also counts as kept if at most `spared` durations exceed it.
         """
         counts = self._counts
         wanted = min(share * sum(counts), sum(counts) - spared)
@@ -100,7 +100,7 @@ class TimesWindow:
 
 
 class Trend:
-    """How much a number changes a second, over so many samples."""
+    """Change of a number per second, over a fixed number of samples."""
 
     def __init__(self, samples: int = SAMPLES_KEPT) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=samples + 1)
@@ -110,7 +110,7 @@ class Trend:
 
     @property
     def amount(self) -> float:
-        """By how much it has changed altogether."""
+        """Return by how much the number has changed between the first and the last sample."""
         return self._samples[-1][1] - self._samples[0][1] if self._samples else 0.0
 
     @property

@@ -1,11 +1,11 @@
-"""How findings tell numbers: lengths of time and sizes, short."""
+"""Short texts for numbers in findings: durations, sizes and counts."""
 
 from __future__ import annotations
 
 MOST_S = 5.0
-"""The last bound of histograms: what takes longer is told as that."""
+"""Seconds of the last bound of histograms; a longer duration is shown as "more than" this."""
 FEW_MINUTES = 10
-"""Fewer minutes are told with a tenth."""
+"""Minutes below which a duration is shown with tenths."""
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -26,7 +26,7 @@ def size(octets: float) -> str:
 
 
 def number(count: float, thing: str) -> str:
-    """A count of things; the thing is given as one."""
+    """Return a count with its noun. `thing` is the noun in the singular."""
     return f"{count:,.0f} {thing}" + ("" if round(count) == 1 else "s")
 
 

@@ -1,1 +1,1 @@
-"""The node's HTTP interface: health, metrics, the state of the cluster, and a page to look at it."""
+"""HTTP interface of a node: health, metrics, the management API, and the management page."""

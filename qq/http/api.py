@@ -1,7 +1,7 @@
-"""RabbitMQ's management API, as far as there is one.
+"""Routes of the management API: the supported part of RabbitMQ's API, and our own additions.
 
-Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
-there may be tens of thousands of queues, and other tasks run between them.
+Invariant of all handlers: a handler reads the request, asks the broker, and sends the answer. Lists are written in
+slices, because there may be tens of thousands of queues and other tasks must run in between.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from qq.http.page.live_views import LiveViews
 from qq.http.page.oauth2_login import OAuth2Endpoints
 
 ESCAPED = "/api/escaped/"
-"""What the paths begin with in which names are escaped."""
+"""Prefix of the paths whose names are escaped."""
 _REST = r"{rest:[\s\S]+}"
-"""Any end of a path: names of users and virtual hosts may have line breaks in them, which "." does not match."""
+"""Any rest of a path. Names of users and virtual hosts may contain line breaks, which "." does not match."""
 
 if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
 
 def routes(view: NodeView, management: ManagementView, streams_max: int = STREAMS_MAX) -> list[web.RouteDef]:
-    """Everything below /api but what the node tells of itself (app.py)."""
+    """Return all routes below /api, except for those of app.py."""
     live = LiveViews(view, management)
     resources = (
         LiveEndpoint(live.by_name(), streams_max, partial(is_logged_in_still, management)),
@@ -89,11 +89,11 @@ def routes(view: NodeView, management: ManagementView, streams_max: int = STREAM
 
 
 async def _spelled(request: web.Request) -> web.StreamResponse:
-    """Answer at the same paths in other spellings, each of which would be hundreds of resources of its own.
+    """Serve the alternative spellings of all paths without hundreds of further routes.
 
-    RabbitMQ takes each path with a slash at its end, too, and some clients write one. And below `ESCAPED` there is `~`
-    before each name: browsers, and others who follow https://url.spec.whatwg.org, take "." and ".." out of a path,
-    however these are written, so what has such a name cannot be asked for by RabbitMQ's paths.
+    RabbitMQ also accepts each path with a slash at its end, and some clients write it. Below `ESCAPED` each name has
+    the prefix `~`. Browsers and other clients that follow https://url.spec.whatwg.org remove the parts "." and ".."
+    from a path, however they are written. So objects with such names are out of reach under RabbitMQ's paths.
     """
     path = request.rel_url.raw_path.removesuffix("/")
     is_escaped = path.startswith(ESCAPED)
@@ -111,6 +111,6 @@ async def _spelled(request: web.Request) -> web.StreamResponse:
 
 
 def _any_name(route: web.RouteDef) -> web.RouteDef:
-    """The route with its names as they may be: aiohttp's own pattern for a part of a path has no braces."""
+    """Return the route with names that may contain braces, because aiohttp's default pattern excludes braces."""
     path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)
     return web.RouteDef(route.method, path, route.handler, route.kwargs)

@@ -1,7 +1,7 @@
 """The HTTP application.
 
-Invariant: a request never reaches into the node, never holds the event loop for long, and whatever is wrong with it
-is answered with a status and JSON.
+Invariant: a request never reaches into the node and never holds the event loop for long. Each failed request is
+answered with a status and JSON.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
-"""The largest body of a request, except for definitions. The next largest document, a policy, is a few lines."""
+"""Largest body of a request, except for definitions. The next largest document, a policy, has a few lines."""
 METRICS_SHARE = 20
-"""Metrics are told again for this many times the processor time of gathering them: a flood takes some 5 % of it."""
+"""Metrics are kept for this multiple of the processor time that they took. So a flood of requests takes about 5 %."""
 READING = "the node reads its log"
 """The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
 _STATIC_PATH = "/static"
 _HEADERS = {
     "Cache-Control": "no-store",
-    # The page has its scripts and styles in files of their own, fetches from its own node only, and is in no frame.
+    # The page has its scripts and styles in files of their own, fetches from its own node only, and allows no frames.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # With no-referrer browsers do not say, either, of which site the page is that sends a form.
+    # With no-referrer, browsers would also hide the site of a page that sends a form.
     "Referrer-Policy": "same-origin",
 }
 _KEPT_IF_SAME = "no-cache"
-"""A browser keeps the files of the page, and asks each time whether they are still the same."""
+"""Browsers cache the files of the page, and ask each time whether they have changed."""
 _STRICT_TRANSPORT = "max-age=31536000"
-"""For a year a browser that was here over TLS comes over TLS only."""
+"""A browser that came over TLS uses only TLS for a year."""
 
 
 def reading_app(limits: HttpLimits) -> web.Application:
-    """Make the application that is served while the node reads its log: it only says that the node lives and reads."""
+    """Make the application for the time while the node reads its log: it reports that the node lives and reads."""
     app = web.Application(middlewares=[strangers_watched, errors_as_json])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
@@ -107,14 +107,14 @@ def build_app(
 async def serve(
     app: web.Application, listeners: Sequence[socket.socket], limits: HttpLimits | None = None
 ) -> HttpServer:
-    """Serve who connects to these sockets, until the result's `cleanup()`, which closes them, too."""
+    """Serve connections to these sockets until the result's `cleanup()`, which closes the sockets, too."""
     server = HttpServer(app, limits or HttpLimits())
     await server.serve(listeners)
     return server
 
 
 class _Pages:
-    """The handlers of pages that show something of the node."""
+    """Handlers for the metrics and the status of the node."""
 
     def __init__(self, view: NodeView, management: ManagementView, registry: CollectorRegistry) -> None:
         self._view = view
@@ -125,10 +125,10 @@ class _Pages:
         self._metrics_until_s = 0.0
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """Answer with the metrics. They are not gathered each time, since anybody may ask for them and gathering costs.
+        """Answer with the metrics. They are cached, because gathering is costly and requests need no login.
 
-        The cost is counted in processor time: metrics are not told again for longer because the machine had something
-        else to do, or the process was stopped, while they were gathered.
+        The cost is measured in processor time. So the cache time stays short when the machine is busy or the process is
+        stopped while metrics are gathered.
         """
         if monotonic() >= self._metrics_until_s:
             began_s = thread_time()
@@ -138,11 +138,11 @@ class _Pages:
         return web.Response(body=self._metrics, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
 
     async def metrics_per_object(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the metrics of every queue."""
+        """Answer with the metrics of each queue."""
         return await self._of_objects(request, PER_OBJECT, None, "per-object", "rabbitmq_")
 
     async def metrics_detailed(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the families of metrics that are asked for, of all virtual hosts or of those that are named."""
+        """Answer with the requested families of metrics, of all virtual hosts or of the named virtual hosts."""
         families = request.query.getall("family", [])
         vhosts = request.query.getall("vhost", None)
         return await self._of_objects(request, families, vhosts, "detailed", "rabbitmq_detailed_")
@@ -186,7 +186,7 @@ async def _reading(_: web.Request) -> web.Response:
 
 
 async def _alive(_: web.Request) -> web.Response:
-    """Answer as long as the event loop runs: it helps nobody to end a node that is only waiting for others."""
+    """Answer while the event loop runs, because a restart would not help a node that waits for other nodes."""
     return web.json_response({"status": "ok"})
 
 

@@ -1,7 +1,8 @@
-"""The HTTP port: which connections there may be, and for how long.
+"""The HTTP port: bounds the number and the duration of connections.
 
-Invariant: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in
-time, and pushed out after a while if others come. Users' requests are bounded, too, and one too many is told so.
+Invariant: a connection without a running request of a logged-in user is unauthenticated. Such connections are bounded
+in number and time, and may be evicted by new connections. Requests of users are bounded, too; a request above the bound
+is refused.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ log = logging.getLogger(__name__)
 
 LINE_BYTES_MAX = 8190
 FIELD_BYTES_MAX = 8190
-"""The longest field of a header: a token of OAuth 2 may have some thousand octets."""
+"""Bytes of the longest header field: an OAuth 2 token may have some thousand."""
 FIELDS_MAX = 64
-"""The most fields in a request's header."""
+"""Header fields of a request at most."""
 _STOP_TIMEOUT_S = 1.0
 
 
 class HttpServer:
-    """Serves one application on one address."""
+    """Serves an application on the sockets of an address."""
 
     def __init__(self, app: web.Application, limits: HttpLimits) -> None:
         self.limits = limits
@@ -52,7 +53,7 @@ class HttpServer:
             complaints=self.complaints,
             what="HTTP connection",
         )
-        # Nobody here need know that a stranger has sent something that is no HTTP.
+        # Data that is not HTTP would fill the log, so aiohttp's log lines about it are dropped.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
         self._quiet = quiet
@@ -71,19 +72,20 @@ class HttpServer:
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
-            # aiohttp would decompress at once whatever a stranger sends, a thousand times its size (requests.py).
+            # aiohttp would decompress unauthenticated data at once, to a thousand times its size
+            # (documents/requests.py).
             auto_decompress=False,
         )
 
     async def replace(self, app: web.Application) -> None:
-        """Serve another application from now on; connections of the last one end, in good order."""
+        """Serve `app` from now on; connections of the last application are closed gracefully."""
         following = self._runner_of(app)
         await following.setup()
         last, self._runner = self._runner, following
         await last.cleanup()
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Serve those who connect to these sockets, until `cleanup`, which closes them."""
+        """Serve connections to these sockets until `cleanup`, which closes them."""
         await self._runner.setup()
         self._listeners = listeners
         for listener in listeners:
@@ -94,7 +96,7 @@ class HttpServer:
         return self._listeners[0].getsockname()[1]
 
     async def cleanup(self) -> None:
-        """End in good order: requests under way have a moment (_STOP_TIMEOUT_S) to end."""
+        """Stop gracefully: running requests have _STOP_TIMEOUT_S seconds to end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -117,17 +119,17 @@ class HttpServer:
 
     async def _begin(self, sock: socket.socket, place: Place) -> None:
         make = self._runner.server
-        assert make is not None  # it is set up
+        assert make is not None  # set up before
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _HttpConnection(self, make(), place), sock
             )
-        except OSError:  # it has left again
+        except OSError:  # the client has closed it
             place.leave()
 
 
 class _HttpConnection(asyncio.Protocol):
-    """One connection: stands between the socket and aiohttp, and enforces the time limits."""
+    """A connection: stands between the socket and aiohttp, and enforces the time limits."""
 
     def __init__(self, server: HttpServer, inner: RequestHandler, place: Place) -> None:
         self._server = server
@@ -136,7 +138,7 @@ class _HttpConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._is_idle = False
-        """Whether the connection is between two requests, and nothing of the next one has come."""
+        """Whether the connection is between requests, before the first byte of the next request."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
@@ -191,16 +193,16 @@ class _HttpConnection(asyncio.Protocol):
         self._place.leave()
         self._inner.connection_lost(exc)
 
-    # What the application tells
+    # Called by the middlewares
 
     def request_begun(self) -> None:
-        """Note that a request's header is complete. Its user is not known yet."""
+        """Apply the limits for a request with a complete header. Its user is still unknown."""
         self._is_idle = False
         self._place.step(Stage.HEADER)
         self._expect_within(self._server.limits.idle_timeout_s)
 
     def logged_in(self) -> None:
-        """Note that the request under way is one of a user who has logged in."""
+        """Lift the limits for unauthenticated connections, because the request's user has logged in."""
         self._place.make_known()
         self._expect_nothing()
 
@@ -211,14 +213,14 @@ class _HttpConnection(asyncio.Protocol):
 
 
 def _connection_of(request: web.Request) -> _HttpConnection | None:
-    """The connection of a request; None if it came through another server than this one (in tests)."""
+    """Return the connection of a request, or None if another server accepted it (in tests)."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
     return protocol if isinstance(protocol, _HttpConnection) else None
 
 
 @web.middleware
 async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The middleware that tells a connection when a request begins and ends, before its user is known."""
+    """Middleware that tells a connection when a request begins and ends, before its user is known."""
     connection = _connection_of(request)
     if connection is None:
         return await handler(request)
@@ -230,9 +232,10 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
 
 
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that bounds the requests of users who have logged in.
+    """Make the middleware that bounds the running requests of logged-in users.
 
-    Each has a share of them (shares.py). A stream goes on for minutes, and has a bound of its own (live.py).
+    Each user has a share of them (base/user_quota.py). Streams last for minutes and have a bound of their own
+    (page/event_stream.py).
     """
     requests = UserShares(limits.requests, "requests", "http_request_max")
 

@@ -1,8 +1,8 @@
-"""What the HTTP interface needs to know of the node: data and two protocols, which others implement.
+"""Interface between the HTTP interface and the node: plain data and protocols, implemented by the node and management.
 
-What the machine has as values (users, permissions, policies, the commands of operators) is told and asked for as that.
+Values of the machine (users, permissions, policies, operators' commands) are used as they are.
 
-Invariant: what a view returns is a copy of the moment. The interface reads it after it has let other tasks run.
+Invariant: a view returns copies. The HTTP interface reads them after other tasks have run.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ if TYPE_CHECKING:
 
 NOT_CARRIED_OUT = "not carried out"
 UNKNOWN = "outcome unknown: it may still be carried out"
-"""What is known of the outcome of a request that is given up; it ends the text of `Unavailable`."""
+"""Known outcome of an abandoned request, at the end of the text of `Unavailable`."""
 
 
 class Unavailable(Exception):
-    """A change was not applied in time, and may still be; or a login could not be decided."""
+    """A change was not applied in time, and may still be applied; or a login could not be decided."""
 
 
 class LoggedIn(NamedTuple):
-    """Somebody who has logged in."""
+    """A user who has logged in."""
 
     user: str
     tags: Collection[str]
     scopes: Scopes | None = None
-    """What the user may do, if a token vouches for the user and not the cluster's list."""
+    """Scopes of the user's OAuth 2 token; None if the user is in the cluster's list."""
     expires_s: float = inf
-    """When that token expires, in seconds since 1970."""
+    """When the token expires, in seconds since 1970; infinite without a token."""
 
 
 class WebLogin(NamedTuple):
-    """Somebody who has logged in with the page: a session that is good now."""
+    """A valid web session: a login with the page."""
 
     token: str
-    """What a browser keeps of it, and shows with each request."""
+    """Session token: the browser keeps it and sends it with each request."""
     user: str
     tags: Collection[str]
     csrf_token: str
     expires_s: int
-    """When it ends by itself, in seconds since 1970."""
+    """When the session expires, in seconds since 1970."""
     scopes: Scopes | None = None
-    """What the user may do, if a token has vouched for the user and not the cluster's list."""
+    """Scopes of the OAuth 2 token that began the session; None if the user is in the cluster's list."""
 
 
 class LoginRound(NamedTuple):
-    """One login with the page of who issues tokens, from its begin until the browser comes back."""
+    """A login at the issuer's page, from its beginning until the browser returns."""
 
     redirect_uri: str
-    """Where the browser comes back to."""
+    """URL to which the issuer sends the browser back."""
     state: str
     nonce: str
     verifier: str
@@ -73,11 +73,11 @@ class LoginRound(NamedTuple):
 
 
 class LoginRefused(Exception):  # named for what it is
-    """Nobody is logged in, for this reason."""
+    """A login failed, for this reason."""
 
 
 class LoginProvider(Protocol):
-    """Who issues tokens, and has a page to log in with (OpenID Connect)."""
+    """An issuer of tokens with a login page (OpenID Connect)."""
 
     @property
     def client_id(self) -> str: ...
@@ -86,16 +86,16 @@ class LoginProvider(Protocol):
     def issuer(self) -> str: ...
 
     async def login_address(self, login: LoginRound, /) -> str:
-        """The address of the page to which the browser is sent. Raises Unavailable."""
+        """Return the URL of the issuer's login page. Raises Unavailable."""
         ...
 
     async def redeem(self, code: str, login: LoginRound, /) -> str:
-        """The access token for the code with which the browser has come back. Raises LoginRefused, Unavailable."""
+        """Exchange the code that the browser brought back for an access token. Raises LoginRefused, Unavailable."""
         ...
 
 
 class LoginThrottled(Exception):
-    """Too many logins fail at the moment: this one should be tried again later."""
+    """Too many logins fail at the moment, so the client should try again later."""
 
     def __init__(self, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -103,10 +103,10 @@ class LoginThrottled(Exception):
 
 
 class RequestRefused(Exception):
-    """What a request asks for is refused, as a client that asks for it would be, with a reply code of AMQP."""
+    """The broker refuses a request, as it would refuse an AMQP client, with an AMQP reply code."""
 
     def __init__(self, code: int, explanation: str, done: int = 0) -> None:
-        """`done` is how many of the things that were asked for together have been carried out."""
+        """`done` is the number of commands of the request that were carried out."""
         self.code = code
         self.explanation = explanation
         self.done = done
@@ -114,7 +114,7 @@ class RequestRefused(Exception):
 
 
 class AckMode(StrEnum):
-    """What becomes of the messages that a request gets, in RabbitMQ's words."""
+    """Treatment of the messages that a get takes, in RabbitMQ's words."""
 
     ACK_REQUEUE_TRUE = "ack_requeue_true"
     ACK_REQUEUE_FALSE = "ack_requeue_false"
@@ -123,95 +123,95 @@ class AckMode(StrEnum):
 
 
 class NodeState(StrEnum):
-    """A member of the cluster as this node sees it."""
+    """State of a member of the cluster as this node sees it."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
     DOWN = "down"
-    UNKNOWN = "unknown"  # connected, and has not told its state yet
+    UNKNOWN = "unknown"  # connected, before its first report
 
 
 class NodeStatus(NamedTuple):
-    """One member of the cluster; None where this node does not know."""
+    """Status of a member of the cluster; None for facts that this node does not know."""
 
     name: str
     state: NodeState
     standing: str | None = None
-    """"voter"; "learner" and "blank" for a node whose log is being repaired: it has no say yet."""
+    """"voter"; "learner" or "blank" while the node's log is repaired, so that it has no vote yet."""
     term: int | None = None
     first_index: int | None = None
-    """The first entry in its log. Of older ones it keeps the state, and the messages that are in a queue."""
+    """First index in its log. Of older entries the node keeps the state, and the messages that queues hold."""
     last_index: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
     checkpoint_index: int | None = None
     disk_free_bytes: int | None = None
     alarm: bool | None = None
-    """Whether the node's disk is full, or nearly so."""
+    """Whether the node's disk is full or nearly full."""
     clock_offset_ms: int | None = None
-    """How many milliseconds the node's wall clock is ahead of the cluster's time."""
+    """Milliseconds that the node's wall clock is ahead of the cluster's time."""
     role: str | None = None
-    """"voter", "learner" or "awaited": what the node is according to the log."""
+    """Role in the configuration of the log: "voter", "learner" or "awaited"."""
     versions: str | None = None
-    """Which versions of the state the node's program can run."""
+    """Versions of the state that the node's program can run."""
     drained: bool = False
     """Whether the node is under maintenance."""
     disk_hangs: bool | None = None
-    """Whether the node's disk does not come to the end of a write, so that the node acknowledges nothing."""
+    """Whether a write of the node's disk hangs, so that the node acknowledges no entries."""
     misses: Sequence[str] | None = None
-    """The other members that the node has no link with, or does not hear."""
+    """Members that the node has no link with or does not hear."""
     hears_leader: bool | None = None
-    """Whether the node leads, or hears the leader."""
+    """Whether the node leads or hears the leader."""
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster as `node` sees it."""
+    """Status of the cluster as `node` sees it."""
 
     cluster: str
     node: str
     leader: str | None
     nodes: Sequence[NodeStatus]
     version: int
-    """The version of the state that all members have agreed on."""
+    """Version of the state that all members have agreed on."""
 
 
 class ClusterMember(NamedTuple):
-    """One member of the cluster, as the log has it; None where that or this node does not know."""
+    """A member of the cluster, by the configuration in the log; None for unknown facts."""
 
     name: str
     host: str
     port: int
-    """`host` and `port` are the address at which the other members reach this one."""
+    """`host` and `port` are the address at which the members reach this member."""
     id: str | None
-    """The id of the member's data directory, in hexadecimal."""
+    """Id of the member's data directory, in hexadecimal."""
     role: str
-    """"voter", "learner", or "awaited" while there is no data directory that is this member."""
+    """"voter", "learner", or "awaited" until a data directory has taken the member's place."""
     state: NodeState
     lag: int | None
-    """How many entries of the log the member lacks."""
+    """Number of entries of the log that the member lacks."""
     versions: str | None
-    """Which versions of the state the member's program can run, as "7 to 8" or "8"."""
+    """Versions of the state that the member's program can run, such as "7 to 8" or "8"."""
     drained: bool
     """Whether the member is under maintenance."""
 
 
 class RemovedMember(NamedTuple):
-    """A former member; `id` is empty if it was removed while it was awaited."""
+    """A removed member; `id` is empty if it was removed while it was awaited."""
 
     name: str
     id: str
 
 
 class ClusterMembers(NamedTuple):
-    """The members according to the log, as `node` sees it."""
+    """The members by the configuration in the log, as `node` sees it."""
 
     node: str
     cluster: str
     cluster_id: str | None
-    """The id of the cluster; None as long as the list in each node's file says who the members are."""
+    """Id of the cluster; None while the members are defined by the list in each node's file."""
     version: int
-    """The version of the state that all members have agreed on."""
+    """Version of the state that all members have agreed on."""
     leader: str | None
     members: Sequence[ClusterMember]
     removed: Sequence[RemovedMember]
@@ -219,7 +219,7 @@ class ClusterMembers(NamedTuple):
 
 
 class QueueStatus(NamedTuple):
-    """One queue; the fields have the names that tools for RabbitMQ read."""
+    """A queue, with the field names that tools for RabbitMQ read."""
 
     name: str
     vhost: str
@@ -234,88 +234,89 @@ class QueueStatus(NamedTuple):
     state: str
     """"running", or "minority" while no leader is known."""
     node: str | None
-    """The leader of the cluster, which is the leader of every queue; `leader` is the same."""
+    """Leader of the cluster, which leads all queues; `leader` is the same."""
     leader: str | None
     members: Sequence[str]
     online: Sequence[str]
     consumers: int
     consumer_capacity: float
-    """The share of the last seconds in which a message would have been delivered at once, 0 to 1."""
+    """Share of the last seconds, from 0 to 1, in which a new message could be delivered at once."""
     consumer_utilisation: float
     """The same as `consumer_capacity`, under its older name."""
     exclusive_consumer_tag: str | None
     single_active_consumer_tag: str | None
     delivery_limit: int | str
-    """The delivery limit of the queue; "unlimited" if there is none."""
+    """Delivery limit of the queue, or "unlimited"."""
     messages: int
-    """The messages of the queue in all states: ready, unacknowledged, delayed and dead."""
+    """Messages of the queue in all states: ready, unacknowledged, delayed and dead-lettering."""
     messages_ready: int
     messages_unacknowledged: int
     messages_delayed: int
     messages_dlx: int
-    """Dead messages that are on their way to another queue."""
+    """Dead-lettered messages on their way to their next queue."""
     message_bytes: int
-    """The bytes of the four kinds below together, as stored."""
+    """Sum of the four sizes below, in bytes as stored."""
     message_bytes_ready: int
     message_bytes_unacknowledged: int
     message_bytes_delayed: int
     message_bytes_dlx: int
     messages_persistent: int
-    """All messages: each is on disk. So `messages_ram` is 0."""
+    """All messages, because all are on disk. So `messages_ram` is 0."""
     message_bytes_persistent: int
     messages_ram: int
     message_bytes_ram: int
     messages_details: Mapping[str, float]
-    """By how many messages a second the queue has become longer, as `rate`."""
+    """Growth of the queue in messages per second, as `rate`."""
     messages_ready_details: Mapping[str, float]
     messages_unacknowledged_details: Mapping[str, float]
     owner_pid_details: Mapping[str, Any]
-    """The connection that has an exclusive queue, if it is a connection of this node."""
+    """Connection that owns an exclusive queue, if it is connected to this node."""
     message_stats: Mapping[str, Any]
-    """Counts since the node began, and for each NAME its rate as NAME_details."""
+    """Counts since the node started, each NAME with its rate as NAME_details."""
 
 
 Client = Mapping[str, Any]
-"""A connection or a channel, under the names that tools for RabbitMQ read. `node` and `id` say which one it is in the
-log; the id is the number of the connection, or of the channel's session."""
+"""A connection or a channel, with the field names that tools for RabbitMQ read. `node` and `id` identify it in the log;
+the id is the number of the connection or of the channel's session.
+"""
 
 
 class ConnectionHead(NamedTuple):
-    """What of a connection all nodes know at once, whichever it is of."""
+    """Part of a connection that all nodes know at once, for connections of all nodes."""
 
     node: str
     id: int
-    """`node` and `id` say which one it is in the log."""
+    """`node` and `id` identify the connection in the log."""
     name: str
     vhost: str
     user: str
 
 
 class ChannelHead(NamedTuple):
-    """What of a channel all nodes know, once its node has told them its name."""
+    """Part of a channel that all nodes know after its node has sent its name."""
 
     node: str
     id: int
-    """`node` and `id` say which one it is in the log."""
+    """`node` and `id` identify the channel in the log."""
     name: str
     vhost: str
     user: str
     connection: str
-    """The name of its connection."""
+    """Name of its connection."""
 
 
 class ThingRows(NamedTuple):
-    """Things of which there may be very many, as they are now: of most of them nobody wants to know all."""
+    """Objects of a kind that may be very numerous, with functions that compute their fields on demand."""
 
     things: Iterable[Any]
     fields: Mapping[str, Callable[[Any], Any]]
-    """What is told of a thing, by its name in a status."""
+    """Field name in a status -> function that computes it."""
     parts: Mapping[str, Callable[[Any], Any]] = {}
-    """Numbers within that, by their names with dots: to find one costs less than to tell all that it is a part of."""
+    """Dotted name of a number inside of a field -> function that computes it more cheaply than the whole field."""
 
 
 class ConsumerStatus(NamedTuple):
-    """One consumer; the fields have the names that tools for RabbitMQ read."""
+    """A consumer, with the field names that tools for RabbitMQ read."""
 
     consumer_tag: str
     queue: Mapping[str, str]
@@ -323,33 +324,33 @@ class ConsumerStatus(NamedTuple):
     ack_required: bool
     exclusive: bool
     prefetch_count: int
-    """The prefetch of the consumer; 0 is no limit."""
+    """Prefetch of the consumer; 0 for no limit."""
     active: bool
     activity_status: str
-    """"up"; of a queue with a single active consumer "single_active" or "waiting"."""
+    """"up"; in a queue with a single active consumer, "single_active" or "waiting"."""
     arguments: Mapping[str, Any]
     messages_unacknowledged: int = 0
-    """How many messages it has been given and has not settled."""
+    """Messages delivered to the consumer and not yet settled."""
     credit: int | None = None
-    """How many more messages it would take now; None if there is no limit."""
+    """Number of further messages that it would take now; None for no limit."""
 
 
 class Message(NamedTuple):
-    """A message that was browsed in its queue, or taken from it by a get."""
+    """A message that was browsed in its queue or taken by a get."""
 
     offset: int
-    """How many ready messages were before this one; for messages that were got, how many were got before."""
+    """Number of ready messages before it in the queue; for a get, number of messages that the get took before."""
     exchange: str
     routing_key: str
     redelivered: bool
     properties: Basic.Properties
     body: bytes
     message_count: int | None = None
-    """How many ready messages were left, when it was got."""
+    """Number of ready messages left after a get; None for a browsed message."""
 
 
 class NewMessage(NamedTuple):
-    """A message that is to be published."""
+    """A message to publish."""
 
     exchange: str
     routing_key: str
@@ -358,37 +359,37 @@ class NewMessage(NamedTuple):
 
 
 class AllPublications(NamedTuple):
-    """Messages that are to be published to an exchange, with whatever routing keys."""
+    """Publishing to an exchange with any routing key, as an argument of permission checks."""
 
     exchange: str
 
 
 class PublicationRejected(Exception):
-    """What was to be published has no room in a queue; nothing was published."""
+    """A message had no room in a queue, and was published to no queue."""
 
 
 class Samples(NamedTuple):
-    """For which times samples are wanted: from so many seconds ago on, so many seconds apart."""
+    """Times of the requested samples: from `age_s` seconds ago on, every `step_s` seconds."""
 
     age_s: int
     step_s: int
 
 
 class VhostStatus(NamedTuple):
-    """One virtual host."""
+    """A virtual host."""
 
     name: str
     description: str
     tags: Sequence[str]
     default_queue_type: str
-    """The type of queues that are declared without one; "" if the virtual host has none of its own."""
+    """Type of queues that are declared without a type; "" if the virtual host has no default of its own."""
     limits: Mapping[str, int]
     is_protected: bool = False
     """Whether it is protected from deletion."""
 
 
 class ExchangeStatus(NamedTuple):
-    """One exchange; the fields have the names that tools for RabbitMQ read."""
+    """An exchange, with the field names that tools for RabbitMQ read."""
 
     name: str
     vhost: str
@@ -401,7 +402,7 @@ class ExchangeStatus(NamedTuple):
 
 
 class BindingStatus(NamedTuple):
-    """One binding; the fields have the names that tools for RabbitMQ read."""
+    """A binding, with the field names that tools for RabbitMQ read."""
 
     source: str
     vhost: str
@@ -411,21 +412,21 @@ class BindingStatus(NamedTuple):
     routing_key: str
     arguments: Mapping[str, Any]
     properties_key: str
-    """A text that tells bindings between the same two ends apart."""
+    """Text that distinguishes bindings with the same source and destination."""
 
 
 class Listener(NamedTuple):
-    """One port of a node."""
+    """A port of a node."""
 
     protocol: str
-    """"amqp", "amqp/ssl", "http", "clustering" or "clustering/ssl", as RabbitMQ calls them."""
+    """"amqp", "amqp/ssl", "http", "clustering" or "clustering/ssl", as in RabbitMQ."""
     host: str
     port: int
     uses_tls: bool = False
 
 
 class LoginCount(NamedTuple):
-    """How many logins succeeded and failed, with one protocol ("amqp091" or "http"), since this was last reset."""
+    """Logins of a protocol ("amqp091" or "http") that succeeded and failed since the last reset."""
 
     protocol: str
     succeeded: int
@@ -433,24 +434,24 @@ class LoginCount(NamedTuple):
 
 
 class NodeReport(NamedTuple):
-    """What a node says of itself. It is plain data, so that another node can be told it."""
+    """Report of a node about itself. Plain data, so that nodes can send it to each other."""
 
     name: str
     pid: int
     uptime_ms: int
     processors: int
     run_queue: int
-    """How many threads of the whole machine run or wait for a processor."""
+    """Threads of the whole machine that run or wait for a processor."""
     context_switches: int
     collections: int
-    """How often the interpreter has looked for garbage."""
+    """Number of runs of the interpreter's garbage collector."""
     memory_bytes: int
     memory_limit_bytes: int
     memory_alarm: bool
     files: int
     files_max: int
     connections: int
-    """AMQP clients that are connected; there may be `connections_max`."""
+    """Number of AMQP connections; `connections_max` is their limit."""
     connections_max: int
     connections_opened: int
     connections_closed: int
@@ -460,9 +461,9 @@ class NodeReport(NamedTuple):
     disk_free_limit_bytes: int
     disk_alarm: bool
     log_bytes: int
-    """The size of the log on the disk."""
+    """Bytes of the log on the disk."""
     writes: int
-    """How often the log was written and synced; it took `write_ms` altogether."""
+    """Number of writes to the log, each with its sync; `write_ms` is their total time."""
     write_ms: float
     data_dir: str
     listeners: Sequence[Listener]
@@ -470,7 +471,7 @@ class NodeReport(NamedTuple):
 
 
 class ResourceAlarm(NamedTuple):
-    """A node that is low on something: "memory" or "disk"."""
+    """An alarm of a node: it is short of `resource`, "memory" or "disk"."""
 
     node: str
     resource: str
@@ -485,7 +486,7 @@ class CertificateFiles(NamedTuple):
 
 
 class ObjectTotals(NamedTuple):
-    """How many things there are."""
+    """Numbers of objects."""
 
     consumers: int
     queues: int
@@ -495,14 +496,14 @@ class ObjectTotals(NamedTuple):
 
 
 class MoveStatus(NamedTuple):
-    """A move of messages, with the fields of qq/machine/queue/moves.py that are shown."""
+    """A move of messages, with the visible fields of qq/machine/queue/moves.py."""
 
     vhost: str
     id: str
     user: str
     source: str
     destination: str
-    """The queue that gets the messages; empty if each goes back to the queue in which it first died."""
+    """Queue that receives the messages; empty if each goes back to the queue where it was first dead-lettered."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     rate: int
     reason: str
@@ -524,20 +525,20 @@ class ShovelStatus(NamedTuple):
     vhost: str
     name: str
     text: str
-    """The value of its parameter, as JSON."""
+    """Value of its parameter, as JSON."""
     value: Mapping[str, Any]
     node: str | None
-    """The node that sees to it: the one that leads."""
+    """Node that runs the shovel: the leader."""
     state: str
-    """What it is, in RabbitMQ's words: starting, running, blocked or terminated."""
+    """State in RabbitMQ's words: starting, running, blocked or terminated."""
     reason: str | None
-    """Why it does not run; None if it does, or will in a moment."""
+    """Why it does not run; None if it runs or is about to run."""
     figures: Mapping[str, Any]
-    """What else is told of it: how many messages it has forwarded, the move that carries it out, and the like."""
+    """Further figures, such as the number of forwarded messages and the move that carries out the shovel."""
 
 
 class ParameterStatus(NamedTuple):
-    """One parameter of a virtual host."""
+    """A parameter of a virtual host."""
 
     vhost: str
     component: str
@@ -546,14 +547,14 @@ class ParameterStatus(NamedTuple):
 
 
 class GlobalParameter(NamedTuple):
-    """One parameter of the whole cluster."""
+    """A parameter of the whole cluster."""
 
     name: str
     value: Any
 
 
 class Product(NamedTuple):
-    """The names that clients are told: of the product and its version, and of the cluster."""
+    """Names that clients see: of the product and its version, and of the cluster."""
 
     name: str
     version: str
@@ -561,14 +562,14 @@ class Product(NamedTuple):
 
 
 class Deduplication(NamedTuple):
-    """How many publishers each virtual host remembers, and for how long after their last message."""
+    """Number of publishers that each virtual host remembers, and how long after their last message."""
 
     limit: int
     age_ms: int
 
 
 class ObjectMetric(NamedTuple):
-    """A metric that is shown of each object apart; the name is without its prefix."""
+    """A metric with a value for each object; its name is without the prefix."""
 
     name: str
     kind: str
@@ -577,21 +578,21 @@ class ObjectMetric(NamedTuple):
 
 
 ObjectRow = tuple[Sequence[str], Sequence[float | None]]
-"""The labels' values and the metrics' of an object; None is not shown."""
+"""Values of an object's labels and metrics; a None value is left out."""
 
 
 class ObjectRows(NamedTuple):
-    """Some rows of a table, so few that they can be made at once."""
+    """Some rows of a table, few enough to be made at once."""
 
     make: Callable[[], Iterable[ObjectRow]]
     key: Hashable = None
-    """What the rows are about; no others have the same key, in this and in other tables."""
+    """Identity of the rows, unique in all tables."""
     state: Any = None
-    """The rows are the same as long as this is equal to what it was; None if they always have to be made."""
+    """The rows are unchanged while this is equal to its former value; None if they must always be made."""
 
 
 class ObjectTable(NamedTuple):
-    """Metrics of objects of one kind, each of which is a row."""
+    """Metrics of the objects of a kind, with a row for each object."""
 
     is_of_cluster: bool
     """Whether RabbitMQ shows them with the prefix `rabbitmq_cluster_`."""
@@ -601,10 +602,10 @@ class ObjectTable(NamedTuple):
 
 
 class BackupView(Protocol):
-    """A backup that is being sent; its files stay until it was sent."""
+    """A backup that is being sent; its files are kept until then."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """The backup as a tar archive, in parts of bounded size; it ends with SHA256SUMS, or with an error."""
+        """Yield the backup as a tar archive, in parts of bounded size; it ends with SHA256SUMS, or with an error."""
         ...
 
 
@@ -614,60 +615,61 @@ class NodeView(Protocol):
     def cluster_status(self) -> ClusterStatus: ...
 
     def ready(self) -> str | None:
-        """Say why the node does not serve clients (under repair, no leader, no listener); None if it does."""
+        """Return why the node does not serve clients (under repair, no leader, no listener), or None if it does."""
         ...
 
     def infos(self, endpoint: str) -> Mapping[str, tuple[str, Mapping[str, str]]]:
-        """The texts and labels of the metrics that say what this node is, by their names behind `rabbitmq_`.
+        """Return text and labels of the info metrics that identify this node, by their names after `rabbitmq_`.
 
-        `endpoint` is RabbitMQ's name for what is scraped.
+        `endpoint` is RabbitMQ's name for the scraped path.
         """
         ...
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
-        """Who this is, if it is the password, or a token that is good; None if not.
+        """Return the user if the password or token is valid; None if not.
 
-        That may take seconds, against guessing. Raises LoginThrottled, Unavailable.
+        It may take seconds, to slow down guessing. Raises LoginThrottled, Unavailable.
         """
         ...
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether tokens of OAuth 2 are good for a login."""
+        """Return whether logins with OAuth 2 tokens are possible."""
         ...
 
     @property
     def login_provider(self) -> LoginProvider | None:
-        """Whose page the management page is logged in with, besides passwords; None: nobody's."""
+        """Return the issuer whose page also logs in to the management page, or None."""
         ...
 
 
 class RoomView(Protocol):
-    """Tells whether limits leave room for something new, besides what is there and all that was claimed before."""
+    """Counts claimed objects on top of existing objects, and refuses a claim that exceeds a limit."""
 
     def loosened(self, vhost: str) -> Table:
-        """The limits of the virtual host that were told to `ManagementView.room` and are looser than those in force."""
+        """Return the limits given to `ManagementView.room` for a virtual host that exceed the present limits."""
         ...
 
     def change(self, change: Change) -> None:
-        """Claim what a change makes new. Raises RequestRefused, naming the limit."""
+        """Claim room for the objects that a change adds. Raises RequestRefused, naming the limit."""
         ...
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new. Raises RequestRefused, naming the limit."""
+        """Claim room for the objects that a declaration adds. Raises RequestRefused, naming the limit."""
         ...
 
 
 class ManagementView(Protocol):
     """The broker behind the HTTP interface.
 
-    Methods that change something return when this node has applied it. They raise Unavailable if that takes too long.
+    Methods that change state return when this node has applied the change. They raise Unavailable if that takes too
+    long.
     """
 
     def has_vhost(self, name: str) -> bool: ...
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        """The queues that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
+        """Yield the queues that exist now, of all virtual hosts or of `vhost`, each in its state at that moment."""
         ...
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None: ...
@@ -675,14 +677,14 @@ class ManagementView(Protocol):
     def object_tables(
         self, families: Collection[str], vhosts: Collection[str] | None
     ) -> Iterator[ObjectTable]:
-        """The metrics of objects, by RabbitMQ's names of their families; of some virtual hosts, or of all.
+        """Yield the metrics of objects by RabbitMQ's names of their families, of some virtual hosts or of all.
 
-        What is the same at every node is shown by the leader only.
+        The leader alone shows metrics that are equal at all nodes.
         """
         ...
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
-        """The consumers that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
+        """Yield the consumers that exist now, of all virtual hosts or of `vhost`, each in its state at that moment."""
         ...
 
     def consumers_of_queue(self, vhost: str, name: str) -> Iterator[ConsumerStatus]: ...
@@ -690,29 +692,30 @@ class ManagementView(Protocol):
     def consumers_of_channel(self, channel: Client) -> Iterator[ConsumerStatus]: ...
 
     def queue_rows(self, vhost: str | None) -> ThingRows:
-        """The queues of all virtual hosts or of one, with the fields of `QueueStatus`."""
+        """Return the queues of all virtual hosts or of `vhost`, with the fields of `QueueStatus`."""
         ...
 
     async def queues_by_name(self, is_seen: Callable[[str], bool]) -> ThingRows:
-        """The queues of the virtual hosts that are seen, a sequence in the order of `vhost` and `name`."""
+        """Return the queues of the visible virtual hosts, a sequence sorted by `vhost` and `name`."""
         ...
 
     async def bindings_in_order(self, is_seen: Callable[[str], bool]) -> ThingRows:
-        """The bindings of the virtual hosts that are seen, a sequence in RabbitMQ's order."""
+        """Return the bindings of the visible virtual hosts, a sequence in RabbitMQ's order."""
         ...
 
     def binding_rows(
         self, vhost: str | None, source: str | None = None, destination: tuple[str, str] | None = None
     ) -> ThingRows:
-        """The bindings that `bindings` tells, with the fields of `BindingStatus`."""
+        """Return the same bindings as `bindings`, with the fields of `BindingStatus`."""
         ...
 
     async def browse(
         self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
     ) -> Sequence[Message] | None:
-        """Read ready messages where they are, from the `offset`-th on; None if there is no such queue.
+        """Read ready messages from position `offset` on without taking them; return None if the queue does not exist.
 
-        It returns at most `count`, with at most `bytes_max` octets of bodies, but one at least, if there is any.
+        Return at most `count` messages with at most `bytes_max` octets of bodies in all, but at least a single message
+        if there is any.
         """
         ...
 
@@ -731,13 +734,13 @@ class ManagementView(Protocol):
     async def publish(
         self, vhost: str, user: str, publication: NewMessage, scopes: Scopes | None = None
     ) -> bool:
-        """Publish a message as a client of that user would; returns whether any queue has it.
+        """Publish a message as a client of that user would; return whether it was routed to a queue.
 
         Raises RequestRefused, Unavailable; PublicationRejected if a queue has no room.
         """
         ...
 
-    # What is there
+    # State
 
     def product(self) -> Product: ...
 
@@ -748,7 +751,7 @@ class ManagementView(Protocol):
     def users(self) -> Mapping[str, User]: ...
 
     def user_limits(self) -> Mapping[str, Mapping[str, int]]:
-        """The limits of the users that have any."""
+        """Return the limits of each user that has limits."""
         ...
 
     def permissions(self) -> Sequence[Permissions]: ...
@@ -756,15 +759,15 @@ class ManagementView(Protocol):
     def topic_permissions(self) -> Sequence[TopicPermissions]: ...
 
     def policies(self, vhost: str | None, *, operator: bool) -> Sequence[tuple[str, Policy]]:
-        """All policies, each with its virtual host."""
+        """Return all policies, each with its virtual host."""
         ...
 
     def is_declared(self, vhost: str, declaration: Declaration) -> bool:
-        """Whether the queue or exchange that the command declares exists already."""
+        """Return whether the queue or exchange that the command declares exists already."""
         ...
 
     def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
-        """The exchanges that exist now: all of them, or the one of this name."""
+        """Yield the exchanges that exist now, or only the exchange with this name."""
         ...
 
     def bindings(
@@ -773,225 +776,229 @@ class ManagementView(Protocol):
         source: str | None = None,
         destination: tuple[str, str] | None = None,
     ) -> Iterator[BindingStatus]:
-        """The bindings that exist now, from all sources or one, to all destinations or one (its kind and name).
+        """Yield the bindings that exist now, of all or a single source, to all or a single destination (kind and name).
 
-        That every queue is bound to the default exchange shows as bindings, too.
+        They include the binding of every queue to the default exchange.
         """
         ...
 
     async def connection_heads(self) -> Sequence[ConnectionHead]:
-        """The connections of all nodes, in the order of `vhost` and `name`. Each node is asked once for each name."""
+        """Return the connections of all nodes, by `vhost` and `name`. A node is asked for each name once."""
         ...
 
     async def connections_of(self, heads: Sequence[ConnectionHead]) -> Sequence[Client]:
-        """These connections, in their order. Of a node that does not answer it is told what the log knows."""
+        """Return these connections in their order. If a node does not answer, the data in the log is used."""
         ...
 
     async def channel_heads(self) -> Sequence[ChannelHead]:
-        """The channels of all nodes that answer, in the order of `vhost` and `name`, as `connection_heads`."""
+        """Return the channels of all nodes that answer, by `vhost` and `name`, as `connection_heads` does."""
         ...
 
     async def channels_of(self, heads: Sequence[ChannelHead]) -> Sequence[Client]:
-        """These channels, in their order, of those nodes that answer."""
+        """Return these channels in their order, without those of nodes that do not answer."""
         ...
 
     async def channels_at(self, places: Iterable[tuple[str, int]], /) -> Sequence[Client]:
-        """The channels with these nodes and ids, of those nodes that answer."""
+        """Return the channels at these places (node, id), without those of nodes that do not answer."""
         ...
 
     def deduplication(self) -> Deduplication: ...
 
     def vhost_stats(self, is_seen: Callable[[str], bool]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What happened in some virtual hosts together since this node started, and what is in their queues.
+        """Return the events in some virtual hosts since this node started, and the messages in their queues.
 
-        Each number has its rate beside it, as NAME_details. All is of the last sample, some seconds ago.
+        Each number has its rate beside it, as NAME_details. All are of the last sample, some seconds ago.
         """
         ...
 
     def samples(self, thing: tuple[str, ...], wanted: Samples) -> Mapping[str, Mapping[str, Any]]:
-        """Earlier values of each number of a thing, the newest first, with their average and its rate.
+        """Return earlier values of each number of an object, the newest first, with their average and its rate.
 
-        A thing is ("queue", VHOST, NAME), ("exchange", VHOST, NAME), ("vhost", NAME) or ("all",). Its samples are kept
-        from the moment at which they are first asked for; before, there are none.
+        An object is ("queue", VHOST, NAME), ("exchange", VHOST, NAME), ("vhost", NAME) or ("all",). Its samples are
+        kept from the first request for them on.
         """
         ...
 
     def history(self, thing: tuple[str, ...], age_s: int) -> Mapping[str, Sequence[float]]:
-        """How numbers of a thing were in the last `age_s` seconds, by name, the oldest first; with their `times` (ms).
+        """Return the numbers of an object in the last `age_s` seconds by name, the oldest first, with their times.
 
-        A thing is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and is there. Counts are told as rates. A
-        history begins with the node, or when it is first asked for if there are many things.
+        `times` are in ms. An object is ("queue", VHOST, NAME), ("vhost", NAME) or ("all",), and must exist. Counts are
+        shown as rates. A history begins with the node, or with the first request for it if there are many objects.
         """
         ...
 
     def newest_sample(self, thing: tuple[str, ...]) -> Mapping[str, float]:
-        """The last of the numbers that `history` tells, with its `time`; {} before there is one."""
+        """Return the newest numbers of `history`, with their `time`; {} before the first sample."""
         ...
 
     def dead_lettering_queues(self, vhost: str | None) -> ThingRows:
-        """The queues in which messages have died since this node started, and where these go."""
+        """Return the queues with dead-lettered messages since this node started, and their targets."""
         ...
 
     def churn(self) -> Mapping[str, Any]:
-        """How many connections and channels came to this node and went, and queues to the cluster; with rates."""
+        """Return counts of opened and closed connections and channels of this node, with their rates.
+
+        They include the queues of the cluster.
+        """
         ...
 
     def exchange_stats(self, vhost: str, name: str) -> Mapping[str, Any]:
-        """How much was published to an exchange since this node started, with rates; {} if nothing was."""
+        """Return the publish counts of an exchange since this node started, with rates; {} before the first publish."""
         ...
 
     def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
-        """How many things there are in the virtual hosts that are seen, and connections of all users, or of one."""
+        """Return the numbers of objects in the visible virtual hosts, and of connections of all users or of `user`."""
         ...
 
     def cluster_name(self) -> str:
-        """The name that operators have given the cluster; until they do, the one in this node's configuration."""
+        """Return the cluster's name as set by operators, or else the name in this node's configuration."""
         ...
 
     def global_parameters(self) -> Iterator[GlobalParameter]:
-        """What operators have set for the whole cluster; `deduplication` is not among it."""
+        """Yield the parameters that operators have set for the whole cluster, except for `deduplication`."""
         ...
 
     def global_parameter(self, name: str) -> GlobalParameter | None: ...
 
     def parameters(self, vhost: str | None) -> Iterator[ParameterStatus]:
-        """What is set for components of the broker; limits and operator policies are not among it."""
+        """Yield the parameters of components of the broker, except for limits and operator policies."""
         ...
 
     def parameter(self, vhost: str, component: str, name: str) -> ParameterStatus | None: ...
 
     def moves(self, vhost: str | None) -> Iterator[MoveStatus]:
-        """The moves under way, and those that have ended a short while ago, in the order in which they have begun."""
+        """Yield the running and the recently ended moves, in the order of their begin."""
         ...
 
     def move(self, vhost: str, move: str) -> MoveStatus | None: ...
 
     async def shovels(self, vhost: str | None) -> Sequence[ShovelStatus]:
-        """The shovels of a virtual host, or of all."""
+        """Return the shovels of a virtual host, or of all."""
         ...
 
     async def restart_shovel(self, shovel: ShovelStatus) -> None:
-        """Have a shovel stopped and begun again. Raises Unavailable."""
+        """Stop a shovel and start it again. Raises Unavailable."""
         ...
 
     def queues_owned_by(self, user: str) -> Sequence[tuple[str, str]]:
-        """The exclusive queues of a user's connections: virtual hosts and names."""
+        """Return the exclusive queues of a user's connections, as virtual hosts and names."""
         ...
 
     # Web sessions
 
     def begin_session(self, user: str) -> WebLogin | None:
-        """Begin a session of a user who has just logged in; None if the user is gone."""
+        """Begin a session of a user who has just logged in; return None if the user was deleted."""
         ...
 
     def begin_vouched_session(self, found: LoggedIn) -> WebLogin | None:
-        """Begin a session of a user for whom a token vouches, until that expires.
+        """Begin a session of a user that an OAuth 2 token vouches for, until the token expires.
 
-        None if it has expired, or says more than a browser keeps.
+        Return None if it has expired, or is too large for a cookie.
         """
         ...
 
     async def session(self, token: str, peer_host: str) -> WebLogin | None:
-        """The session that a token is of, if it is good. Raises Unavailable if that cannot be known now."""
+        """Return the session of a token, if it is valid. Raises Unavailable if that cannot be known now."""
         ...
 
     async def end_session(self, token: str) -> None:
-        """End a session here, and at the nodes that answer."""
+        """End a session, at this node and at the nodes that answer."""
         ...
 
     async def end_sessions_of(self, users: Iterable[str]) -> None:
-        """End all sessions of users who are gone."""
+        """End all sessions of deleted users."""
         ...
 
     async def wait_applied(self) -> None:
-        """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
+        """Return when this node has applied all entries that the cluster has committed by now. Raises Unavailable."""
         ...
 
     # Nodes
 
     def members(self) -> Sequence[str]:
-        """The names of all nodes of the cluster."""
+        """Return the names of all nodes of the cluster."""
         ...
 
     def leader(self) -> str | None: ...
 
     def own_report(self) -> NodeReport:
-        """What this node says of itself."""
+        """Return the report of this node about itself."""
         ...
 
     async def node_report(self, name: str) -> NodeReport | None:
-        """What a node says of itself, this one or another; None if it does not say it here."""
+        """Return the report of a node about itself; None if the node does not answer."""
         ...
 
     async def node_reports(self) -> Mapping[str, NodeReport]:
-        """What nodes say of themselves, by name: this one, and the others that answer within moments."""
+        """Return the reports of nodes about themselves, by name: this node, and those that answer within moments."""
         ...
 
     def flaw(self) -> str | None:
-        """Why this node does not take full part in its cluster; None if it does."""
+        """Return why this node does not take full part in its cluster, or None if it does."""
         ...
 
     def alarms(self) -> Sequence[ResourceAlarm]:
-        """What the nodes that are heard say they are low on."""
+        """Return the alarms that connected nodes report."""
         ...
 
     def settings(self) -> Mapping[str, str]:
-        """The settings of this node that are no secrets."""
+        """Return the settings of this node, without secrets."""
         ...
 
     def certificates(self) -> Sequence[CertificateFiles]:
-        """The certificates of this node's ports."""
+        """Return the certificates of this node's ports."""
         ...
 
     def reset_logins(self) -> None:
-        """Count logins anew."""
+        """Set the counts of logins to 0."""
         ...
 
     async def transfer_leadership(self, to: str | None) -> str:
-        """Have this node lead, or any but the one that leads; return who leads then.
+        """Transfer leadership to the node `to` (None: to any other node), and return the new leader.
 
-        Raises RequestRefused if it could not lead, and then nothing has been done.
+        Raises RequestRefused, without any change, if that node could not lead.
         """
         ...
 
     def may_stop(self, node: str | None) -> Verdict:
-        """Judge whether the cluster goes on when a node stops: the one of this name, or the one that is asked.
+        """Judge whether the cluster can work without a node (None: this node).
 
-        Raises RequestRefused if there is no such node.
+        Raises RequestRefused if the cluster has no such node.
         """
         ...
 
     def backup(self) -> AbstractAsyncContextManager[BackupView]:
-        """Give everything that was confirmed anywhere before this was called. Raises Unavailable."""
+        """Make a backup of all data that any node had confirmed before this call. Raises Unavailable."""
         ...
 
     def cluster_members(self) -> ClusterMembers:
-        """Who the members are by the log."""
+        """Return the members by the configuration in the log."""
         ...
 
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
-        """Have the members changed, and return when this node knows that they are.
+        """Change the members, and return when this node has seen the change.
 
-        Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
+        Raises RequestRefused if the change is refused; Unavailable if it is not yet made, and then the client may ask
+        again.
         """
         ...
 
     async def diagnosis(self) -> Diagnosis:
-        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
+        """Return the findings of all nodes that answered in time, as a diagnosis of the cluster."""
         ...
 
     # Changes
 
     def hash(self, password: str) -> tuple[bytes, bytes]:
-        """Make a fresh salt, and the hash of the password with it, for the cluster to keep."""
+        """Return a fresh salt, and the hash of the password with it, for storing in the cluster."""
         ...
 
     def new_id(self) -> str:
-        """Draw an id that nothing else has."""
+        """Return a new random id."""
         ...
 
     def check_command(self, command: Change | Declaration) -> None:
-        """Raise InvalidCommand for what the log cannot hold, or not at the version of the state that is agreed on."""
+        """Raise InvalidCommand if the log cannot hold the command, or not at the agreed version of the state."""
         ...
 
     async def check_permitted(
@@ -1001,29 +1008,29 @@ class ManagementView(Protocol):
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:
-        """Raise RequestRefused unless a client of that user might do this.
+        """Raise RequestRefused unless a client of that user has the permissions for this.
 
-        Here and below, `scopes` are those of the token that vouches for the user, if one does.
+        Here and below, `scopes` are the scopes of the user's OAuth 2 token, if any.
         """
         ...
 
     def room(self, told: Mapping[str, Table]) -> RoomView:
-        """Count many things together before any of them is made; `told` are limits that virtual hosts will have."""
+        """Count many new objects before any of them is made; `told` are the limits that virtual hosts will have."""
         ...
 
     def is_made(self, change: Change) -> bool:
-        """Whether the change is in the state already."""
+        """Return whether the change is in the state already."""
         ...
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed, all at once. Returns when this node has applied it."""
+        """Put changes into the log together, and return when this node has applied them."""
         ...
 
     async def declare(
         self, vhost: str, user: str, declarations: Sequence[Declaration], scopes: Scopes | None = None
     ) -> None:
-        """Have something done as a client of that user would, one after the other.
+        """Carry out declarations in order, as a client of that user would.
 
-        Raises RequestRefused at the first that fails. The user needs permissions in the virtual host, no matter which.
+        Raises RequestRefused at the first failure. The user needs any permissions in the virtual host.
         """
         ...

@@ -1,6 +1,6 @@
-"""What operators see of the broker and have it do: the broker behind the HTTP interface.
+"""The broker as operators see it: reports on its state and changes to it, behind the HTTP interface.
 
-Invariant: only looks at the machine; what is to be changed in it goes through the log, like everything else.
+Invariant: management only reads the machine. Each change goes through the log, like any client's request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Management(
         cluster_secrets: Callable[[], Sequence[bytes]],
         carrier: Carries,
     ) -> None:
-        """`cluster_secrets` returns those that are in use now.
+        """`cluster_secrets` returns the secrets of the cluster in use now.
 
         `carrier` carries out shovels.
         """
@@ -86,11 +86,11 @@ class Management(
         Charts.__init__(self, broker, group, own.write_times, self._numbers_of)
 
     async def watch(self) -> None:
-        """Take samples for rates, and judge them, until cancelled."""
+        """Sample rates, judge the samples and record histories every few seconds, until cancelled."""
         while True:
             await self._sample_queues()
             await self._sample_clients()
             await self.diagnose()
-            if self._broker.live:  # what is read again of the log happened before
+            if self._broker.live:  # messages of replayed entries were counted before the restart
                 await self._note_histories()
             await asyncio.sleep(SAMPLE_INTERVAL_S)

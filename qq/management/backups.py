@@ -1,8 +1,7 @@
 """Backups, as a stream of bytes.
 
-Invariant: what was confirmed to anybody by any node before a backup was asked for is in it. It is made off the event
-loop, a part at a time, as fast as it is taken; who does not take it holds up nobody, and only keeps files from being
-removed.
+Invariant: a backup contains each message that any node had confirmed before the backup was requested. Files are read
+off the event loop, part by part, as fast as the client reads. A slow client delays only the removal of old files.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEALED_WITHIN_S = 30.0
-"""How long to wait until the log is sealed and, on a new node, a checkpoint is written: two syncs and some polls."""
+"""Seconds to wait until the log is sealed and, on a new node, a checkpoint is written: two syncs and some polls."""
 _POLL_S = 0.02
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 
 
 class Backups:
-    """The part of `qq.http.view.ManagementView` that is about backups."""
+    """Implements the part of `qq.http.view.ManagementView` that makes backups."""
 
     def __init__(self, broker: Broker, group: Group, data_dir: str) -> None:
         self._broker, self._cluster, self._data_dir = broker, group, data_dir
 
     @asynccontextmanager
     async def backup(self) -> AsyncGenerator[BackupStream]:
-        """Give a backup; its files stay until the end of the block. Raises Unavailable."""
+        """Make a backup, and keep its files until the end of the block. Raises Unavailable."""
         group = self._cluster
         if group.stopping.damage is not None:
             raise Unavailable(f"this node's log is damaged, so ask another node: {group.stopping.damage}")
@@ -64,7 +63,7 @@ class Backups:
 
 
 class BackupStream:
-    """A backup as a tar archive. It can be taken once."""
+    """A backup as a tar archive. It can be read once."""
 
     def __init__(self, source: BackupSource, contents: Contents) -> None:
         self._source = source
@@ -72,7 +71,7 @@ class BackupStream:
         self._sums = ""
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The archive, in parts of some hundred kilobytes. Raises OSError if a file cannot be read any more."""
+        """Yield the archive in parts of some hundred kilobytes. Raises OSError if a file cannot be read any more."""
         yield self._whole(CONTENTS, pack_contents(self._contents))
         for name, size in self._contents.files:
             yield _head(name, size)
@@ -105,7 +104,7 @@ class BackupStream:
 
 
 def _head(name: str, size: int) -> bytes:
-    """What stands before a file in a tar archive."""
+    """Return the header of a file in a tar archive."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o600
     return entry.tobuf(tarfile.USTAR_FORMAT)

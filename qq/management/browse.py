@@ -1,7 +1,7 @@
-"""Reading the messages of a queue where they are: nobody gets them, and nothing changes.
+"""Reads ready messages of a queue without delivering them: the queue stays as it is.
 
-Invariant: small pages, and other tasks run between them. What the page refers to is fixed at its beginning; the queue
-goes on meanwhile, and messages that are not stored any more when their turn comes are passed over.
+Invariant: pages are small, and other tasks run in between. The messages of a page are chosen at its beginning. The
+queue changes meanwhile, and messages that are no longer stored when they are to be read are left out.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from qq.sessions.entries import Entries, Messages
 
 STEP_MESSAGES = 50
-"""How many messages are taken apart at a time: it takes about a millisecond."""
+"""Messages decoded at a time: about a millisecond of work."""
 STEP_BYTES = 256 * 1024
-"""How many octets of messages are taken apart at a time; a message is taken whole."""
+"""Octets of messages decoded at a time; a larger message is decoded whole."""
 READ_AHEAD_RANGES = 64
-"""How many of the ranges that follow are looked at for entries that will have to be read."""
+"""Ranges ahead of the current range whose entries are read from the disk together with it."""
 
 
 class Browsed(NamedTuple):
-    """A message as a consumer would get it now."""
+    """A ready message in the form that a consumer would get now."""
 
     offset: int
-    """How many ready messages were before it."""
+    """Number of ready messages before it in the queue."""
     exchange: str
     routing_key: str
     redelivered: bool
@@ -46,15 +46,15 @@ class Browsed(NamedTuple):
 
 
 async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Browsed]:
-    """Read up to `count` ready messages, in the order of delivery, from the `offset`-th on.
+    """Read up to `count` ready messages in delivery order, from position `offset` on.
 
-    Their bodies together have at most `bytes_max` octets, but one message is read at least. The list is empty only if
-    the queue has no more ready messages; the next page begins behind the offset of the last one.
+    Their bodies have at most `bytes_max` octets in all, but at least a single message is read. The list is empty only
+    if the queue has no more ready messages. The next page begins after the offset of the last message.
     """
     page: list[Browsed] = []
     while count > 0 and not page:
         histories, frozen = queue.histories.freeze(), queue.backlog.freeze()
-        # To pass over many messages takes a while.
+        # A thread, because skipping many messages takes long.
         ranges = await asyncio.to_thread(frozen.browse, offset, count)
         if not ranges:
             break
@@ -65,7 +65,7 @@ async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_
                 if page and bytes_max < 0:
                     break
                 page.append(message)
-        offset += count  # for the case that all of these have gone meanwhile
+        offset += count  # if all of them were removed meanwhile, the next page is read
     return page
 
 
@@ -98,7 +98,7 @@ def _steps(entries: Entries, messages: Range) -> Iterator[Range]:
 
 
 async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[tuple[int, Messages]]:
-    """The messages of `part` that are still there, each group with the place of its first."""
+    """Return the messages of `part` that are still stored, each group with the position of its first message."""
     try:
         groups = await stored_messages(entries, part, ahead)
     except MessagesGone:
@@ -116,14 +116,15 @@ async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[t
 
 
 async def stored_messages(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[Messages]:
-    """The messages of `part`, read from the disk if need be. Raises MessagesGone."""
+    """Return the messages of `part`, read from the disk if needed. Raises MessagesGone."""
     return await _Reading(entries, part, ahead).whole
 
 
 class _Reading:
-    """Messages that somebody waits for.
+    """A read of messages with a future for its caller.
 
-    An object, and no function that gives itself to be called: nobody would look for what such a circle has read.
+    An object instead of a function that passes itself as callback: the messages in such a reference cycle would stay in
+    memory until the garbage collector finds it.
     """
 
     def __init__(self, entries: Entries, part: Range, ahead: Sequence[Range]) -> None:
@@ -134,8 +135,9 @@ class _Reading:
         self._look()
 
     def _look(self) -> None:
-        # It is called as soon as they are in memory, and must take them now: they need not stay there.
-        if self.whole.done():  # nobody waits any more
+        # Called when the entries are in memory. It must take the messages now, because the entries may be evicted
+        # again.
+        if self.whole.done():  # the caller has been cancelled
             return
         try:
             stored = self._entries.messages(self._part)

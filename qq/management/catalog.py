@@ -1,6 +1,6 @@
-"""What operators see besides queues and clients: virtual hosts and what is in them, users, permissions, parameters.
+"""Reports on virtual hosts, exchanges, bindings, policies, users, permissions, parameters and moves.
 
-Invariant: only looks at the machine.
+Invariant: only reads the machine.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ T = TypeVar("T")
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
 HASH_BYTES = 16
-"""How many octets the hash of a binding's arguments has in the binding's `properties_key`."""
+"""Bytes of the hash of a binding's arguments in the binding's `properties_key`."""
 
 
 class CatalogReports:
-    """The part of `qq.http.view.ManagementView` that shows everything but queues."""
+    """Implements the part of `qq.http.view.ManagementView` that shows objects other than queues and clients."""
 
     def __init__(self, broker: Broker, product: Product, in_order: InOrder) -> None:
         self._broker = broker
@@ -69,7 +69,7 @@ class CatalogReports:
     def product(self) -> Product:
         return self._product
 
-    # Virtual hosts and who may use them
+    # Virtual hosts and their users
 
     def has_vhost(self, name: str) -> bool:
         return name in self._machine.vhosts
@@ -102,7 +102,7 @@ class CatalogReports:
     def topic_permissions(self) -> Sequence[TopicPermissions]:
         return sorted(self._machine.catalog.access.all_topic_permissions.values())
 
-    # What is in virtual hosts
+    # Contents of virtual hosts
 
     def policies(self, vhost: str | None, *, operator: bool) -> Sequence[tuple[str, Policy]]:
         return [
@@ -171,7 +171,7 @@ class CatalogReports:
     def deduplication(self) -> Deduplication:
         return Deduplication(*self._machine.catalog.publishers_bounds)
 
-    # The whole
+    # Totals
 
     def object_totals(self, is_seen: Callable[[str], bool], user: str | None) -> ObjectTotals:
         catalog = self._machine.catalog
@@ -250,19 +250,19 @@ def _exchange_status(vhost: VirtualHost, exchange: Exchange) -> ExchangeStatus:
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:
-    """All things of a mapping or, if `name` is not None, the one with that name, if there is one."""
+    """Return the object with this name as a list (empty if it does not exist), or all objects if `name` is None."""
     if name is None:
         return list(things.values())
     return [things[name]] if name in things else []
 
 
 def _default_binding(queue: str) -> Binding:
-    """The binding to the default exchange that every queue has."""
+    """Return the binding to the default exchange that every queue has."""
     return Binding(DEFAULT_EXCHANGE, Destination(_KINDS["queue"], queue), queue, b"")
 
 
 _BindingIn = tuple[str, Binding]
-"""A binding, behind the name of its virtual host."""
+"""The name of a virtual host, and a binding in it."""
 _BINDING_FIELDS: dict[str, Callable[[_BindingIn], Any]] = {
     "source": lambda row: row[1].source,
     "vhost": itemgetter(0),
@@ -272,7 +272,7 @@ _BINDING_FIELDS: dict[str, Callable[[_BindingIn], Any]] = {
     "arguments": lambda row: binding_arguments(row[1]),
     "properties_key": lambda row: _properties_key(row[1].routing_key, row[1].arguments),
 }
-"""What is told of a binding, by its name in `BindingStatus`."""
+"""Field of `BindingStatus` -> function that computes it from a binding."""
 
 
 def _binding_in(vhost: str, binding: Binding) -> _BindingIn:
@@ -288,7 +288,7 @@ def _binding_status(row: _BindingIn) -> BindingStatus:
 
 
 def _properties_key(routing_key: str, arguments: bytes) -> str:
-    """Make a key in RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
+    """Return a key in RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
     quoted = quote_plus(routing_key).replace("~", "%7E")
     if not arguments:
         return quoted or "~"

@@ -1,7 +1,7 @@
-"""What operators change: how it gets into the log, and what they are told of it.
+"""Changes by operators: each goes into the log, and its outcome is returned.
 
-Invariant: whoever is told that something is done finds it done at this node, or changed again since. A password is
-hashed before it goes anywhere.
+Invariant: after a change has returned, this node has it in its state, unless it has been changed again since. Passwords
+are hashed before they leave this node.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 DECLARATIONS_PER_BATCH = 100
-"""How many declarations are submitted together: they take some milliseconds of every node's time."""
+"""Declarations submitted together at most: they take some milliseconds of every node's time."""
 
 
 class Changes:
-    """The part of `qq.http.view.ManagementView` that changes something."""
+    """Implements the part of `qq.http.view.ManagementView` that changes the state."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -68,7 +68,10 @@ class Changes:
         vhost: str,
         scopes: Scopes | None = None,
     ) -> None:
-        """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
+        """Raise RequestRefused if the user has no permission for this.
+
+        The node catches up with the log before it refuses. Raises Unavailable.
+        """
         access = Access(self._broker.machine, user, vhost, scopes)
         try:
             check(access, command)
@@ -84,10 +87,12 @@ class Changes:
         return is_made(self._broker.machine.catalog, change)
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed. Raises RequestRefused if a limit is reached or what it is for is gone; Unavailable.
+        """Put changes into the log, and return when they are in the state of this node.
 
-        Unavailable is raised, too, if this node has missed what became of the change, and it is not there. If it is not
-        there otherwise, others have changed the same since: of changes at one time the last one stays.
+        Raises RequestRefused if a limit is reached, or if the virtual host or user of a change has been deleted. Raises
+        Unavailable, also if this node missed the outcome of a change, and the change is not in its state. If a change
+        is missing from the state otherwise, a concurrent change has overwritten it: the last of concurrent changes
+        stays.
         """
         catalog, submissions = self._broker.machine.catalog, self._broker.submissions
         _check_room(catalog, changes)
@@ -97,7 +102,7 @@ class Changes:
             return [change for change in changes if not is_made(catalog, change)]
 
         missed = await until_applied(self._broker, changes, missing)
-        # What was asked for together with it, or elsewhere, may have taken the room.
+        # Concurrent changes may have used up the limit.
         _check_room(catalog, missed)
         for change in missed:
             _check_place(catalog, change)
@@ -136,7 +141,7 @@ class Changes:
 
 
 def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
-    """Raise RequestRefused if there is no room for one of these changes."""
+    """Raise RequestRefused if a limit leaves no room for a change."""
     for change in changes:
         try:
             catalog.check_room(change)
@@ -145,7 +150,7 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:
-    """Raise RequestRefused if the virtual host or the user that a change is about is not there."""
+    """Raise RequestRefused if the virtual host or the user of a change does not exist."""
     for field, there in (("vhost", catalog.vhosts), ("user", catalog.access.users)):
         name = getattr(change, field, None)
         if name is not None and name not in there:
@@ -153,7 +158,7 @@ def _check_place(catalog: Catalog, change: Change) -> None:
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:
-    """Whether the change is in the state already."""
+    """Return whether the change is in the state already."""
     access, vhosts = catalog.access, catalog.vhosts
     match change:
         case c.PutVhost(name):
@@ -211,7 +216,7 @@ def is_made(catalog: Catalog, change: Change) -> bool:
 
 
 def _are_among(changed: Table, limits: Table) -> bool:
-    """Whether `limits` are as they were to be changed; None stands for one that was to be lifted."""
+    """Return whether `limits` contains the changed limits; None in `changed` means a removed limit."""
     return all(limits.get(name) == limit for name, limit in changed.items())
 
 

@@ -1,6 +1,6 @@
-"""The histories that operators see as charts: of the cluster, of virtual hosts and of queues.
+"""Histories that operators see as charts: of the cluster, of virtual hosts and of queues.
 
-Invariant: only looks, in slices, at the things that have a history.
+Invariant: only reads the state, in slices, and visits only objects that have a history.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 ALL_UP_TO = 200
-"""As long as there are no more queues than this, all of them have a history; else those that are looked at."""
+"""Maximum number of queues for histories of all queues. With more, a history begins when a client asks for it."""
 _HAPPENED = ("publish", "deliver_get", "redeliver", "ack")
 _LENGTHS = ("messages_ready", "messages_unacknowledged")
 
 
 class _ClusterNumbers(NamedTuple):
-    """What is shown of the cluster, and of the node itself."""
+    """Numbers of the cluster, and of this node, that have a history."""
 
     publish: int
     deliver_get: int
     redeliver: int
     ack: int
     dropped: int
-    """Messages that no queue was bound for."""
+    """Messages that were routed to no queue."""
     commits: int
-    """Batches of this node's clients that were committed; it took `commit_ms` altogether."""
+    """Batches of this node's clients that were committed; `commit_ms` is the sum of their times."""
     commit_ms: float
     writes: int
-    """Writes to this node's log, each with its sync; it took `write_ms` altogether."""
+    """Writes to this node's log, each with its sync; `write_ms` is the sum of their times."""
     write_ms: float
     messages_ready: int
     messages_unacknowledged: int
@@ -60,7 +60,7 @@ _ALL = ("all",)
 
 
 class Charts:
-    """The part of `qq.http.view.ManagementView` that is about histories."""
+    """Implements the part of `qq.http.view.ManagementView` that shows histories."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Charts:
         write_times: Histogram,
         numbers_of: Callable[[tuple[str, ...]], Any | None],
     ) -> None:
-        """`numbers_of` returns what is counted of a thing; None if it is not there."""
+        """`numbers_of` returns the numbers of an object, or None if it does not exist."""
         self._broker = broker
         self._group = group
         self._write_times = write_times
@@ -84,7 +84,7 @@ class Charts:
         return self._histories.of(thing).newest()
 
     async def _note_histories(self) -> None:
-        """Take samples of all that has a history."""
+        """Take a sample of each object that has a history."""
         slices, machine = Slices(), self._broker.machine
         for vhost in list(machine.vhosts.values()):
             self._histories.begin_if_room(("vhost", vhost.name))

@@ -1,9 +1,9 @@
-"""What connections and channels are called, on every node.
+"""Names of connections and channels, on all nodes.
 
-The log knows the clients of all nodes, and not their names, which each node tells of its own. With them lists are
-ordered and searched, of which only a part is shown.
+The log contains the clients of all nodes, but not their names; each node knows the names of its own clients. Lists of
+clients are sorted and searched by name before a page is cut out of them.
 
-Invariant: a name is asked for once, for as long as its client is there.
+Invariant: a node asks for a name once in a client's lifetime.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 Name = TypeVar("Name")
 Place = tuple[str, int]
-"""The node of a client, and its number there."""
+"""The node of a client, and its number at that node."""
 
 
 class ClientNames(Generic[State, Name]):
-    """The names of clients of one kind."""
+    """Cache of the names of connections, or of channels."""
 
     def __init__(
         self, node: str, others: OtherNodes, topic: str, own_name: Callable[[int], Name | None]
     ) -> None:
-        """`own_name` tells what the client of this node with a number is called; None if it is not there."""
+        """`own_name` returns the name of this node's client with a number, or None if it does not exist."""
         self._node = node
         self._others = others
         self._topic = topic
@@ -39,11 +39,13 @@ class ClientNames(Generic[State, Name]):
         others.tell_some(topic, self._tell)
 
     async def of(self, clients: Sequence[tuple[Place, State]]) -> dict[Place, Name]:
-        """The names of these clients, which are all that there are; `State` is what the log has of one.
+        """Return the names of these clients.
 
-        Those are missing whose nodes do not tell them.
+        `clients` must be all clients; `State` is a client's object in the machine.
+
+        Names are missing for nodes that do not answer.
         """
-        # A client has its name for as long as it is there; its number may be that of another one later.
+        # A client keeps its name. A number may be used again, so the client's object must be the same, too.
         known: dict[Place, tuple[State, Name]] = {}
         unknown: dict[str, dict[int, State]] = {}
         slices = Slices()

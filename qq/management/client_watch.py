@@ -1,6 +1,6 @@
-"""Which clients wait, do not read, or use most: seen with each sample of all connections of this node.
+"""Finds clients that wait or do not read, and the heaviest tenants, with each sample of this node's connections.
 
-Invariant: bounded by the number of connections, and a look at one costs a microsecond.
+Invariant: bounded by the number of connections; a look at a connection costs a microsecond.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from qq.sessions.session_info import ConnectionFacts
 
 UNREAD_OCTETS = 256 * 1024
-"""A client that has not taken so much yet does not read, or hardly."""
+"""Octets that a client must leave unread to count as a slow reader."""
 UNREAD_MS = 30_000
-"""It is told when it has been so for this long."""
+"""Milliseconds after which a slow reader is reported."""
 
 
 class ClientWatch:
-    """What is found of the clients of this node."""
+    """Findings about the clients of this node."""
 
     def __init__(self) -> None:
         self.blocked = 0
-        """How many connections waited with publishing, because of an alarm or a limit, at the last sample."""
+        """Connections with publishing stopped by an alarm or a limit at the last sample."""
         self.slow_readers: Sequence[SlowReader] = ()
         self.tenants: Sequence[TenantUse] = ()
-        """Those who used most between the last two samples."""
+        """The tenants with most traffic between the last two samples."""
         self.octets_per_s = 0.0
-        """What all clients together have sent and were sent."""
+        """Octets per second that all clients together sent and received."""
         self._octets: dict[int, int] = {}
-        """What each connection had sent and was sent at the last sample, by its number."""
+        """Octets that each connection had sent and received at the last sample, by its number."""
         self._unread_since: dict[int, int] = {}
         self._began_ms = 0
         self._begin(0)
@@ -53,7 +53,7 @@ class ClientWatch:
         self._begin(now_ms)
 
     def look(self, connection: Connection, facts: ConnectionFacts, *, is_held: bool, now_ms: int) -> None:
-        """Look at a connection, once in a pass; `is_held` tells whether it waits because of a limit."""
+        """Look at a connection, once in a pass. `is_held` says whether a limit delays its publishing."""
         number, traffic = connection.id, facts.traffic
         self._now_blocked += facts.is_blocked or is_held
         octets = traffic.octets_in + traffic.octets_out

@@ -1,10 +1,10 @@
-"""What operators see of clients: connections and channels, on every node.
+"""Reports on connections and channels of all nodes.
 
-What a node knows of its own clients, and the log does not (addresses, traffic, what is unacknowledged), are rows of
-plain data, which it tells the other nodes when they ask. Of the clients of a node that tells nothing there is what the
-log knows.
+Each node knows details of its own clients that are not in the log: addresses, traffic, unacknowledged messages. It
+sends them to other nodes on request, as rows of plain data. If a node does not answer, its clients are shown with the
+data in the log only.
 
-Invariant: only looks. A row is what a connection or a channel is at one moment, by JSON's types.
+Invariant: only reads the state. A row shows a connection or a channel at a single moment, in JSON's types.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from qq.sessions.session_info import SessionCounts, SessionFacts, TlsFacts, Traffic
 
 PROTOCOL = "AMQP 0-9-1"
-"""The protocol that is shown for clients of nodes that tell nothing of them."""
+"""Protocol shown for clients of nodes that do not answer."""
 CONNECTION_NAMES, SOME_CONNECTIONS = "connection-names", "some-connections"
 CHANNEL_NAMES, SOME_CHANNELS = "channel-names", "some-channels"
-"""The topics that nodes ask each other about."""
+"""Topics of questions between nodes."""
 
 _CHURN = "churn"
 _by_name = attrgetter("vhost", "name")
@@ -52,7 +52,7 @@ class _Octets(NamedTuple):
 
 
 class ChannelNumbers(NamedTuple):
-    """How many messages went which way in a channel, under RabbitMQ's names."""
+    """Message counts of a channel, under RabbitMQ's names."""
 
     publish: int
     confirm: int
@@ -68,7 +68,7 @@ class ChannelNumbers(NamedTuple):
 
 
 class _Churn(NamedTuple):
-    """What came and went, under RabbitMQ's names."""
+    """Counts of opened and closed connections, channels and queues, under RabbitMQ's names."""
 
     connection_created: int
     connection_closed: int
@@ -80,7 +80,7 @@ class _Churn(NamedTuple):
 
 
 class ClientReports:
-    """The part of `qq.http.view.ManagementView` that shows connections and channels."""
+    """Implements the part of `qq.http.view.ManagementView` that shows connections and channels."""
 
     def __init__(self, broker: Broker, group: Group, others: OtherNodes) -> None:
         self._broker = broker
@@ -138,7 +138,7 @@ class ClientReports:
             key = head.node, head.id
             if key in rows:
                 found.append(rows[key])
-            elif key in connections:  # else it has just gone
+            elif key in connections:  # otherwise it has just been closed
                 found.append(_known_of(connections[key]))
         return found
 
@@ -151,7 +151,7 @@ class ClientReports:
         return await self._rows_at(SOME_CHANNELS, self._own_channels, places)
 
     async def _rows_at(self, topic: str, own_rows: TellSome, places: Iterable[tuple[str, int]]) -> list[Row]:
-        """The rows of a topic with these nodes and numbers, of those that tell of them."""
+        """Return the rows of a topic at these places (node, number), without those of nodes that do not answer."""
         numbers: dict[str, list[int]] = {}
         for node, number in dict.fromkeys(places):
             numbers.setdefault(node, []).append(number)
@@ -163,7 +163,7 @@ class ClientReports:
         asked = [self._others.some(node, topic, some) for node, some in numbers.items()]
         return [*rows, *chain.from_iterable(await asyncio.gather(*asked))]
 
-    # Of this node
+    # Clients of this node
 
     def churn(self) -> Mapping[str, Any]:
         churn = self._churn()
@@ -184,7 +184,7 @@ class ClientReports:
         )
 
     async def _sample_clients(self) -> None:
-        """Take samples for rates."""
+        """Sample the numbers of all clients of this node for their rates, and look for slow clients."""
         connections, sessions = self._broker.connections, self._broker.sessions
         self._client_rates.sample(_CHURN, self._churn(), self._group.time_ms())
         slices, watch = Slices(), self.client_watch
@@ -300,7 +300,7 @@ def _channel_name(connection: str, number: int) -> str:
 
 
 def _known_of(row: ConnectionState) -> Row:
-    """What the log knows of a connection."""
+    """Return the row of a connection with the data in the log only."""
     return {
         "id": row.id,
         "name": _name_in_log(row),
@@ -316,7 +316,7 @@ def _known_of(row: ConnectionState) -> Row:
 
 
 def _tls(facts: TlsFacts | None) -> Row:
-    """What is told of TLS. The cipher is OpenSSL's name of all of it, key exchange and hash included."""
+    """Return the TLS fields of a row. OpenSSL's cipher name includes key exchange and hash."""
     if facts is None:
         facts_told: Row = dict.fromkeys(("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash"))
     else:

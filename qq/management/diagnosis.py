@@ -1,10 +1,11 @@
-"""What is wrong, as this node finds it: its own state, the members as it sees them, all queues, and what others tell.
+"""Diagnosis of the cluster by this node, from its own state, its view of the members, all queues, and other nodes.
 
-With each sample a node judges itself and the queues, from what it knows. Whoever is asked judges the members as it sees
-them at that moment, as the status of the cluster does, and adds what the other nodes have found of themselves and of
-who came to them, and what all of them show together.
+With each sample a node judges itself and the queues. For a request it also judges the members as it sees them at that
+moment, as the status of the cluster does. It adds the findings of the other nodes about themselves, and the findings
+from a comparison of all nodes.
 
-Invariant: only looks, and needs no majority. A request costs a question to each node and nothing for each queue.
+Invariant: only reads the state, and works without a majority. A request costs a question to each node, and its cost is
+independent of the number of queues.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 TOPIC = "diagnosis"
-"""What nodes are asked for their own findings by."""
+"""Topic of the question for a node's vitals and findings."""
 FORGOTTEN_MS = 3600_000
-"""A node that is under maintenance for longer is told as one that may have been forgotten."""
+"""Milliseconds of maintenance after which a node is reported as possibly forgotten."""
 
 
 class Diagnoses:
-    """The part of `qq.http.view.ManagementView` that says what is wrong."""
+    """Implements the part of `qq.http.view.ManagementView` that finds faults."""
 
     def __init__(
         self,
@@ -62,9 +63,9 @@ class Diagnoses:
         others.tell(TOPIC, self._tell_diagnosis)
 
     async def diagnose(self) -> None:
-        """Judge what this node knows by itself; to be called with each sample."""
+        """Judge the facts that this node has by itself. Called after each sample."""
         await self._vitals.sample()
-        # Whoever leads carries them out, and need not ask another node.
+        # The leader carries out all shovels, so it need not ask another node about them.
         leads = self._group.leader == self._diagnosed.name
         self._vitals.look_at_shovels(await self._all_shovels(None) if leads else [])
         self._queues.queue_watch.commit_s = self._vitals.commit_s
@@ -74,16 +75,16 @@ class Diagnoses:
             *findings_of_names(each.name for each in members.members if self._own.is_twice(each.name)),
         ]
         self._own_findings = self._since.note(own, self._group.time_ms())
-        self._judged_members(members)  # so that it is known since when they are so
+        self._judged_members(members)  # records when findings about members began
 
     def _judged_members(self, facts: ClusterFacts) -> list[Finding]:
-        """What is wrong with the members now, as this node sees them."""
+        """Return the findings about members as this node sees them now."""
         now_ms = self._group.time_ms()
         found = self._since.note(findings_of_members(facts), now_ms)
         return [_judged(finding, now_ms) for finding in found]
 
     async def diagnosis(self) -> Diagnosis:
-        """What is wrong in the cluster, and what limits it, as far as it is known here or told in time."""
+        """Return the findings of all nodes that answered in time, as a diagnosis of the cluster."""
         told = await self._others.told_by_all(TOPIC)
         vitals = {self._diagnosed.name: self._vitals.vitals()}
         facts = self._cluster_facts()
@@ -135,18 +136,21 @@ class Diagnoses:
 
 
 def _highest(member: ClusterMember) -> int | None:
-    """The highest version that the program of a member can run, of what is shown as "7 to 8"."""
+    """Return the highest version of the state that a member's program can run, from a text such as "7 to 8"."""
     return None if member.versions is None else int(member.versions.rpartition(" ")[2])
 
 
 def _judged(finding: Finding, now_ms: int) -> Finding:
-    """A finding that may have lasted for so long that it is another one."""
+    """Return the finding, with the code "drain-forgotten" if a maintenance has lasted too long."""
     is_old = finding.since_ms is not None and now_ms - finding.since_ms >= FORGOTTEN_MS
     return finding._replace(code="drain-forgotten") if finding.code == "node-drained" and is_old else finding
 
 
 def _in(answer: Any) -> tuple[Vitals, Sequence[Finding]] | None:
-    """What another node has told, if it is that; a later program may tell more, at the end of each part."""
+    """Decode the vitals and findings of another node; return None if they are malformed.
+
+    A later program may append further fields to each part.
+    """
     match answer:
         case [list() as vitals, list() as findings, *_] if len(vitals) >= len(Vitals._fields):
             told = Vitals(*vitals[: len(Vitals._fields)])

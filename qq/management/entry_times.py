@@ -1,9 +1,10 @@
-"""When entries of the log were applied, about: how old messages are that wait.
+"""Approximate times at which entries of the log were applied, for the ages of waiting messages.
 
-A message names its entry, and no queue keeps when that came. So a node notes with each sample how far the log was.
+A message names its entry, but queues do not keep the times of entries. So a node records the end of the log with each
+sample.
 
-Invariant: bounded memory: the older notes are, the fewer of them are kept. What is told of an age is what it has at
-least, and nearly all of it.
+Invariant: bounded memory: the older the records, the fewer of them are kept. A reported age is a lower bound, and
+nearly exact.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from bisect import bisect_left
 from operator import itemgetter
 
 LEVEL_NOTES = 256
-"""How many notes a level keeps. Of those that it has no room for every other one goes on to the next: ages are exact to
-a hundredth or so."""
+"""Records in a level. When a level is full, every second record moves to the next level, the rest is dropped. Ages are
+exact to about a hundredth.
+"""
 LEVELS_MAX = 24
-"""More levels would need a hundred years of notes."""
+"""Levels at most; more would need records of a hundred years."""
 _index = itemgetter(0)
 
 
 class EntryTimes:
-    """How far the log was at some times of this node's life."""
+    """The last log index at several moments since this node started."""
 
     def __init__(self) -> None:
         self._levels: list[list[tuple[int, int]]] = [[] for _ in range(LEVELS_MAX)]
-        """Notes of an index and a time, the newest in the first level; each level in the order of time."""
+        """(log index, time in ms) in levels; the first level has the newest records. Each level is in order of time."""
         self._passes_on = [False] * LEVELS_MAX
 
     def note(self, last_index: int, now_ms: int) -> None:
-        """Note that the log ends with this entry now."""
+        """Record that the log ends with this entry now."""
         newest = self._levels[0]
         if newest and last_index <= newest[-1][0]:
             return
@@ -43,9 +45,9 @@ class EntryTimes:
                 return
 
     def age_ms(self, index: int, now_ms: int) -> int:
-        """How old an entry is at least; of one that was there when this node began, since then."""
+        """Return the minimum age of an entry in milliseconds; an entry from before the start counts from the start."""
         first: tuple[int, int] | None = None
-        """The first note of those that have the entry."""
+        """The earliest record of a log that contains the entry."""
         for level in self._levels:
             if not level:
                 break
@@ -53,5 +55,5 @@ class EntryTimes:
             if place < len(level):
                 first = level[place]
             if place:
-                break  # all older notes are of a shorter log
+                break  # older records are of a shorter log
         return 0 if first is None else max(0, now_ms - first[1])

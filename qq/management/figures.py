@@ -1,7 +1,7 @@
-"""What Prometheus is shown of single queues, exchanges and virtual hosts.
+"""Prometheus metrics of single queues, exchanges and virtual hosts.
 
-Invariant: only looks at the machine, and a row costs microseconds: there may be tens of thousands. Of queues that
-nothing has happened to since they were told last, that is known for far less (`Queue.revision`).
+Invariant: only reads the machine. A row costs microseconds, because there may be tens of thousands. For queues without
+a change since the last scrape (`Queue.revision`), the former text is used again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 ROWS_AT_ONCE = 64
-"""How many rows of other things than queues are made at once: some tenths of a millisecond."""
+"""Rows made at a time for objects other than queues: some tenths of a millisecond."""
 _QUEUE = ("vhost", "queue")
 _EXCHANGE = ("vhost", "exchange", "type")
 
 
 class _QueueFamily(NamedTuple):
-    """A family of metrics of queues."""
+    """A family of metrics of queues, as RabbitMQ groups them."""
 
     metrics: Sequence[ObjectMetric]
     values: Callable[[Queue], Sequence[float | None]]
@@ -59,7 +59,7 @@ def _sizes(queue: Queue) -> tuple[float, ...]:
 
 
 def _ages(times: EntryTimes, now_ms: int, blocks: Iterable[list[Queue]]) -> Iterator[ObjectRows]:
-    """How old the oldest ready message of each queue is, where there is one."""
+    """Yield the age of the oldest ready message of each queue that has ready messages."""
     for queues in blocks:
         rows: list[ObjectRow] = []
         for queue in queues:
@@ -120,7 +120,7 @@ _DIED = _counter("queue_messages_dead_lettered", "Messages that died in a queue,
 
 
 class ObjectFigures:
-    """The part of `qq.http.view.ManagementView` that is about metrics of single objects."""
+    """Implements the part of `qq.http.view.ManagementView` that makes metrics of single objects."""
 
     def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
         self._broker = broker
@@ -136,7 +136,7 @@ class ObjectFigures:
             return
         machine, told = self._broker.machine, set(families)
         if "queue_metrics" in told:
-            told.discard("queue_consumer_count")  # it is among the others
+            told.discard("queue_consumer_count")  # included in queue_metrics
 
         def blocks() -> Iterator[list[Queue]]:
             return self._blocks.of(_vhosts(machine, vhosts), machine.vhosts)
@@ -185,7 +185,7 @@ def _rows_of(queues: list[Queue], values: Callable[[Queue], Sequence[float | Non
 
 
 def _parts(rows: Iterator[ObjectRow]) -> Iterator[ObjectRows]:
-    """Rows of which it is not known whether they change."""
+    """Yield rows without a revision, which are rendered anew each time."""
     while part := list(islice(rows, ROWS_AT_ONCE)):
         yield ObjectRows(partial(iter, part))
 

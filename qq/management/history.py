@@ -1,7 +1,7 @@
-"""How numbers were minutes, hours and days ago, coarser the longer ago it is.
+"""Histories of numbers over minutes, hours and days, in coarser steps for older samples.
 
-Invariant: bounded memory, some 40 KiB for each thing and a fixed number of things, and a sample costs microseconds.
-Nothing of it is replicated or stored: a node's history begins when it starts.
+Invariant: bounded memory, some 40 KiB for each object and a fixed number of objects; a sample costs microseconds.
+Histories are neither replicated nor stored: a node's histories begin when it starts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 THINGS_MAX = 300
-"""How many things have a history: those that were looked at last."""
+"""Objects with a history at most: those that clients asked for last."""
 _SLACK = 64
-"""How many rows a level may have too many: they are cut off together."""
+"""Rows that a level may exceed its size by, so that many are cut off together."""
 
 
 class _Level(NamedTuple):
-    """How far apart samples are, and how many of them are kept."""
+    """Distance between the samples of a level, and the number of samples kept."""
 
     step_ms: int
     kept: int
@@ -38,11 +38,11 @@ LEVELS = (
 """A quarter of an hour, eight hours and a week."""
 
 Told = dict[str, Sequence[float]]
-"""Numbers by their names, the oldest first; `times` are in milliseconds."""
+"""Samples by the names of their numbers, the oldest first; `times` are in milliseconds."""
 
 
 class _Samples:
-    """The samples of one level: each the mean of all that came in its time."""
+    """The samples of a level: each is the mean of all samples taken in its step."""
 
     def __init__(self, level: _Level, width: int) -> None:
         self._level = level
@@ -77,7 +77,7 @@ class _Samples:
         return [total / self._count for total in self._sums]
 
     def since(self, since_ms: int) -> tuple[list[int], list[list[float]]]:
-        """The times from this one on, and the values of each number at these times."""
+        """Return the times from `since_ms` on, and for each number its values at these times."""
         first = bisect_left(self._times, since_ms)
         times, values = list(self._times[first:]), self._values[first * self._width :]
         columns = [list(values[place :: self._width]) for place in range(self._width)]
@@ -89,14 +89,14 @@ class _Samples:
 
 
 class Shape(NamedTuple):
-    """Which numbers there are of a thing: first counts, of which rates are told, and then what is told as it is."""
+    """Names of the numbers of an object: counts, which are shown as rates, and values, which are shown unchanged."""
 
     counts: tuple[str, ...]
     values: tuple[str, ...]
 
 
 class NumberHistory:
-    """The earlier numbers of one thing."""
+    """The history of an object's numbers."""
 
     def __init__(self, shape: Shape) -> None:
         self._names = shape.counts + shape.values
@@ -107,13 +107,13 @@ class NumberHistory:
         self._newest: dict[str, float] = {}
 
     def note(self, time_ms: int, numbers: Any) -> None:
-        """Take a sample of an object that has the numbers as attributes."""
+        """Add a sample. `numbers` has the numbers as attributes."""
         row = self._read(numbers)
         last, self._last = self._last, (time_ms, row)
         if last is None or time_ms <= last[0]:
             return
         elapsed_s, (before, counts) = (time_ms - last[0]) / 1000, (last[1], self._counts)
-        # A count that is smaller than before is that of a state that was loaded: it has begun anew.
+        # A count decreases only when a state was loaded: then counting starts again.
         rates = [
             max(new - old, 0) / elapsed_s for new, old in zip(row[:counts], before[:counts], strict=True)
         ]
@@ -124,11 +124,11 @@ class NumberHistory:
         self._newest = {"time": time_ms} | {name: round(value, 3) for name, value in named}
 
     def newest(self) -> Mapping[str, float]:
-        """The last sample, with its `time`; {} before there is one."""
+        """Return the last sample with its `time`; {} before the first sample."""
         return self._newest
 
     def told(self, age_s: int, now_ms: int) -> Told:
-        """The samples of the last `age_s` seconds, from the finest level that reaches as far back."""
+        """Return the samples of the last `age_s` seconds, from the finest level that reaches back that far."""
         age_ms = age_s * 1000
         reaching = [place for place, each in enumerate(LEVELS) if each.step_ms * each.kept >= age_ms]
         times, columns = self._levels[reaching[0] if reaching else -1].since(now_ms - age_ms)
@@ -137,15 +137,18 @@ class NumberHistory:
 
 
 class NumberHistories:
-    """The histories of many things, each by a key of its own; whoever was looked at last is last."""
+    """The histories of many objects by key, the object that was asked for last at the end."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        """`shapes` are by the first word of a key."""
+        """`shapes` maps the first word of a key to the numbers of such objects."""
         self._shapes = shapes
         self._histories: dict[tuple[str, ...], NumberHistory] = {}
 
     def of(self, key: tuple[str, ...]) -> NumberHistory:
-        """The history of a thing, which begins now if there was none. Another's goes for it if there are too many."""
+        """Return the history of an object, and begin it if needed.
+
+        If there are too many, the history that was unused for longest is dropped.
+        """
         history = self._histories.pop(key, None) or NumberHistory(self._shapes[key[0]])
         self._histories[key] = history
         while len(self._histories) > THINGS_MAX:
@@ -153,7 +156,7 @@ class NumberHistories:
         return history
 
     def begin_if_room(self, key: tuple[str, ...]) -> None:
-        """Begin the history of a thing, unless another's would go for it."""
+        """Begin the history of an object if that drops no other history."""
         if key not in self._histories and len(self._histories) < THINGS_MAX:
             self.of(key)
 

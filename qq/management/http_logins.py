@@ -1,4 +1,4 @@
-"""Logins over HTTP: with a password or a token in each request, and to begin a session of the page."""
+"""Logins over HTTP: a password or token in each request, or at the start of a session of the page."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from qq.sessions.login import Attempt, Outcome
 
 TIMEOUT_S = 12.0
-"""How long a request waits for its login: longer than any login waits and its answer is held back."""
+"""Seconds that a request waits for its login at most: longer than any login waits or has its answer delayed."""
 WAIT_MAX_S = 5.0
-"""A login that would wait for longer is answered with 429."""
+"""Seconds of waiting above which a login is answered with 429 at once."""
 SHARE = 4
-"""One in so many connections may wait for a login; when more would, they are answered with 429, too."""
+"""A quarter of the connections may wait for logins; further logins are answered with 429."""
 
 
 class HttpLogins:
-    """Decides who requests are from."""
+    """Authenticates HTTP requests."""
 
     def __init__(self, broker: Broker, connections: int) -> None:
-        """There may be so many `connections` over HTTP."""
+        """`connections` is the maximum number of HTTP connections."""
         self._broker = broker
         self._waiting_max = connections // SHARE
         self._waiting = 0
-        """Logins that wait, for others or for their answer."""
+        """Number of logins that wait for other logins or for their delayed answer."""
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> LoggedIn | None:
-        """Who this is; None if it is nobody. Raises LoginThrottled, Unavailable."""
+        """Return the user, or None if the login fails. Raises LoginThrottled, Unavailable."""
         decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
@@ -49,18 +49,21 @@ class HttpLogins:
         outcome = decided.result()
         if isinstance(outcome, TokenUser):
             return LoggedIn(outcome.name, outcome.scopes.tags, outcome.scopes, outcome.expires_s)
-        known = self._broker.machine.users.get(user)  # who may have been deleted since the answer
+        known = self._broker.machine.users.get(user)  # None if the user was deleted after the answer
         return LoggedIn(user, known.tags) if known is not None and outcome else None
 
     async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[Outcome]) -> None:
-        """Wait for an answer that is held back, if few wait, and not for long. Raises LoginThrottled, Unavailable."""
+        """Wait for a delayed answer.
+
+        Raises LoginThrottled if too many wait or for too long; Unavailable after a timeout.
+        """
         self._waiting += 1
         try:
             if self._waiting > self._waiting_max or attempt.wait_s > WAIT_MAX_S:
                 raise LoginThrottled(attempt.wait_s)
             async with asyncio.timeout(TIMEOUT_S):
                 await decided
-        except TimeoutError:  # nobody is refused for good
+        except TimeoutError:  # not a failed login, so the client may repeat it
             why = self._broker.why_undecided() or "the log does not go on"
             raise Unavailable(f"the login cannot be decided: {why}; {NOT_CARRIED_OUT}") from None
         finally:

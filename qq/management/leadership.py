@@ -1,6 +1,6 @@
-"""Who leads, who shall lead, and who may stop.
+"""Leadership for operators: show the leader, transfer leadership, judge whether a node may stop.
 
-Invariant: whoever is told that leadership has moved finds it moved at this node. Asked again, nothing is done twice.
+Invariant: when a transfer returns, this node has seen it. A repeated request does no work twice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASK_AGAIN_S = 2.5
-"""A handover takes milliseconds, and ends after a second. The leader is asked again after this time, and then no more:
-it may not have been told, or have taken the other node for unfit a moment before."""
+"""Seconds until the leader is asked a second and last time; a handover takes milliseconds and ends after a second. The
+first request may have been lost, or have come just before the leader saw that the other node is fit.
+"""
 PATIENCE_S = 1.5
-"""How long to wait for a leader to be known and a node to be fit: what nodes say of themselves may be a second old."""
+"""Seconds to wait for a known leader and a fit node, because the status of nodes may be a second old."""
 _POLL_S = 0.01
 
 
 class LeadershipTransfers:
-    """The part of `qq.http.view.ManagementView` that is about leadership."""
+    """Implements the part of `qq.http.view.ManagementView` that transfers leadership."""
 
     def __init__(self, group: Group) -> None:
         self._cluster = group
@@ -40,9 +41,9 @@ class LeadershipTransfers:
         return self._cluster.leader
 
     async def transfer_leadership(self, to: str | None) -> str:
-        """Have this node lead, or any but the one that leads; return who leads then.
+        """Transfer leadership to the node `to` (None: to any other node), and return the new leader.
 
-        Raises RequestRefused if it could not lead, and then nothing has been done; Unavailable.
+        Raises RequestRefused, without any change, if that node could not lead. Raises Unavailable.
         """
         group = self._cluster
         former = await until(self.leader, PATIENCE_S)
@@ -64,12 +65,12 @@ class LeadershipTransfers:
         who = "no other node has" if to is None else f"{to} has not"
         what = f"{who} taken over within {2 * ASK_AGAIN_S:g} s; {group.leader or 'nobody'} leads"
         status = None if to is None else group.statuses.known().get(to)
-        # A leader that hears somebody whom that node does not hear would not hand over to it.
+        # A leader refuses a handover to a node that does not hear a member that the leader hears.
         missed = ", ".join(status.misses) if status is not None else ""
         raise Unavailable(f"{what}; " + (f"{to} has no link with {missed}" if missed else "try again"))
 
     async def _check_possible(self, former: str, to: str | None) -> None:
-        """Raise RequestRefused if the former leader leads on: this node, or any if none is named, could not lead."""
+        """Raise RequestRefused if `to` (None: any other node) could not take over from the former leader."""
         group = self._cluster
         if to is not None:
             self._check_member(to)
@@ -84,9 +85,9 @@ class LeadershipTransfers:
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
 
     def may_stop(self, node: str | None) -> Verdict:
-        """Judge whether the cluster goes on when a node stops: the one of this name, or this one.
+        """Judge whether the cluster can work without a node (None: this node).
 
-        Raises RequestRefused if there is no such node.
+        Raises RequestRefused if the cluster has no such node.
         """
         if node is None:
             node = self._cluster.config.name
@@ -102,9 +103,9 @@ class LeadershipTransfers:
 
 
 async def until(look: Callable[[], T], within_s: float) -> T:
-    """Return what `look` finds as soon as that is something, or what it finds when the time is over."""
+    """Return the result of `look` when it becomes true, or its last result when the time is over."""
     end_s = asyncio.get_running_loop().time() + within_s
-    # The group is not asynchronous: it has no event to wait for.
+    # Polls, because the group is not asynchronous and has no event to wait for.
     while not (found := look()) and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
     return found

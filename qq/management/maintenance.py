@@ -1,9 +1,9 @@
-"""Maintenance: a node that serves no clients for a while, and tells those that it has to go.
+"""Maintenance mode: a node that serves no clients for a while and closes their connections.
 
-Its AMQP ports are closed meanwhile, as RabbitMQ does it: whoever connects goes on to the next address at once. Some
-clients take a connection that is closed before it is open for a refused login, and do not.
+Its AMQP ports are closed meanwhile, as in RabbitMQ, so a connecting client tries the next address at once. Some clients
+do not: they take a connection that is closed before it is open for a refused login.
 
-Invariant: nobody is told to go while the node takes others in.
+Invariant: clients are closed only while the node's ports are closed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""How many seconds pass between looks whether clients have come who have to go."""
+"""Seconds between searches for clients that connected meanwhile."""
 TOLD_AT_ONCE = 100
-"""How many clients are told to go before other tasks run: some milliseconds of work."""
+"""Connections closed before other tasks run: some milliseconds of work."""
 
 
 class ClientDrain:
-    """Has the clients of this node go while the cluster has it under maintenance."""
+    """Closes the ports and the clients of this node while it is under maintenance."""
 
     def __init__(self, group: Group, broker: Broker, grace_s: float) -> None:
         self._group = group
@@ -39,14 +39,17 @@ class ClientDrain:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cluster has agreed that this node is under maintenance."""
+        """Return whether the committed configuration has this node under maintenance."""
         member = self._group.configurations.committed.member(self._broker.name)
         return member is not None and member.is_drained
 
     async def watch(
         self, open_ports: Callable[[], Awaitable[None]], close_ports: Callable[[], Awaitable[None]]
     ) -> None:
-        """Have clients come whenever there is no maintenance, and go whenever there is, until cancelled."""
+        """Open the ports outside of maintenance; during maintenance close them and all clients.
+
+        Runs until cancelled.
+        """
         while True:
             if not self.is_on:
                 await open_ports()

@@ -1,7 +1,7 @@
-"""The members of the cluster, and what operators change about them.
+"""Reports on the members of the cluster, and changes of membership by operators.
 
-Invariant: whoever is told that a change is made finds it made at this node, and whoever is told that a member votes
-finds it up and voting. Asked again, nothing is done twice.
+Invariant: when a change returns, this node has seen it committed. When a promotion returns, the member is up and votes.
+A repeated request does no work twice.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 CHANGE_S = 10.0
-"""How many seconds a request waits for its change, if it does not say so."""
+"""Seconds that a request waits for its change by default."""
 ASK_AGAIN_S = 0.3
-"""The leader is asked again after this time: it may not have heard, or have had another change under way."""
+"""Seconds until the leader is asked again: the request may have been lost, or another change was under way."""
 REACH_S = 3.0
-"""How long a new member's address may take to answer."""
+"""Seconds that a new member's address may take to answer."""
 
 _JUDGED = (Verb.DRAIN, Verb.REMOVE, Verb.REPLACE)
-"""The leader judges these by what members say of themselves, which may be a second old."""
+"""Verbs that the leader judges by the reported status of members, which may be a second old."""
 
 
 class Doors(Protocol):
-    """Where other nodes listen for their peers, as `PeerLinks` finds them."""
+    """Access to the peer ports of other nodes. Implemented by `PeerLinks`."""
 
     def place(self, peer: str, address: PeerAddress) -> PeerAddress:
-        """Where a node is looked for from here that is to be at this address."""
+        """Return the address that this node must use for a peer with the configured `address`."""
         ...
 
     async def reach(self, peer: str, place: PeerAddress) -> bytes:
-        """Connect to the node of this name there; returns the id of its data directory.
+        """Connect to a peer and return the id of its data directory.
 
-        Raises HandshakeError if it is not that node which listens there, and OSError.
+        Raises HandshakeError if another node listens there, and OSError.
         """
         ...
 
 
 class MemberChanges:
-    """The part of `qq.http.view.ManagementView` that is about members."""
+    """Implements the part of `qq.http.view.ManagementView` that shows and changes members."""
 
     def __init__(self, broker: Broker, group: Group, doors: Doors) -> None:
         self._broker = broker
@@ -89,9 +89,10 @@ class MemberChanges:
         )
 
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
-        """Have the members changed, and return when this node knows that they are; wait so long, or `CHANGE_S`.
+        """Change the members, and return when this node has seen the change. Waits `wait_s` or `CHANGE_S` at most.
 
-        Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
+        Raises RequestRefused if the change is refused; Unavailable if it is not yet made, and then the client may ask
+        again.
         """
         if change.verb == Verb.FINISH_UPGRADE:
             change = change._replace(version=self._broker.machine.versions[1])
@@ -113,7 +114,7 @@ class MemberChanges:
             if refusals:
                 if loop.time() >= believed_s:
                     raise RequestRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
-                end_s = max(end_s, believed_s + 2 * ASK_AGAIN_S)  # the last refusal is waited for
+                end_s = max(end_s, believed_s + 2 * ASK_AGAIN_S)  # allow for a last answer
                 await asyncio.sleep(ASK_AGAIN_S)
                 refusals.clear()
             elif left_s <= ASK_AGAIN_S:
@@ -122,7 +123,7 @@ class MemberChanges:
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
         if change.verb == Verb.REMOVE and group.stopping.is_removed and change.member_id == group.members.id:
-            return True  # its own state will never have it
+            return True  # the member's own state never gets this entry
         if not change.is_made(self._configuration):
             return False
         match change.verb:
@@ -134,7 +135,7 @@ class MemberChanges:
                 return True
 
     def _waits_for_member(self, change: MemberChange) -> bool:
-        """Whether the change can be asked for only when the member has come."""
+        """Return whether the change must wait until the member has started for the first time."""
         member = self._configuration.member(change.name)
         return change.verb == Verb.PROMOTE and member is not None and member.id is None
 
@@ -167,7 +168,7 @@ class MemberChanges:
         return f"the change is not made yet; it may still be made: {stuck or 'ask again'}"
 
     async def _who_else_is_at(self, name: str, address: PeerAddress) -> str | None:
-        """Who listens at a member's address in its place, such as a node of another cluster; None if nobody does."""
+        """Return an error text if a different node listens at a member's address; None if not."""
         place = self._doors.place(name, address)
         try:
             with suppress(OSError):
@@ -177,12 +178,12 @@ class MemberChanges:
             return f"{name} is not at {place}: {error}"
         return None
 
-    # What can be refused here: a leader refuses the rest
+    # Checks before the leader is asked; the leader makes the remaining checks
 
     async def _checked(self, change: MemberChange) -> MemberChange:
-        """The change, with the data directory that is meant: of who is to be added, the one that it has now.
+        """Check a change, and return it with the data directory id of a member to be added.
 
-        Raises RequestRefused if it cannot be made, or would do harm; Unavailable if not yet.
+        Raises RequestRefused if the change is impossible or harmful; Unavailable if it is not yet possible.
         """
         if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
             old = self._group.members.of_release_0_1
@@ -198,9 +199,9 @@ class MemberChanges:
         return change
 
     async def _directory_at(self, name: str, address: PeerAddress) -> bytes:
-        """The id of the data directory of a new member, which has to be up: the cluster would wait for a mistake.
+        """Ask the new member for its directory id. With a wrong address, the cluster would wait for it for ever.
 
-        Raises Unavailable if nobody answers at its address, and RequestRefused if somebody else does.
+        Raises Unavailable if there is no answer, and RequestRefused if another node answers.
         """
         place = self._doors.place(name, address)
         try:
@@ -220,7 +221,10 @@ class MemberChanges:
         )
 
     async def _check_known(self, name: str) -> None:
-        """Raise RequestRefused if there is no member of this name, also when this node has caught up; Unavailable."""
+        """Raise RequestRefused if the cluster has no such member. The node catches up with the log first.
+
+        Raises Unavailable.
+        """
         if self._configuration.member(name) is None:
             await until_applied(self._broker, [], lambda: None)
         if self._configuration.member(name) is None:
@@ -235,9 +239,9 @@ def _shown(
     end: int,
     told: Versions | None,
 ) -> ClusterMember:
-    # As long as the log does not say what programs there are, they go by what they tell (`told`).
+    # Until the log contains the versions of programs, use those that the members report (`told`).
     versions = member.versions or told
-    # As long as the log does not say who the members are, nobody's data directory is known.
+    # Until the log contains the members, no data directory id is known, so no member counts as awaited.
     is_awaited = member.id is None and bool(configuration.cluster)
     is_there = not is_awaited and status is not None and status.state != NodeState.DOWN
     last_index = status.last_index if is_there and status is not None else None

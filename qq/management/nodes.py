@@ -1,6 +1,6 @@
-"""What operators see of nodes: what each says of itself, and what it is low on.
+"""Reports of nodes about themselves: resources, ports, alarms, logins.
 
-Invariant: only looks. What a node says of itself is made by the node itself, as plain data.
+Invariant: only reads the state. Each node makes its own report, as plain data.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 TOPIC = "node"
-"""What nodes are asked for their reports by."""
+"""Topic of the question for a node's report."""
 _LOAD = Path("/proc/loadavg")
-"""The fourth word is how many threads of the machine run or wait for a processor, behind it how many there are."""
+"""Its fourth word has the runnable threads of the machine, a slash, and the number of all threads."""
 
 
 class OwnNode(NamedTuple):
-    """What is there of a node besides its broker and its group."""
+    """Facts about this node that neither its broker nor its group knows."""
 
     data_dir: str
     connections_max: int
     memory_limit_bytes: int
     disk_free_limit_bytes: int
     write_times: Histogram
-    """How long each write to the log has taken, with its sync."""
+    """Times of all writes to the log, each with its sync."""
     listeners: Callable[[], Sequence[Listener]]
-    """Returns the ports that are open."""
+    """Returns the open ports."""
     certificates: Sequence[CertificateFiles]
     settings: Mapping[str, str]
     common_settings: Mapping[str, str]
-    """Those that are meant to be the same on all nodes."""
+    """Settings that should be equal on all nodes."""
     why_apart_from: Callable[[str], str | None]
-    """Says why this node has no link with a member, if that is not because nobody listens there."""
+    """Returns why this node has no link with a member, or None for a linked or merely unreachable member."""
     is_twice: Callable[[str], bool]
-    """Says whether another process goes on calling itself by the name of a member that is linked."""
+    """Returns whether a second process keeps using the name of a linked member."""
 
 
 class NodeReports:
-    """The part of `qq.http.view.ManagementView` that is about nodes and what they say of themselves."""
+    """Implements the part of `qq.http.view.ManagementView` that reports on nodes."""
 
     def __init__(self, broker: Broker, group: Group, own: OwnNode, others: OtherNodes) -> None:
         self._broker = broker
@@ -75,7 +75,7 @@ class NodeReports:
 
     @property
     def uptime_s(self) -> float:
-        """For how many seconds this node has been up."""
+        """Return the seconds since this node started."""
         return self._broker.runtime.monotonic() - self._began_s
 
     def own_report(self) -> NodeReport:
@@ -145,9 +145,9 @@ class NodeReports:
 
 
 def report_in(told: Any) -> NodeReport | None:
-    """The report that another node has told; None if it told none, or one that lacks something.
+    """Decode the report of a node; return None if it is missing or incomplete.
 
-    A later program may tell more, at the end.
+    A later program may append further fields.
     """
     if not isinstance(told, list) or len(told) < len(NodeReport._fields):
         return None

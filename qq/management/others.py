@@ -1,10 +1,12 @@
-"""What this node asks the other nodes, and tells them, so that each can show the whole cluster.
+"""Questions of this node to the other nodes and its answers to theirs, so that each node can show the whole cluster.
 
-A topic is a subject that a node can be asked about: what is told of it is one value, or rows, each with a key, in the
-order of the keys. Rows come in parts: whoever asks says after which key the next part is to begin, so the asked node
-remembers nothing. What comes between two parts, or ends, may be missed or told although it has ended.
+A topic is a subject that a node can be asked about. Its answer is a single value, or rows, each with a key, in the
+order of the keys. Rows come in parts: the asking node says after which key the next part begins, so the asked node
+keeps no state. Rows that appear or disappear between two parts may be missing, or may be sent although they no longer
+exist.
 
-Invariant: nodes of the last release, and nodes that are down, tell nothing; whoever asks goes on with what it has.
+Invariant: nodes of the last release may not know a topic, and nodes that are down do not answer. The asking node goes
+on with the answers that it has.
 """
 
 from __future__ import annotations
@@ -25,22 +27,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Tell = Callable[..., Any]
-"""Tells of a topic: it is given the arguments of the question, and returns what msgpack can pack."""
+"""Answers a topic: takes the arguments of the question, returns a value that msgpack can pack."""
 TellSome = Callable[[Sequence[Any]], Iterator[tuple[Any, Any]]]
-"""Tells the rows of a topic with certain keys, those that there are, in the order of the keys it is given."""
+"""Answers a topic with the existing rows for the given keys, in the order of these keys."""
 TellRows = Callable[[Any], Iterator[tuple[Any, Any]]]
-"""Tells the rows of a topic after a key, or all if that is None: each with its key, in the order of the keys."""
+"""Answers a topic with its rows after a key (None: all rows), each with its key, in the order of the keys."""
 
 ANSWER_WAIT_S = 2.0
-"""How long an answer is waited for. A node that is asked answers at once, unless it is stopped or busy."""
+"""Seconds to wait for an answer. A node answers at once unless it is stopped or busy."""
 PART_ROWS_MAX = 100
-"""How many rows a part has at most: they take the asked node some milliseconds."""
+"""Rows in a part at most: they take the asked node some milliseconds."""
 HEAD_BYTES_MAX = 1024
-"""How much of an answer its key and its frame take at most."""
+"""Bytes of an answer that its key and its frame take at most."""
 
 
 class OtherNodes:
-    """The questions and answers of one node."""
+    """Asks the other nodes, and answers their questions."""
 
     def __init__(self, inquiries: Inquiries, names: Callable[[], Sequence[str]]) -> None:
         """`names` returns the names of the other members."""
@@ -52,11 +54,11 @@ class OtherNodes:
     # Being asked
 
     def tell(self, topic: str, tell: Tell) -> None:
-        """From now on others can ask about this topic."""
+        """Answer questions about a topic with `tell` from now on."""
         self._topics[topic] = tell
 
     def tell_rows(self, topic: str, rows_after: TellRows) -> None:
-        """From now on others can ask for these rows, with `rows`."""
+        """Answer questions of `rows` about a topic from now on."""
 
         def tell(after: Any) -> Any:
             return _part(rows_after(after))
@@ -64,7 +66,7 @@ class OtherNodes:
         self._topics[topic] = tell
 
     def tell_some(self, topic: str, rows_of: TellSome) -> None:
-        """From now on others can ask for the rows with certain keys, with `some`."""
+        """Answer questions of `some` about a topic from now on."""
 
         def tell(keys: Sequence[Any]) -> Any:
             return _part(rows_of(keys))
@@ -76,14 +78,14 @@ class OtherNodes:
             topic, *arguments = msgpack.unpackb(question)
             tell = self._topics.get(topic)
             return b"" if tell is None else pack(tell(*arguments))
-        except Exception:  # a question is nothing for which a node that replicates may end
+        except Exception:  # a malformed question must not stop a node that replicates
             log.exception("a question of another node cannot be answered")
             return b""
 
     # Asking
 
     async def told(self, node: str, topic: str, *arguments: Any) -> Any | None:
-        """What another node tells of a topic; None if it tells nothing, or not in time."""
+        """Ask a node about a topic; return its answer, or None if it has no answer or is too slow."""
         answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
         def take(answer: bytes | None) -> None:
@@ -101,7 +103,7 @@ class OtherNodes:
         return msgpack.unpackb(answer, strict_map_key=False) if answer else None
 
     async def rows(self, node: str, topic: str) -> list[Any]:
-        """All rows of a topic that another node tells, as far as it tells them in time."""
+        """Return all rows of a topic at a node, up to the first part that is missing or too slow."""
         rows: list[Any] = []
         after: Any = None
         while (part := await self.told(node, topic, after)) is not None:
@@ -112,7 +114,7 @@ class OtherNodes:
         return rows
 
     async def some(self, node: str, topic: str, keys: Sequence[Any]) -> list[Any]:
-        """The rows of a topic with these keys that another node tells in time."""
+        """Return the rows with these keys of a topic at a node, up to the first part that is missing or too slow."""
         rows: list[Any] = []
         while keys:
             part = await self.told(node, topic, keys[:PART_ROWS_MAX])
@@ -124,22 +126,22 @@ class OtherNodes:
         return rows
 
     async def told_by_all(self, topic: str, *arguments: Any) -> dict[str, Any]:
-        """What each of the other nodes tells of a topic; None for those that tell nothing."""
+        """Ask all other nodes about a topic; return their answers by node, None for nodes without an answer."""
         nodes = self._names()
         told = await asyncio.gather(*(self.told(node, topic, *arguments) for node in nodes))
         return dict(zip(nodes, told, strict=True))
 
     async def rows_of_all(self, topic: str) -> dict[str, list[Any]]:
-        """The rows of a topic that each of the other nodes tells."""
+        """Return the rows of a topic at each of the other nodes."""
         nodes = self._names()
         told = await asyncio.gather(*(self.rows(node, topic) for node in nodes))
         return dict(zip(nodes, told, strict=True))
 
 
 def _part(rows: Iterator[tuple[Any, Any]]) -> tuple[list[Any], Any]:
-    """The first rows, as many as an answer holds, and the key of the last one; None in place of it if these are all.
+    """Return as many rows as an answer holds, and the key of the last row, or None after the end of all rows.
 
-    A row that no answer can hold is left out.
+    A row that is too large for an answer is left out.
     """
     part: list[Any] = []
     last_key: Any = None

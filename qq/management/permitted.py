@@ -1,6 +1,6 @@
-"""What a client needs to be permitted for what is done over HTTP.
+"""Permissions that commands over HTTP need.
 
-Invariant: permissions are looked at before anything is submitted; the log knows nothing of that.
+Invariant: permissions are checked before a command is submitted; the log contains no permission checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(access: Access, command: Declaration | c.Get | NewMessage | AllPublications | c.BeginMove) -> None:
-    """Raise AccessRefused unless the session's user may do all that the command does."""
+    """Raise AccessRefused unless the session's user may do everything that the command does."""
     match command:
         case NewMessage():
             access.check("write", "exchange", command.exchange)
@@ -47,7 +47,7 @@ def check(access: Access, command: Declaration | c.Get | NewMessage | AllPublica
 
 
 def _more_keys(publication: NewMessage) -> list[str]:
-    """The routing keys that a message has in its headers."""
+    """Return the routing keys in a message's headers."""
     headers = publication.properties.headers or {}
     lists = [keys for name in ("CC", "BCC") if isinstance(keys := headers.get(name), list)]
     return [key for keys in lists for key in keys if isinstance(key, str)]

@@ -1,6 +1,6 @@
-"""The queues and the bindings of each virtual host, put in order once and not for everybody who looks at them.
+"""Sorted queues and bindings of each virtual host, kept between requests so that each request need not sort them.
 
-Invariant: whoever looks at very many lets others run meanwhile; nothing is kept of a virtual host that is gone.
+Invariant: long work is done in slices, so other tasks run meanwhile. Data of deleted virtual hosts is dropped.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK = 64
-"""How many neighbouring numbers of queues are in a block."""
+"""Numbers of queues that a block covers."""
 STEP = 256
-"""How many things are looked at before it is looked at the time: some tenths of a millisecond."""
+"""Objects visited between two looks at the time: some tenths of a millisecond."""
 RUN = 1024
-"""How many things are sorted at once, which takes a millisecond."""
+"""Objects sorted at a time, which takes a millisecond."""
 _name, _number = attrgetter("name"), attrgetter("number")
 
 
 class _Kept(NamedTuple, Generic[T]):
-    """Something that was made of a table of a virtual host, and by what is seen that the table is the same.
+    """A value derived from a table of a virtual host, with evidence that the table is unchanged.
 
-    What is new in a table is last in it. So as long as the last one is the same object, nothing was added that is still
-    there; and while there are as many as before, nothing was taken away.
+    New rows of a table come last. While the last row is the same object, every row added since has been removed again.
+    While the size is the same, too, the table has the same rows.
     """
 
     vhost: VirtualHost
@@ -59,13 +59,16 @@ def _forget_gone(kept: dict[str, Any], there: Collection[str]) -> None:
 
 
 class QueueBlocks:
-    """The queues of virtual hosts in blocks, in which they stay whichever others come and go."""
+    """The queues of virtual hosts in blocks by number; a queue keeps its block when other queues come and go."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept[list[list[Queue]]]] = {}
 
     def of(self, vhosts: Iterable[VirtualHost], there: Collection[str]) -> Iterator[list[Queue]]:
-        """The blocks of some virtual hosts of those that are there; empty ones come while there is work to do."""
+        """Yield the blocks of `vhosts`, and empty blocks while they are being built.
+
+        `there` are the names of all virtual hosts; data of others is dropped.
+        """
         _forget_gone(self._kept, there)
         for vhost in vhosts:
             kept, last = self._kept.get(vhost.name), _last_queue(vhost)
@@ -86,18 +89,21 @@ class QueueBlocks:
 class _ByName(NamedTuple):
     queues: list[Queue]
     newest: int
-    """The highest number of a queue that was looked at."""
+    """Highest queue number seen so far."""
 
 
 class InOrder:
-    """The queues of virtual hosts by name, and their bindings by source, destination and key."""
+    """The queues of virtual hosts by name, and their bindings by source, destination and routing key."""
 
     def __init__(self) -> None:
         self._queues: dict[str, _Kept[_ByName]] = {}
         self._bindings: dict[str, _Kept[list[Binding]]] = {}
 
     async def queues(self, vhost: VirtualHost, there: Collection[str]) -> list[Queue]:
-        """The queues of a virtual host of those that are there; nobody may change the list."""
+        """Return the queues of a virtual host by name. The list must not be changed.
+
+        `there` are the names of all virtual hosts.
+        """
         _forget_gone(self._queues, there)
         kept, last = self._queues.get(vhost.name), _last_queue(vhost)
         if kept is None or not kept.is_of(vhost, vhost.queues, last):
@@ -107,7 +113,10 @@ class InOrder:
         return kept.value.queues
 
     async def bindings(self, vhost: VirtualHost, there: Collection[str]) -> list[Binding]:
-        """The bindings of a virtual host but for those of the default exchange; nobody may change the list."""
+        """Return the sorted bindings of a virtual host, without the default exchange's.
+
+        The list must not be changed.
+        """
         _forget_gone(self._bindings, there)
         kept, last = self._bindings.get(vhost.name), next(reversed(vhost.bindings), None)
         if kept is None or not kept.is_of(vhost, vhost.bindings, last):
@@ -122,7 +131,7 @@ def _place_of(binding: Binding) -> tuple[str, str, str]:
 
 
 async def _renewed(before: _ByName, table: dict[str, Queue]) -> _ByName:
-    """The queues of a table by name, where only those have come and gone that were not there before."""
+    """Return the queues of a table by name, from an earlier result: drop deleted queues and insert new queues."""
     slices, newest = Slices(), before.newest
     added = list(takewhile(lambda queue: queue.number > newest, reversed(table.values())))
     queues: list[Queue] = []
@@ -138,7 +147,7 @@ async def _renewed(before: _ByName, table: dict[str, Queue]) -> _ByName:
 
 
 async def in_slices(things: Sequence[T], key: Callable[[T], Any]) -> list[T]:
-    """Sort things, and let others run meanwhile."""
+    """Sort objects in slices, so that other tasks run meanwhile."""
     slices = Slices()
     runs: list[list[T]] = []
     for start in range(0, len(things), RUN):
@@ -157,10 +166,10 @@ async def _merged(runs: Sequence[list[T]], key: Callable[[T], Any]) -> list[T]:
 
 
 class Chained(Sequence[T]):
-    """Several sequences as one, of which only those things are made that somebody looks at."""
+    """Several sequences as a single sequence, whose items are made when they are read."""
 
     def __init__(self, parts: Sequence[tuple[Sequence[Any], Callable[[Any], T]]]) -> None:
-        """Each part comes with what makes one of the things of what is in it."""
+        """Each part is a sequence with the function that makes an item from its element."""
         self._parts = parts
         self._starts = [0, *accumulate(len(part) for part, _ in parts)]
 

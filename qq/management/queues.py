@@ -1,6 +1,6 @@
-"""What operators see of queues, their consumers and their messages.
+"""Reports on queues, their consumers and their messages.
 
-Invariant: only looks at the machine.
+Invariant: only reads the machine.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200
-"""How many queues are sampled at a time: it takes about a millisecond."""
+"""Queues sampled at a time: about a millisecond of work."""
 CONSUMERS_ASKED = 10
-"""How many consumers of a queue are asked for their prefetch."""
+"""Maximum number of consumers of a queue whose prefetch is read."""
 DOWN = "down"
 _FIELD_NAMES = QueueNumbers._fields
 _COUNTS = [name for name in _FIELD_NAMES if name not in UNTOLD]
-"""What `message_stats` tells of a queue."""
+"""Counts that the `message_stats` of a queue contain."""
 
 
 class QueueReports:
-    """The part of `qq.http.view.ManagementView` that is about queues."""
+    """Implements the part of `qq.http.view.ManagementView` that shows queues."""
 
     def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
         self._group = group
         self._rates = Rates()
         self._catalog: Catalog | None = None
-        """What the samples are of; another state may have taken its place."""
+        """The catalog that was sampled last; loading a state replaces it."""
         self._revisions: dict[int, int] = {}
-        """The revision of each queue when it was sampled last, by its number."""
+        """Revision of each queue at its last sample, by queue number."""
         self._sampled: dict[int, int] = {}
-        """The same of those that were sampled in the pass under way."""
+        """Revisions of the queues sampled in the pass under way."""
         self._vhost_totals = VhostTotals()
         self._counts = False
-        """Whether these are of this life of the node, and not of what it has read again of its log."""
+        """Whether the samples are from after the start, and not from the replay of the log."""
         self._kept_samples = KeptSamples()
         self.in_order = InOrder()
         self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch()
         self.totals: ClusterTotals | None = None
-        """What there was in the cluster at the last sample; None before the first one."""
+        """Totals of the cluster at the last sample; None before the first sample."""
         self.own_consumers = 0
-        """How many consumers this node's clients had at the last sample."""
+        """Consumers of this node's clients at the last sample."""
 
     @property
     def _machine(self) -> QueueMachine:
         return self._broker.machine
 
     async def _sample_queues(self) -> None:
-        """Take samples for rates."""
+        """Sample the numbers of all queues for their rates, totals and diagnosis."""
         self.entry_times.note(self._group.engine.applied_index, self._group.time_ms())
         if self._machine.catalog is not self._catalog:
             self._catalog, self._revisions = self._machine.catalog, {}
@@ -108,21 +108,21 @@ class QueueReports:
 
     def _sample_queue(self, queue: Queue, now_ms: int) -> None:
         number, before = queue.number, self._rates.last(queue.number)
-        # While messages wait for consumers, time alone changes what is counted.
+        # While messages wait for consumers, their waiting time changes without a new revision.
         is_counted = queue.revision == self._revisions.get(number) and not queue.waiting_since_ms
         numbers = numbers_of(queue, now_ms) if before is None or not is_counted else before
         self._sampled[number] = queue.revision
         is_same = numbers == before
         if before is not None and is_same:
-            numbers = before  # equal numbers are kept once
+            numbers = before  # keep equal numbers once
         self._rates.sample(number, numbers, now_ms)
         if is_same and not numbers.messages and not self.queue_watch.knows(number):
-            return  # as with most, of very many queues
+            return  # true for most queues when there are very many
         self._vhost_totals.take(queue.vhost, before, numbers)
         self.queue_watch.look(_facts(queue, before, numbers), now_ms)
 
     async def _look_at_consumers(self) -> int:
-        """Find those that hold messages for long; returns how many are this node's own."""
+        """Look for consumers that hold messages for long; return the number of this node's own consumers."""
         own, slices = 0, Slices()
         for consumer in list(self._machine.consumers.values()):
             own += consumer.live and consumer.node == self._broker.name
@@ -155,7 +155,7 @@ class QueueReports:
         return self._kept_samples.told(thing, numbers, wanted, self._group.time_ms())
 
     def _numbers_of(self, thing: tuple[str, ...]) -> QueueNumbers | VhostNumbers | ExchangeNumbers | None:
-        """What is counted of a thing; None if it is not there."""
+        """Return the numbers of an object, or None if it does not exist."""
         vhost = self._machine.vhosts.get(thing[1]) if len(thing) > 1 else None
         match thing:
             case ("queue", _, name) if vhost is not None and name in vhost.queues:
@@ -228,7 +228,7 @@ class QueueReports:
         return None if known is None else known.queues.get(name)
 
     def _members(self) -> tuple[list[str], list[str]]:
-        """The names of all nodes, and of those that are connected."""
+        """Return the names of all nodes, and those of the connected nodes."""
         statuses = self._group.statuses.all()
         return [status.name for status in statuses], [
             status.name for status in statuses if status.state != DOWN
@@ -259,7 +259,7 @@ class QueueReports:
         return ThingRows(queues, fields, self._parts(now_ms))
 
     def _parts(self, now_ms: int) -> dict[str, Callable[[Queue], float]]:
-        """The numbers of which `message_stats` is made, and the rates."""
+        """Return the functions that compute each number and rate in a queue's row, by their paths."""
         parts: dict[str, Callable[[Queue], float]] = {}
         for name in (*LENGTHS, *_COUNTS):
             path, place = name if name in LENGTHS else f"message_stats.{name}", _FIELD_NAMES.index(name)
@@ -271,7 +271,7 @@ class QueueReports:
         return self._rates.of_one(queue.number, numbers_of(queue, now_ms), now_ms, place)
 
     def _owner(self, queue: Queue) -> dict[str, Any]:
-        """The connection that has an exclusive queue, as far as it is one of this node; {} if there is none."""
+        """Return the connection that owns an exclusive queue; {} without an owner at this node."""
         node, number = queue.owner or ("", 0)
         connection = self._broker.connections.get(number) if node == self._broker.name else None
         if connection is None:
@@ -313,9 +313,9 @@ class QueueReports:
         )
 
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
-        """Where the consumer is and, if it is on this node, from where its client came.
+        """Return the place of a consumer's channel and, if it is at this node, its client's address.
 
-        The `id` is that of its channel, by which that is found among the channels of all nodes.
+        The `id` finds the channel among the channels of all nodes.
         """
         details: dict[str, Any] = {
             "id": consumer.session,
@@ -333,7 +333,7 @@ class QueueReports:
 
 
 def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> QueueFacts:
-    """What is judged of a queue; `before` are the numbers of the last sample, None if this is the first one."""
+    """Return the facts for judging a queue. `before` are the numbers of its last sample; None at the first sample."""
     return QueueFacts(
         number=queue.number,
         vhost=queue.vhost,
@@ -344,7 +344,7 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
         dying=queue.dying_count,
         acknowledged=numbers.ack,
         waited_ms=numbers.waited_ms,
-        # Less than before is of a state that was loaded: it has begun to count anew.
+        # A count decreases only when a state was loaded: then counting starts again.
         failed=max(0, numbers.failed - (before.failed if before else 0)),
         refused=max(0, numbers.reject_publish - (before.reject_publish if before else 0)),
         prefetch=_prefetch(queue) if queue.waiting_since_ms else 0,
@@ -355,7 +355,7 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
 
 
 def _prefetch(queue: Queue) -> int:
-    """The largest prefetch among some consumers of a queue; 0 if one has no limit."""
+    """Return the largest prefetch among some consumers of a queue; 0 if any of them has no limit."""
     some = [0 if each.no_ack else each.prefetch for each in islice(queue.holders, CONSUMERS_ASKED)]
     return 0 if 0 in some or LIVE_UNLIMITED in some else max(some, default=0)
 
@@ -431,7 +431,7 @@ _FIELDS: dict[str, Callable[[Queue], Any]] = {
     "messages_ram": lambda _: 0,
     "message_bytes_ram": lambda _: 0,
 }
-"""What is told of a queue whatever else is the case, by its name in `QueueStatus`."""
+"""Field of `QueueStatus` -> function that computes it from the queue alone."""
 
 _DEAD_LETTERING = ("name", "vhost", "type", "policy", "messages", "messages_dlx")
 _DEATHS: dict[str, Callable[[Queue], Any]] = {
@@ -442,4 +442,4 @@ _DEATHS: dict[str, Callable[[Queue], Any]] = {
     "dead_letter_routing_key": attrgetter("settings.dead_letter_routing_key"),
     "dead_letter_strategy": attrgetter("settings.dead_letter_strategy"),
 }
-"""What is told of a queue in which messages die, besides `_DEAD_LETTERING`."""
+"""Fields shown for a queue with dead letters, besides `_DEAD_LETTERING`."""

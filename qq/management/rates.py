@@ -1,6 +1,6 @@
-"""How fast things happen: what is counted now, and what was some seconds ago.
+"""Rates per second: the difference between counts now and counts some seconds ago.
 
-Invariant: a sample costs the same for a queue of any length. The time is the cluster's, like all that queues note.
+Invariant: a sample costs the same for a queue of any length. Times are the cluster's, like the times in queues.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from qq.sessions.session_info import SessionCounts
 
 SAMPLE_INTERVAL_S = 5.0
-"""How often samples are taken: rates are of this time at least, and of twice as much at most."""
+"""Seconds between samples. A rate covers at least this time, and at most twice as much."""
 LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
-"""The numbers that may become smaller: how many there are, and not how many there have been."""
+"""Numbers that may decrease, because they count present messages instead of past events."""
 DELIVERIES = (
     "deliver",
     "deliver_no_ack",
@@ -29,45 +29,45 @@ DELIVERIES = (
     "redeliver",
     "ack",
 )
-"""RabbitMQ's names of what becomes of messages in a queue, and in a channel."""
+"""RabbitMQ's names for the outcomes of messages in a queue and in a channel."""
 FAILURES = (REJECTED, DELIVERY_LIMIT)
-"""The reasons for which messages die that say that something is wrong with consumers."""
+"""Reasons of dead-lettering that indicate a fault of consumers."""
 _ZEROS = (0,) * len(FAILURES)
 _SHORT_MS = 1000
-"""No rates are told of a time that is shorter than this."""
+"""Milliseconds that a rate must cover at least; otherwise it is 0."""
 
 Numbers = tuple[int, ...]
-"""A named tuple of what is counted."""
+"""A named tuple of counts."""
 
 
 class QueueNumbers(NamedTuple):
-    """What happened in a queue, and what is in it, under RabbitMQ's names; the last ones are ours."""
+    """Events in a queue and its length, under RabbitMQ's names; the last four are ours."""
 
     publish: int
     deliver: int
-    """Delivered to consumers that acknowledge; others get those in `deliver_no_ack`."""
+    """Deliveries with acknowledgement. `deliver_no_ack` counts those without."""
     deliver_no_ack: int
     get: int
     get_no_ack: int
     get_empty: int
     deliver_get: int
-    """How many messages were delivered or fetched."""
+    """Number of messages delivered or fetched."""
     redeliver: int
     ack: int
     messages: int
     messages_ready: int
     messages_unacknowledged: int
     dead_letter: int
-    """How many messages were moved to a dead-letter exchange."""
+    """Number of messages moved to a dead-letter exchange."""
     reject_publish: int
     waited_ms: int
-    """How long messages have waited for a consumer that can take them, up to now."""
+    """Milliseconds that messages have waited for a consumer with free prefetch, up to now."""
     failed: int
-    """How many messages died because consumers have rejected them, or failed too often."""
+    """Number of messages dead-lettered because consumers rejected them or failed too often."""
 
 
 UNTOLD = (*LENGTHS, "waited_ms", "failed")
-"""Numbers that `message_stats` does not tell of a queue."""
+"""Numbers that the `message_stats` of a queue leave out."""
 
 
 class _Sample(NamedTuple):
@@ -76,34 +76,34 @@ class _Sample(NamedTuple):
 
 
 class Rates:
-    """The last two samples of everything that is counted, each by a key of its own."""
+    """The last two samples of the counts of each object."""
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, tuple[_Sample, _Sample]] = {}
-        """The two samples of each, the older one first."""
+        """The two samples of each key, the older first."""
         self._sampled: dict[Hashable, tuple[_Sample, _Sample]] = {}
-        """The same of those that were sampled in the pass under way."""
+        """Samples of the keys that were sampled in the pass under way."""
 
     def sample(self, key: Hashable, numbers: Numbers, now_ms: int) -> None:
-        """Take the next sample."""
+        """Add a sample."""
         sample = _Sample(now_ms, numbers)
         known = self._samples.get(key)
         self._samples[key] = self._sampled[key] = (known[1] if known else sample, sample)
 
     def end_pass(self) -> None:
-        """Forget what was not sampled since the last time.
+        """Drop the keys that were not sampled in this pass.
 
-        With very many queues that must not be looked for: it would hold the loop up.
+        Their samples are replaced as a whole, because a search among very many queues would hold up the event loop.
         """
         self._samples, self._sampled = self._sampled, {}
 
     def last(self, key: Hashable) -> Any:
-        """The numbers of the last sample, as they were given; None if there is none."""
+        """Return the numbers of the last sample as they were given, or None without a sample."""
         samples = self._samples.get(key)
         return None if samples is None else samples[1].numbers
 
     def per_second(self, key: Hashable, numbers: Any, now_ms: int) -> dict[str, float]:
-        """How much more a second each number has become of late, by its name in the named tuple."""
+        """Return the recent increase per second of each number, by its name in the named tuple."""
         since = self._since(key, now_ms)
         if since is None:
             return dict.fromkeys(numbers._fields, 0.0)
@@ -114,7 +114,7 @@ class Rates:
         }
 
     def of_one(self, key: Hashable, numbers: Any, now_ms: int, place: int) -> float:
-        """How much more a second the number at a place in the named tuple has become of late."""
+        """Return the recent increase per second of the number at position `place` of the named tuple."""
         since = self._since(key, now_ms)
         if since is None:
             return 0.0
@@ -122,7 +122,7 @@ class Rates:
         return _rate(numbers._fields[place], change, (now_ms - since.time_ms) / 1000) if change else 0.0
 
     def capacity(self, queue: Queue, now_ms: int) -> float:
-        """The share of the last time in which a message that came would have been delivered at once, from 0 to 1."""
+        """Return the share of the recent time, from 0 to 1, in which a new message could be delivered at once."""
         if not queue.consumers:
             return 0.0
         since = self._since(queue.number, now_ms)
@@ -137,12 +137,12 @@ class Rates:
 
 
 def _rate(name: str, change: int, elapsed_s: float) -> float:
-    # Counts that are smaller than before are those of a state that was loaded: it has begun to count anew.
+    # A count decreases only when a state was loaded: then counting starts again.
     return round((change if name in LENGTHS else max(change, 0)) / elapsed_s, 2)
 
 
 def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[str, Any]:
-    """Numbers as RabbitMQ tells them: each NAME, and its rate as NAME_details."""
+    """Return numbers in RabbitMQ's form: each NAME, and its rate as NAME_details."""
     told: dict[str, Any] = dict(numbers)
     for name in numbers:
         told[f"{name}_details"] = {"rate": rates[name]}
@@ -150,7 +150,7 @@ def with_rates(numbers: Mapping[str, int], rates: Mapping[str, float]) -> dict[s
 
 
 def deliveries_of(counts: Tally | SessionCounts) -> tuple[int, int, int, int, int, int, int, int]:
-    """The numbers of `DELIVERIES`, in their order."""
+    """Return the numbers of `DELIVERIES`, in their order."""
     delivered, got = counts.delivered, counts.got
     delivered_no_ack, got_no_ack = counts.delivered_no_ack, counts.got_no_ack
     together = delivered + delivered_no_ack + got + got_no_ack
@@ -161,7 +161,7 @@ def deliveries_of(counts: Tally | SessionCounts) -> tuple[int, int, int, int, in
 def numbers_of(queue: Queue, now_ms: int) -> QueueNumbers:
     tally, backlog, unacked = queue.tally, queue.backlog, queue.unacked
     ready = backlog.count
-    # By their places and not by their names, which takes longer: this is done for each of very many queues.
+    # Positional arguments, because keywords take longer and this runs for each of very many queues.
     return QueueNumbers(
         tally.published,
         *deliveries_of(tally),

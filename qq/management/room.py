@@ -1,6 +1,6 @@
-"""Whether there can be many things at once: for definitions that are to be taken over.
+"""Checks whether limits leave room for many new objects at once, before an import of definitions.
 
-Invariant: looks at the machine and changes nothing.
+Invariant: only reads the machine.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Tells whether limits leave room for something new, besides what is there and all that was claimed before."""
+    """Counts claimed objects on top of existing objects, and refuses a claim that exceeds a limit."""
 
     def __init__(self, catalog: Catalog, told: Mapping[str, Table]) -> None:
-        """`told` are the limits that virtual hosts will have, by their names; until then the looser ones hold."""
+        """`told` are the limits that the import sets, by virtual host. The looser of old and new limit applies."""
         self._catalog = catalog
         self._told = told
         self._empty = catalog.gone_vhost("")
         self._claimed: dict[tuple[str, str], int] = {}
         self._made: set[tuple[str, Destination]] = set()
-        """The queues and exchanges of all declarations so far, with their virtual hosts."""
+        """(virtual host, queue or exchange) of all declarations so far."""
 
     def loosened(self, vhost: str) -> Table:
-        """The limits that the virtual host will have and that are looser than those in force."""
+        """Return the limits that the import sets for a virtual host and that are looser than the present limits."""
         now = self._vhost(vhost).limits
         told = self._told.get(vhost, {})
         return {
@@ -46,7 +46,7 @@ class Room:
         }
 
     def change(self, change: Change) -> None:
-        """Claim what an operator's change makes new. Raises RequestRefused."""
+        """Claim room for the objects that an operator's change adds. Raises RequestRefused."""
         catalog, access = self._catalog, self._catalog.access
         match change:
             case c.PutVhost(name) if name not in catalog.vhosts:
@@ -76,7 +76,10 @@ class Room:
                 pass
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new, in the order of the declarations. Raises RequestRefused."""
+        """Claim room for the objects that a declaration adds.
+
+        Call it in the order of declarations. Raises RequestRefused.
+        """
         try:
             self._check(vhost, declaration)
         except refusals.Refused as refused:
@@ -98,7 +101,7 @@ class Room:
         self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, lim.table_bytes(arguments))
 
     def _check(self, vhost: str, declaration: Declaration) -> None:
-        """Raise errors.Refused for what is wrong with a declaration, however much room there is."""
+        """Raise errors.Refused for a declaration that is invalid regardless of limits."""
         known = self._vhost(vhost)
         match declaration:
             case c.DeclareQueue(name=name):
@@ -124,7 +127,7 @@ class Room:
 
     def _check_exchange(self, vhost: str, known: VirtualHost, name: str) -> None:
         is_made = (vhost, Destination(DestinationKind.EXCHANGE, name)) in self._made
-        # A virtual host that is not there yet will have the exchanges that every one has.
+        # A new virtual host will have the predeclared exchanges.
         if not (is_made or name in known.exchanges or name.startswith(RESERVED)):
             raise refusals.not_found(refusals.the_exchange(name, vhost))
 
@@ -148,7 +151,7 @@ class Room:
         self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, size)
 
     def _vhost(self, name: str) -> VirtualHost:
-        """The virtual host of this name; an empty one if it is not there yet."""
+        """Return the virtual host with this name, or an empty virtual host if it does not exist yet."""
         return self._catalog.vhosts.get(name, self._empty)
 
     def _claim_in(self, vhost: str, name: str, there: int, amount: int = 1, where: str = "") -> None:
@@ -173,7 +176,7 @@ def _check_queue(thing: str, command: c.DeclareQueue) -> None:
     if "x-queue-type" in command.arguments:
         _check_queue_of(thing, args.queue_kind(thing, command.arguments), command)
         return
-    # Its virtual host may get another default type before the queue is declared: it may be of either.
+    # The default type of the virtual host may change before the queue is declared, so either type may accept it.
     try:
         _check_queue_of(thing, args.CLASSIC, command)
     except refusals.Refused as refused:

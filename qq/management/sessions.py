@@ -1,6 +1,6 @@
-"""Doing something as a client would do it: a session of the log that has no channel of AMQP behind it.
+"""Sessions for HTTP requests: an operator's command runs in a session of the log without an AMQP channel.
 
-Invariant: whatever happens in between, the session ends, and what it holds goes back.
+Invariant: the session always ends, even after an error, and messages that it holds return to their queues.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 10.0
-"""After how many seconds in which nothing was applied whoever asked for something is told that there is no majority."""
+"""Seconds without any applied batch after which a waiting request fails, because there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
-"""The octets of message bodies after which a get stops."""
+"""Octets of message bodies after which a get stops."""
 
 FRAME_MAX = 131_072
-"""The frames of messages that are published here are of this size at most: RabbitMQ's default of frame_max."""
+"""Largest frame of messages that are published here, in octets: RabbitMQ's default of frame_max."""
 
 _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
     AckMode.ACK_REQUEUE_TRUE: c.Return,
@@ -70,11 +70,11 @@ async def until_applied(
     *,
     changes: bool | None = None,
 ) -> T:
-    """Submit commands; return what `look` finds when this node has applied them, or had to give them up.
+    """Submit commands, and return the result of `look` when this node has applied or given up the commands.
 
-    Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
-    cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the node's own.
-    `changes` says whether something changes with all this; by default that is so if there are commands.
+    This node has then also applied all entries that the cluster committed before. Commands use `lane`, or the node's
+    own lane. `changes` says whether the request changes state; by default it does if it has commands. Raises
+    Unavailable. Raises InvalidCommand, and submits no command, if the log cannot hold any of them.
     """
     changes = bool(commands) if changes is None else changes
     for command in commands:
@@ -93,7 +93,7 @@ async def until_applied(
     while not applied.done():
         before = broker.submissions.batches_applied
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
-        # As long as the log goes on, the change waits for what is before it, and for no majority.
+        # While the log goes on, the change waits for earlier commands and not for a majority.
         if not applied.done() and broker.submissions.batches_applied == before:
             why = broker.why_undecided() or "the log does not go on"
             raise Unavailable(f"{why}; {UNKNOWN if changes else NOT_CARRIED_OUT}")
@@ -101,14 +101,14 @@ async def until_applied(
 
 
 class _OperatorConnection:
-    """A connection without a socket. Operators see it like any other, and it counts for the limits of its user."""
+    """A connection without a socket. Operators see it in lists, and it counts towards the limits of its user."""
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
 
     def __init__(self, number: int, vhost: str, user: str, scopes: Scopes | None) -> None:
         self.id = number
         self.lane = Lane()
-        """The lane has no payer: a request that waits asks for nothing else, and the node's limit is enough."""
+        """The lane has no payer: a waiting request makes no further requests, so the node's limit is enough."""
         self.name = f"HTTP API ({number})"
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
@@ -118,43 +118,43 @@ class _OperatorConnection:
         self.failure: Failed | ConnectionForced | None = None
 
     waits_for_log = False
-    """Never true: the request that waits is told by itself."""
+    """Always false: the waiting request is woken by its own barrier."""
 
     def facts(self) -> ConnectionFacts:
         return ConnectionFacts()
 
     def admitted(self) -> None:
-        """Do nothing: what was asked for behind it will be answered."""
+        """Ignored: the commands behind the connection's command are answered anyway."""
 
     def not_admitted(self, failure: Failed) -> None:
         self.failure = failure
 
     def told_to_close(self, effect: ConnectionForced) -> None:
-        """Note the reason for whoever waits for an answer; then the connection closes anyway."""
+        """Keep the reason for the request that waits for an answer; it closes the connection."""
         self.failure = effect
 
     def count_uncommitted(self, size: int) -> None:
-        """Do nothing: the request waits for its answers, and needs no other limit."""
+        """Ignored: the request waits for its answers, so it needs no further limit."""
 
     def alarm_changed(self) -> None:
-        """Do nothing: whoever has been let in publishes one message only."""
+        """Ignored: an admitted request publishes a single message."""
 
     def shut_down(self, text: str) -> None:
-        """Do nothing: the HTTP server tells its clients."""
+        """Ignored: the HTTP server informs its clients."""
 
     def close_now(self) -> None:
-        """Do nothing: what is asked for is answered or given up anyway, and then the connection closes."""
+        """Ignored: the request ends by itself, and then the connection closes."""
 
 
 class _OperatorSession:
-    """A session that does not consume: it only collects its answers. It is the publisher of one message at most."""
+    """A session without consumers that collects its answers, and publishes at most a single message."""
 
     number = 1
-    """The number of the channel in the frames of its message."""
+    """Channel number in the frames of its message."""
 
     consumers: Sequence[SessionConsumer] = ()
     waits_for_answer = False
-    """Never true: it is asked after a snapshot, about answers to cancellations, and nothing is cancelled here."""
+    """Always false: asked after a snapshot about cancellations, and this session cancels no consumer."""
 
     def __init__(self, session: int, connection: _OperatorConnection, throttle: Throttle) -> None:
         self.session = session
@@ -164,15 +164,15 @@ class _OperatorSession:
         self.failure: Failed | None = None
         self.published = 0
         self.to_pass: list[bytes] = []
-        """The message that is to be let through where limits of publishing hold."""
+        """Message that waits until the publishing limits let it pass."""
         self.has_passed = asyncio.Event()
         self.is_returned = False
-        """Whether no queue was to get the message."""
+        """Whether the message was routed to no queue."""
         self.is_safe: bool | None = None
-        """Whether the message is confirmed, or rejected; None if nobody knows."""
+        """Whether the message was confirmed (True) or rejected (False); None while that is unknown."""
 
     def facts(self) -> None:
-        """None: what operators do is no channel of a client."""
+        """Return None, because a request of an operator is no channel of a client."""
 
     @property
     def answered(self) -> int:
@@ -188,18 +188,18 @@ class _OperatorSession:
     def has_failed(self) -> bool:
         return self.failure is not None
 
-    def confirm(self, published: int) -> None:  # noqa: ARG002  # there is one
-        """Note that the message is safe, unless it was refused before."""
+    def confirm(self, published: int) -> None:  # noqa: ARG002  # this session publishes one message
+        """Record that the message is safe, unless it was rejected before."""
         self.is_safe = self.is_safe is None or self.is_safe
 
     def refuse(self, first: int, last: int) -> None:  # noqa: ARG002
         self.is_safe = False
 
     def refuse_unconfirmed(self, published: int) -> None:
-        """Do nothing: it is not known whether it is safe."""
+        """Ignored: the fate of the message is unknown."""
 
     def go_on(self) -> None:
-        """Let the message through, now, as far as the limits are concerned: the turn is over with this call."""
+        """Let the message pass if the publishing limits allow it, and charge it at once, or wait for the next call."""
         if self._throttle.passing(self, self.to_pass):
             self._throttle.charge(self, self.to_pass, 1)
             self.has_passed.set()
@@ -210,31 +210,31 @@ class _OperatorSession:
         self.is_returned = True
 
     def needed_from(self) -> None:
-        """None: this session keeps no entry, because what it gets stays in its queue until it has read that."""
+        """Return None: this session holds no entry, because a fetched message stays in its queue until it is read."""
 
     def leader_changed(self) -> None:
-        """Do nothing: a change of leader makes no difference here."""
+        """Ignored: the leader does not matter here."""
 
     def consumer(self, consumer_id: int) -> None:
-        """None: this session has no consumers."""
+        """Return None: this session has no consumers."""
 
     def _is_not_told(self, *_: object) -> None:
-        """Never called: only sessions that consume are told the effect."""
+        """Never called: only sessions with consumers receive these effects."""
 
     deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
 
 class RequestSession:
-    """A session of a user in a virtual host, in a connection of its own."""
+    """A session of a user in a virtual host, on a connection of its own."""
 
     def __init__(self, broker: Broker, vhost: str, user: str, scopes: Scopes | None = None) -> None:
-        """`scopes` are those of the token that vouches for the user, if one does."""
+        """`scopes` are the scopes of the user's token; None for a user with a password."""
         self._broker = broker
         self._connection = _OperatorConnection(broker.new_id(), vhost, user, scopes)
         self._session = _OperatorSession(broker.new_id(), self._connection, broker.throttle)
 
     async def __aenter__(self) -> Self:
-        """Open the session; if that is refused, so is what is asked for first. Raises RequestRefused."""
+        """Open the session. Its first command fails if the log refuses the session. Raises RequestRefused."""
         scopes, vhost = self._connection.scopes, self._connection.vhost
         if scopes is not None and not scopes.opens(vhost):
             text = f"access to vhost '{vhost}' refused for user '{self._connection.user}'"
@@ -251,7 +251,7 @@ class RequestSession:
         self._broker.connection_closed(self._connection)
 
     async def ask(self, commands: Sequence[Declaration | c.Get]) -> list[Result]:
-        """Have commands carried out; session and connection are filled in. Raises RequestRefused, Unavailable."""
+        """Run commands, after filling in session and connection. Raises RequestRefused, Unavailable."""
         results, before = self._session.results, len(self._session.results)
         mine = [self._own(command) for command in commands]
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
@@ -269,9 +269,9 @@ class RequestSession:
         return command._replace(**ids)
 
     async def publish(self, publication: NewMessage) -> bool:
-        """Publish a message; return whether a queue has it.
+        """Publish a message, and return whether it was routed to a queue.
 
-        Raises RequestRefused, Unavailable, PublicationRejected. It waits where limits of publishing hold.
+        Waits while publishing limits are reached. Raises RequestRefused, Unavailable, PublicationRejected.
         """
         broker, session, connection = self._broker, self._session, self._connection
         try:
@@ -296,7 +296,7 @@ class RequestSession:
         return not session.is_returned
 
     async def _wait_for_limits(self, messages: list[bytes]) -> None:
-        """Return when limits of publishing have let a message pass, which is charged then. Raises Unavailable."""
+        """Wait until the publishing limits let a message pass, which is then charged. Raises Unavailable."""
         session = self._session
         session.to_pass = messages
         session.go_on()
@@ -307,7 +307,7 @@ class RequestSession:
             raise Unavailable(f"a limit of publishing is reached; {NOT_CARRIED_OUT}") from None
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
-        """Take up to `count` messages and settle them as `ack_mode` says. Raises RequestRefused, Unavailable."""
+        """Take up to `count` messages and settle them by `ack_mode`. Raises RequestRefused, Unavailable."""
         got: list[GetOk] = []
         messages: list[Message] = []
         size = 0
@@ -339,7 +339,7 @@ class RequestSession:
 
 
 async def _stored(broker: Broker, messages: Range) -> Messages:
-    """Messages that are in a queue, read from the disk if need be. Raises Unavailable."""
+    """Return messages of a queue, read from the disk if needed. Raises Unavailable."""
     try:
         groups = await stored_messages(broker.entries, messages, (messages,))
     except MessagesGone as gone:

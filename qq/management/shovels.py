@@ -1,6 +1,6 @@
-"""What operators see of shovels: their moves, or what the node says that carries them out.
+"""Reports on shovels: their moves, or the report of the node that runs them.
 
-Invariant: only looks, and asks the node that leads, which carries out all shovels; that one may change meanwhile.
+Invariant: only reads the state, and asks the leader, because it runs all shovels. The leader may change meanwhile.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ REPORTS, RESTART = "shovels", "restart shovel"
 
 
 class Carries(Protocol):
-    """What carries out shovels on a node, or carries out none."""
+    """Runs the shovels of a node, or none where shovels are disabled."""
 
     def reports(self) -> Mapping[tuple[str, str], Report]:
-        """What is told of each, by virtual host and name."""
+        """Return the report of each shovel, by virtual host and name."""
         ...
 
     def restart(self, vhost: str, name: str) -> bool:
-        """Stop one and begin it again; return whether there was one."""
+        """Restart a shovel; return whether it exists."""
         ...
 
 
 class ShovelReports:
-    """The part of `qq.http.view.ManagementView` that is about shovels."""
+    """Implements the part of `qq.http.view.ManagementView` that shows shovels."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ShovelReports:
         change: Callable[[Change], Awaitable[None]],
         carrier: Carries,
     ) -> None:
-        """`change` has something changed in the log; `carrier` carries out shovels here while this node leads."""
+        """`change` puts a change into the log; `carrier` runs shovels while this node leads."""
         self._broker = broker
         self._others = others
         self._have_changed = change
@@ -74,7 +74,7 @@ class ShovelReports:
     async def restart_shovel(self, shovel: ShovelStatus) -> None:
         definition, leader = read_shovel(shovel.vhost, shovel.text), self._broker.leader
         if definition is not None and definition.is_move:
-            # To set the same value is to set it anew.
+            # Setting the same value again restarts the move.
             await self._have_changed(PutParameter(shovel.vhost, SHOVEL, shovel.name, shovel.text))
         elif leader == self._broker.name:
             self._carrier.restart(shovel.vhost, shovel.name)
@@ -82,7 +82,7 @@ class ShovelReports:
             raise Unavailable(f"the node that carries out shovels does not answer; {NOT_CARRIED_OUT}")
 
     def _shovels_set(self, vhost: str | None) -> Iterator[tuple[tuple[str, str], str]]:
-        """The shovels of a virtual host, or of all: virtual host and name, and value."""
+        """Yield (virtual host, name) and value of each shovel, of a virtual host or of all."""
         for known in list(self._broker.machine.vhosts.values()):
             if vhost in (None, known.name):
                 for (component, name), text in sorted(known.parameters.items()):

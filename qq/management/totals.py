@@ -1,7 +1,7 @@
-"""What all queues of a virtual host together have seen, how fast, and how that was some minutes ago.
+"""Totals of all queues of a virtual host, their rates, and their samples of the last minutes.
 
-Invariant: bounded memory, and no counting but at the samples. So what a queue saw between its last sample and its end
-is not in the sums, and of what nobody has looked at there are no earlier samples.
+Invariant: bounded memory, and numbers are added up at samples only. So events between a queue's last sample and its
+deletion are missing, and samples of an object exist only after a client has asked for them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from qq.machine.catalog.vhost import VirtualHost
 
 _FIELDS = QueueNumbers._fields
-# Most queues of very many are as they were: nothing is looked up by its name for them.
+# Slices instead of names, because this runs for each of very many queues, most of them unchanged.
 _HAPPENED = slice(_FIELDS.index(DELIVERIES[0]), _FIELDS.index(DELIVERIES[-1]) + 1)
 _LENGTHS = slice(_FIELDS.index(LENGTHS[0]), _FIELDS.index(LENGTHS[-1]) + 1)
 SAMPLES_KEPT_S = 600
-"""For how long samples of what somebody looks at are kept."""
+"""Seconds that samples are kept for objects that clients ask for."""
 WATCHED_MAX = 200
-"""How many things have samples at a time: those that were looked at last."""
+"""Objects with samples at most: those that clients asked for last."""
 
 
 class VhostNumbers(NamedTuple):
-    """What happened in the queues and exchanges of a virtual host, and what is in it, under RabbitMQ's names."""
+    """Events in the queues and exchanges of a virtual host, and its messages, under RabbitMQ's names."""
 
     publish: int = 0
     deliver: int = 0
@@ -46,37 +46,37 @@ class VhostNumbers(NamedTuple):
 
 
 class ExchangeNumbers(NamedTuple):
-    """How many messages were published to an exchange, and how many copies of them went from there into queues."""
+    """Messages published to an exchange, and copies of them that it routed to queues."""
 
     publish_in: int = 0
     publish_out: int = 0
 
 
 class VhostTotals:
-    """The sums of each virtual host, as they were when queues were last sampled."""
+    """Totals of each virtual host as of the last pass over the queues."""
 
     def __init__(self) -> None:
         self._counted: dict[str, list[int]] = {}
-        """What the queues of each virtual host have counted, those that are gone included."""
+        """Counts of the queues of each virtual host, deleted queues included."""
         self._lengths: dict[str, list[int]] = {}
         self._pass: dict[str, list[int]] = {}
-        """The lengths of the pass over the queues that is under way."""
+        """Lengths so far in the pass under way."""
         self._rates = Rates()
 
     def take(self, vhost: str, before: QueueNumbers | None, now: QueueNumbers) -> None:
-        """Add what a queue has counted since its last sample, and what is in it."""
+        """Add the increase of a queue's counts since its last sample, and its lengths."""
         if before is None or before[_HAPPENED] != now[_HAPPENED]:
             counted = self._counted.setdefault(vhost, [0] * len(DELIVERIES))
             olds = () if before is None else before[_HAPPENED]
             for place, (count, old) in enumerate(zip_longest(now[_HAPPENED], olds, fillvalue=0)):
                 counted[place] += count - old if count >= old else count
-        if now.messages:  # the two others are parts of it
+        if now.messages:  # includes both other lengths
             lengths = self._pass.setdefault(vhost, [0] * len(LENGTHS))
             for place, length in enumerate(now[_LENGTHS]):
                 lengths[place] += length
 
     def end_pass(self, vhosts: Iterable[VirtualHost], now_ms: int) -> None:
-        """Note that all queues were taken; the virtual hosts are those that there are."""
+        """End a pass over all queues. `vhosts` are the existing virtual hosts."""
         self._lengths, self._pass = self._pass, {}
         there = list(vhosts)
         names = {vhost.name for vhost in there}
@@ -98,7 +98,7 @@ class VhostTotals:
         return VhostNumbers(*map(sum, zip(*numbers, strict=True)))
 
     def stats(self, vhosts: Collection[VirtualHost], now_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What happened in virtual hosts together, and what is in them, each number with its rate."""
+        """Return the events and the lengths of virtual hosts in total, each number with its rate."""
         numbers = [self.of_vhost(vhost) for vhost in vhosts]
         rates = [
             self._rates.per_second(vhost.name, each, now_ms)
@@ -115,7 +115,7 @@ class VhostTotals:
         return happened, lengths
 
     def exchange_stats(self, vhost: VirtualHost, exchange: str, now_ms: int) -> dict[str, Any]:
-        """How much an exchange has passed on, each number with its rate; {} if nothing was published to it."""
+        """Return the counts of an exchange with their rates; {} before the first publish to it."""
         if exchange not in vhost.exchange_counts:
             return {}
         numbers = of_exchange(vhost, exchange)
@@ -127,11 +127,11 @@ def of_exchange(vhost: VirtualHost, exchange: str) -> ExchangeNumbers:
 
 
 class KeptSamples:
-    """The samples of what somebody looks at."""
+    """Recent samples of the objects that clients ask for."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, ...], deque[tuple[int, Any]]] = {}
-        """The samples of each thing by its key; whoever was looked at last is last."""
+        """Samples by the key of the object; the object that was asked for last is at the end."""
 
     def watched(self) -> list[tuple[str, ...]]:
         return list(self._samples)
@@ -144,7 +144,10 @@ class KeptSamples:
     def told(
         self, key: tuple[str, ...], numbers: Any, wanted: Samples, now_ms: int
     ) -> dict[str, dict[str, Any]]:
-        """What NAME_details have besides the rate, for each number: the newest sample first, and one at least."""
+        """Return the content of NAME_details besides the rate for each number, the newest sample first.
+
+        There is always at least a single sample.
+        """
         known = self._samples.pop(key, None)
         if known is None:
             known = deque([(now_ms, numbers)], maxlen=int(SAMPLES_KEPT_S / SAMPLE_INTERVAL_S) + 1)
@@ -161,7 +164,7 @@ class KeptSamples:
             if not samples:
                 break
             chosen.append((time_ms, samples[-1][1]))
-        if not chosen:  # somebody has just begun to look
+        if not chosen:  # this is the first request for the object
             chosen.append((last_ms, numbers))
         return {name: _details(chosen, place) for place, name in enumerate(numbers._fields)}
 

@@ -1,6 +1,6 @@
-"""How this node does: what it measures of itself, over the last minutes, for diagnosis.
+"""Vitals of this node: its measurements of the last minutes, for diagnosis.
 
-Invariant: only looks. Files are read on a thread.
+Invariant: only reads the state. Files are read on a thread.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 LONG_SAMPLES = 120
-"""How many samples the longer windows have: ten minutes, with one each 5 s."""
+"""Samples in the longer windows: ten minutes, at a sample every 5 s."""
 CERTIFICATES_EVERY = 60
-"""With each so many-th sample certificates are read: every five minutes."""
+"""Samples between two reads of the certificates: every five minutes."""
 HELD_KEPT_S = 60.0
-"""For how long it is told that publishers had to wait because of a limit."""
+"""Seconds that a publishing limit is reported after a publisher waited for it."""
 HIGH = 0.99
 MEDIAN = 0.5
 
 
 class NodeVitals:
-    """The vitals of this node."""
+    """Measures the vitals of this node."""
 
     def __init__(self, broker: Broker, group: Group, own: OwnNode, clients: ClientWatch) -> None:
         self._broker = broker
@@ -56,13 +56,13 @@ class NodeVitals:
         self._elections = Trend(LONG_SAMPLES)
         self._free_bytes = Trend(LONG_SAMPLES)
         self._held: dict[tuple[str, str, str], tuple[float, HeldLimit]] = {}
-        """When publishers were last seen to wait, by the limit: those who wait for moments are not seen each time."""
+        """Time at which publishers last waited for each limit. Short waits fall between samples."""
         self._idle_shovels: dict[tuple[str, str], IdleShovel] = {}
         self._samples = 0
         self._certificates: list[Certificate] = []
 
     async def sample(self) -> None:
-        """Take the next sample of all of it."""
+        """Take a sample of all measurements."""
         now_s = self._broker.runtime.monotonic()
         for window in (self._writes, self._loop, self._commits, self._applying):
             window.sample(now_s)
@@ -82,7 +82,7 @@ class NodeVitals:
         self._held = kept
 
     def look_at_shovels(self, shovels: Sequence[ShovelStatus]) -> None:
-        """Note which of the shovels that this node carries out move nothing; one that begins again has not run yet."""
+        """Record which shovels of this node are idle. A restarting shovel that has not yet run again stays idle."""
         known, self._idle_shovels = self._idle_shovels, {}
         for each in shovels:
             key = each.vhost, each.name
@@ -93,20 +93,21 @@ class NodeVitals:
 
     @property
     def commit_s(self) -> float:
-        """How long a commit takes on average, in seconds; 0 if there was none."""
+        """Return the mean seconds of a commit; 0 without commits."""
         return self._commits.mean_s
 
     def facts(self) -> NodeFacts:
-        """What this node is judged by."""
+        """Return the facts for judging this node."""
         broker, own, clients = self._broker, self._own, self._clients
         return NodeFacts(
             name=broker.name,
             why_publishers_wait=broker.alarm,
             writes=self._writes.count,
             write_median_s=self._writes.quantile(MEDIAN),
-            # There is one write at a time: if the process was stopped, that one has taken so long, and not the disk.
+            # Writes run one at a time. The slowest is spared, because it may be slow only since the process was
+            # stopped.
             write_high_s=self._writes.quantile(HIGH, spared=1),
-            # What a node that starts has to do makes its loop late, and nobody has to look at it.
+            # Starting makes the loop of a node late, so the first minute is left out.
             loop_high_s=self._loop.quantile(HIGH) if self._loop.is_whole else 0.0,
             cores=self._cpu.per_second,
             memory_bytes=memory.resident_bytes(),
@@ -129,7 +130,7 @@ class NodeVitals:
         )
 
     def vitals(self) -> Vitals:
-        """What other nodes are told."""
+        """Return the measurements for other nodes."""
         return Vitals(
             name=self._broker.name,
             release=qq.__version__,
@@ -152,7 +153,7 @@ def _read_all(files: Iterable[CertificateFiles]) -> list[Certificate]:
 
 
 def _read(path: str) -> Certificate:
-    """The first end of the certificates in a file."""
+    """Return the certificate in a file that ends first."""
     try:
         found = validities(Path(path).read_bytes())
     except OSError as error:

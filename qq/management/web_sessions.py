@@ -1,13 +1,12 @@
-"""The web sessions of the cluster, as one node knows them.
+"""Web sessions of the cluster: login to the page, checks of session tokens, logouts.
 
-A session ends when it is too old, when its user is gone or has another password, or the token of OAuth 2 with which it
-began expires, and when somebody logs out. All but the last every node sees by itself, unless the user is made anew with
-the same hash. Of logouts and deletions the nodes tell each other: at once, again each second for a while to those that
-do not answer, and once a minute, so that a node that was away hears of it, too. It is in memory only: a session
-that was ended is good again, for the rest of its time, if all nodes are started anew at once. (The browser has
-forgotten it in any case.)
+A session ends at its maximum age, after a logout, when its user is deleted or gets a new password, or when its OAuth 2
+token expires. Each node sees all but logouts by itself, unless the user is recreated with the same hash. So nodes send
+logouts and deletions to each other: at once, again every second for a while to nodes that do not answer, and once a
+minute. So a node that was away learns of them, too. Logouts are kept in memory only: if all nodes restart at once, an
+ended session is valid again for the rest of its time. (The browser has forgotten it in any case.)
 
-Invariant: what is remembered is bounded, and what one user does, however often, ends no session of another user.
+Invariant: memory is bounded, and the acts of a user, however many, end no session of a different user.
 """
 
 from __future__ import annotations
@@ -31,30 +30,32 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 ENDED_MAX = 10_000
-"""How many ended sessions are remembered: some MB. The user who has been quiet for longest makes room."""
+"""Ended sessions kept at most: some MB. The user that was quiet for longest is forgotten first."""
 ENDED_PER_USER_MAX = 100
-"""How many of one user: when there are more, all that began before the first of them count as ended."""
+"""Ended sessions of a user kept at most. With more, all sessions that began before the oldest of them count as ended.
+"""
 TELL_INTERVAL_S = 60.0
-"""How often other nodes are asked which sessions were ended."""
+"""Seconds between questions to the other nodes about ended sessions."""
 TELL_AGAIN_S = 1.0
-"""How often those are told again that have not answered."""
+"""Seconds until an ended session is sent again to nodes that have not answered."""
 UNTOLD_MAX = 100
-"""How many ended sessions others are told of in this way; of more they hear within the interval above."""
+"""Ended sessions sent to the nodes actively at most. Nodes learn of the rest when they next ask for ended sessions."""
 ENDED, ENDED_NOW = "ended-sessions", "ended-session"
-"""The topics that nodes ask each other about: what was ended, and that one is ended now."""
+"""Topics of questions between nodes: all ended sessions, and a session that has just ended."""
 _VOUCHED = "\0"
-"""What the name of a session's user begins with for whom a token vouches: that user is not the one in the cluster's
-list who has the same name, and ends no sessions of that one."""
+"""Prefix of the user name in sessions that a token vouches for. Such a user differs from the cluster's own user with
+the same name, so it cannot end that user's sessions.
+"""
 _ALL_BEFORE = b""
-"""In the place of a session's id: it stands for all sessions of the user that did not begin later than it."""
+"""In place of a session id: all sessions of the user that began at this time or earlier."""
 
 
 class EndedSessions:
-    """The sessions that were ended before their time."""
+    """Sessions that were ended before they expired."""
 
     def __init__(self) -> None:
         self._of_users: dict[str, dict[bytes, int]] = {}
-        """When the sessions began that were ended, by their ids, for each user. Who ended one last is last."""
+        """User -> session id -> begin of the ended session, in seconds. The user with the newest logout is last."""
         self._count = 0
 
     def __contains__(self, session: WebSession) -> bool:
@@ -63,7 +64,7 @@ class EndedSessions:
         return is_one or session.began_s <= ended.get(_ALL_BEFORE, -1)
 
     def add(self, session: WebSession) -> None:
-        """Note that a session has ended."""
+        """Record that a session has ended."""
         user, number, began_s = session
         ended = self._of_users.pop(user, {})
         self._count -= len(ended)
@@ -78,11 +79,11 @@ class EndedSessions:
             self._count -= len(self._of_users.pop(quiet))
 
     def begin(self, user: str, now_s: int) -> int:
-        """When a session of a user begins that is not among those that were ended all together."""
+        """Return the begin for a new session of a user: now, or later if sessions up to now were all ended."""
         return max(now_s, self._of_users.get(user, {}).get(_ALL_BEFORE, -1) + 1)
 
     def rows(self, after: Any) -> Iterator[tuple[list[Any], WebSession]]:
-        """The ended sessions behind a user's name and a session's id, in the order of these."""
+        """Yield the ended sessions after a user name and session id, in the order of these."""
         user_after, number_after = after or ("", _ALL_BEFORE)
         for user in sorted(user for user in self._of_users if user >= user_after):
             for number, began_s in sorted(self._of_users.get(user, {}).items()):
@@ -91,7 +92,7 @@ class EndedSessions:
 
 
 class WebSessions:
-    """The part of `qq.http.view.ManagementView` that knows web sessions."""
+    """Implements the part of `qq.http.view.ManagementView` that manages web sessions."""
 
     def __init__(
         self, broker: Broker, others: OtherNodes, cluster: str, cluster_secrets: Callable[[], Sequence[bytes]]
@@ -101,12 +102,12 @@ class WebSessions:
         self._tokens = Tokens(cluster, cluster_secrets)
         self._ended = EndedSessions()
         self._untold: dict[WebSession, int] = {}
-        """Sessions of which others may not know that they ended, and until when (seconds since 1970) they are told."""
+        """Ended sessions that other nodes may not know of -> end of telling them, in seconds since 1970."""
         others.tell_rows(ENDED, self._ended.rows)
         others.tell(ENDED_NOW, self._told)
 
     def begin_session(self, user: str) -> WebLogin | None:
-        """Begin a session of a user who has just logged in; None if the user is gone."""
+        """Begin a session of a user who has just logged in; return None if the user was deleted."""
         known = self._broker.machine.users.get(user)
         if known is None:
             return None
@@ -114,7 +115,7 @@ class WebSessions:
         return self._shown(session, known, self._tokens.seal(session, known))
 
     def begin_vouched_session(self, found: LoggedIn) -> WebLogin | None:
-        """Begin a session of a user for whom a token vouches; None if it has expired, or says more than fits."""
+        """Begin a session of a user that an OAuth 2 token vouches for; return None if it expired or is too large."""
         assert found.scopes is not None
         session = WebSession(_VOUCHED + found.user, secrets.token_bytes(ID_BYTES), self._now_s())
         vouched = Vouched(found.scopes.texts, int(found.expires_s))
@@ -124,9 +125,9 @@ class WebSessions:
         return self._shown_vouched(session, vouched, token)
 
     async def session(self, token: str, peer_host: str) -> WebLogin | None:
-        """The session that a token is of, if it is good; also one that began at another node just now.
+        """Return the session of a token if it is valid, also if it has just begun at another node.
 
-        Raises Unavailable if that cannot be known without the others.
+        Raises Unavailable if this node cannot know that without the other nodes.
         """
         opened = self._tokens.open(token)
         if opened is None or self._is_over(opened.session):
@@ -143,7 +144,7 @@ class WebSessions:
                     "the node was away from its cluster: it does not know whose session this is"
                 )
         if user is None:
-            self._ended.add(opened.session)  # so that it is not looked for again
+            self._ended.add(opened.session)  # avoids another read of the log for it
             return None
         if not self._broker.logins.may_come_from(user.name, peer_host):
             return None
@@ -152,25 +153,25 @@ class WebSessions:
     def _vouched_session(
         self, session: WebSession, vouched: Vouched, token: str, peer_host: str
     ) -> WebLogin | None:
-        """A session of somebody with a token of OAuth 2, if that has not expired and the node still takes such."""
+        """Return a session of an OAuth 2 token, or None if it expired or this node no longer accepts tokens."""
         logins, shown = self._broker.logins, self._shown_vouched(session, vouched, token)
         is_over = self._now_s() >= shown.expires_s or logins.verifier is None
         return None if is_over or not logins.may_come_from(shown.user, peer_host) else shown
 
     async def end_session(self, token: str) -> None:
-        """End a session here, and at the nodes that answer."""
+        """End a session, at this node and at the nodes that answer."""
         opened = self._tokens.open(token)
         if opened is not None:
             await self._end([opened.session])
 
     async def end_sessions_of(self, users: Iterable[str]) -> None:
-        """End all sessions of these users, who are gone: one who is made anew is somebody else."""
+        """End all sessions of deleted users, because a user recreated with the same name is a different user."""
         now_s = self._now_s()
-        # As late as their newest session may have begun.
+        # No session of the user can have begun later than this.
         await self._end([WebSession(user, _ALL_BEFORE, self._ended.begin(user, now_s)) for user in users])
 
     async def watch_sessions(self) -> None:
-        """Hear which sessions were ended at other nodes, and tell them again if they did not hear, until cancelled."""
+        """Ask other nodes for ended sessions, and tell them those that they may not know. Runs until cancelled."""
         while True:
             for rows in (await self._others.rows_of_all(ENDED)).values():
                 for row in rows:
@@ -188,7 +189,7 @@ class WebSessions:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Tell the other nodes what they may not know."""
+        """Tell the other nodes about sessions that they may not know to have ended."""
         await asyncio.gather(*map(self._tell_of, list(self._untold)))
 
     async def _tell_of(self, session: WebSession) -> None:

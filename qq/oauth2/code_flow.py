@@ -1,9 +1,9 @@
-"""Logging in to the page with the issuer's own page: OpenID Connect's authorization code flow, with PKCE.
+"""Login to the page through the issuer: OpenID Connect's authorization code flow, with PKCE.
 
-The browser is sent to the issuer, and comes back with a code; the node changes the code for tokens. So tokens are seen
-by the node only, and are in no address.
+The node redirects the browser to the issuer, and the browser returns with a code. The node exchanges the code for
+tokens. So only the node sees tokens, and no URL contains them.
 
-Invariant: nothing that comes with the browser is believed before the issuer has said the same to the node itself.
+Invariant: the node believes data from the browser only after the issuer has confirmed it to the node directly.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from qq.oauth2.verifier import Verifier
 
 REDEEMING_MAX = 16
-"""Codes that are being changed for tokens at a time: anybody may send some, and each is a request to the issuer."""
+"""Codes exchanged for tokens at a time: any client may send codes, and each costs a request to the issuer."""
 
 
 class CodeFlow:
-    """The page as a client of the issuer. It is the `LoginProvider` of the HTTP interface."""
+    """The page as an OAuth 2 client of the issuer. Implements `LoginProvider` of the HTTP interface."""
 
     def __init__(self, config: OAuth2, client_id: str, verifier: Verifier) -> None:
         self.client_id = client_id
@@ -93,9 +93,9 @@ class CodeFlow:
         return access_token
 
     def _proof(self) -> tuple[dict[str, str], dict[str, str]]:
-        """What proves to the issuer who its client is: what the form has more, and headers (RFC 6749, 2.3.1).
+        """Return the form fields and the headers that authenticate this client to the issuer (RFC 6749, 2.3.1).
 
-        The secret is in a header, which is the standard's default, unless the issuer says that it takes none there.
+        The secret is sent in a header, the standard's default, unless the issuer says that it accepts no secret there.
         """
         secret, methods = self._config.client_secret, self._provider.methods
         if secret is None:
@@ -106,7 +106,7 @@ class CodeFlow:
         return {}, {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
     async def _claims(self, id_token: str) -> dict[str, Any]:
-        """What the ID token says, if it is this client's. Raises InvalidToken."""
+        """Return the claims of an ID token that was issued to this client. Raises InvalidToken."""
         token = id_token.encode()
         renewed = asyncio.Event()
         if self._verifier.renew_keys(token, renewed.set):

@@ -1,7 +1,7 @@
-"""The keys with which tokens are signed: from files, and those that their issuer publishes.
+"""The public keys that verify tokens: keys from files, and keys that the issuer publishes.
 
-Invariant: an issuer that does not answer ends nobody's connection: what was fetched stays good until there is
-something newer. However many tokens name keys that nobody knows, the issuer is asked once in a while.
+Invariant: an unreachable issuer ends no connection, because fetched keys stay valid until newer keys arrive. The number
+of requests to the issuer is bounded, however many tokens name unknown keys.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FRESH_S = 300.0
-"""After how long keys are fetched again, when a token comes: one that its issuer has withdrawn is good no longer."""
+"""Seconds after which the next token causes a new fetch, so that a key that the issuer withdrew becomes invalid."""
 ASK_AGAIN_S = 10.0
-"""How long, at least, between two attempts to fetch keys."""
+"""Minimum seconds between two attempts to fetch keys."""
 
 
 class Keys:
-    """The keys by their ids."""
+    """Public keys by their ids."""
 
     def __init__(self, config: OAuth2, provider: Provider) -> None:
-        """Raise StartError for files that hold no key."""
+        """Read the key files. Raises StartError for a file without a key."""
         self._config = config
         self._provider = provider
         self._static = {name: _key_in(path) for name, path in config.signing_keys}
@@ -47,7 +47,10 @@ class Keys:
         self._waiting: list[Callable[[], None]] = []
 
     def find(self, number: str | None) -> Any | None:
-        """The key of this id; without one, the default key, or the only one that there is. None: nobody knows it."""
+        """Return the key with this id, or None if it is unknown.
+
+        Without an id, return the default key, or the only key that exists.
+        """
         self._keep_fresh()
         keys = self._static | self._fetched
         number = number or self._config.default_key
@@ -56,7 +59,7 @@ class Keys:
         return next(iter(keys.values())) if len(keys) == 1 else None
 
     def renew(self, renewed: Callable[[], None]) -> bool:
-        """Have keys fetched, and `renewed` called then; return False if that was done a moment ago."""
+        """Start to fetch keys and call `renewed` at the end; return False if a fetch was tried a moment ago."""
         if not (self._config.jwks_url or self._config.issuer):
             return False
         if self._fetching is None:
@@ -102,12 +105,12 @@ class Keys:
 
 
 def keys_in(document: dict[str, Any]) -> dict[str, Any]:
-    """The keys in a JWK set by their ids (RFC 7517): those for signatures that can be read."""
+    """Return the signature keys of a JWK set by their ids (RFC 7517). Unreadable keys are skipped."""
     told, found = document.get("keys"), dict[str, Any]()
     for each in told if isinstance(told, list) else []:
         try:
             key = PyJWK.from_dict(each)
-        except Exception as error:  # noqa: BLE001  # PyJWT raises what it meets: KeyError, NotImplementedError
+        except Exception as error:  # noqa: BLE001  # PyJWT passes on any error: KeyError, NotImplementedError
             log.info("a key of whoever issues tokens cannot be used: %r", error)
             continue
         number = each.get("kid") or ""
@@ -117,7 +120,7 @@ def keys_in(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_in(path: Path) -> Any:
-    """The public key in a PEM file, or that of a certificate in it. Raises StartError."""
+    """Return the public key in a PEM file, or the key of the certificate in it. Raises StartError."""
     try:
         text = path.read_bytes()
         if b"BEGIN CERTIFICATE" in text:

@@ -1,6 +1,6 @@
-"""The documents of who issues tokens: fetched, bounded and looked at.
+"""HTTPS requests to the issuer of tokens, and its discovery document.
 
-Invariant: nothing is asked without TLS, no answer is longer than it may be, and none is waited for long.
+Invariant: requests use TLS, and the size of an answer and the wait for it are bounded.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
     from qq.config import OAuth2
 
 FRESH_S = 300.0
-"""How long what was discovered is good."""
+"""Seconds that a discovery document is used before it is fetched again."""
 ASK_AGAIN_S = 1.0
-"""After how long somebody is asked again who has not answered."""
+"""Seconds until an issuer that failed to answer is asked again."""
 FETCH_TIMEOUT_S = 5.0
 DOCUMENT_BYTES_MAX = 256 * 1024
 _DISCOVERY = "/.well-known/openid-configuration"
 
 
 class ProviderError(Exception):
-    """The issuer does not answer as it should, for this reason."""
+    """The issuer did not give a valid answer; the text has the reason."""
 
 
 class _Resolver(AbstractResolver):
-    """Finds the issuer without the few threads that the event loop has for all names."""
+    """Resolves the issuer's host name without the event loop's thread pool.
+
+    All lookups of the process would share its few threads.
+    """
 
     def __init__(self) -> None:
         self._names = HostNames()
@@ -61,25 +64,28 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing: each request has a connector of its own, and all have this."""
+        """Ignored: all requests share this resolver, and each closes a connector of its own."""
 
 
 class Provider:
-    """Who issues tokens."""
+    """Client for the documents of the issuer of tokens."""
 
     def __init__(self, config: OAuth2) -> None:
-        """Raise StartError for an authority that cannot be used."""
+        """Load the certificate authority. Raises StartError if it cannot be used."""
         self._config = config
         self._tls = _context(config.ca)
         self._discovered: dict[str, Any] = {}
         self._fresh_until_s = 0.0
         self._failure: ProviderError | None = None
-        """Why nothing could be discovered a moment ago."""
+        """The error of the last discovery; None if it succeeded."""
         self._discovering = asyncio.Lock()
         self._resolver = _Resolver()
 
     async def address(self, name: str) -> str:
-        """An address that the issuer tells (OpenID Connect Discovery 1.0). Raises ProviderError."""
+        """Return an address from the issuer's discovery document (OpenID Connect Discovery 1.0).
+
+        Raises ProviderError.
+        """
         async with self._discovering:
             if monotonic() >= self._fresh_until_s:
                 await self._look()
@@ -91,7 +97,7 @@ class Provider:
         return found
 
     async def _look(self) -> None:
-        """Discover what there is, or why not: however many want to know, the issuer is asked once in a while."""
+        """Fetch the discovery document or remember the error. All callers share a request, so the issuer gets few."""
         try:
             self._discovered, self._failure = await self._discover(), None
             self._fresh_until_s = monotonic() + FRESH_S
@@ -101,7 +107,7 @@ class Provider:
 
     @property
     def methods(self) -> Any:
-        """How clients may prove who they are, as the issuer has told it; None if it has not."""
+        """Methods of client authentication that the issuer supports, or None if its document does not say."""
         return self._discovered.get("token_endpoint_auth_methods_supported")
 
     async def _discover(self) -> dict[str, Any]:
@@ -116,11 +122,11 @@ class Provider:
         return (self._config.issuer or "").rstrip("/") + _DISCOVERY
 
     async def get(self, url: str) -> dict[str, Any]:
-        """The object at an address. Raises ProviderError."""
+        """Return the JSON object at a URL. Raises ProviderError."""
         return await self._ask("GET", url)
 
     async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, Any]:
-        """The object that is the answer to a form. Raises ProviderError."""
+        """Post a form and return the JSON object in the answer. Raises ProviderError."""
         return await self._ask("POST", url, data=form, headers=headers)
 
     async def _ask(self, method: str, url: str, **content: Any) -> dict[str, Any]:

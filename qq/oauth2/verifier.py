@@ -1,7 +1,7 @@
-"""Whether a token is good, and whom it vouches for (RFC 7519, RFC 9068; https://www.rabbitmq.com/docs/oauth2).
+"""Verifies tokens, and finds their user and scopes (RFC 7519, RFC 9068; https://www.rabbitmq.com/docs/oauth2).
 
-Invariant: nothing but the id of its key and its algorithm is read of a token before its signature is checked, and only
-algorithms with a public key are known: a token cannot choose to be checked with something that is no secret.
+Invariant: before the signature is verified, only the key id and the algorithm of a token are read. Only algorithms with
+public keys are accepted, so a token cannot have its signature verified with a public value as the secret.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from qq.config import OAuth2
 
 DEFAULT_CLAIMS = ("sub", "client_id")
-"""The claims that name the user if no other is there, as in RabbitMQ."""
+"""Claims that name the user if the configured claims are missing, as in RabbitMQ."""
 NAME_BYTES_MAX = 255
 EXPIRY_S_MAX = 2**40
-"""The last moment of which anybody can tell that it has come."""
+"""Latest expiry, in seconds since 1970; a later expiry is cut to it."""
 SCOPES_MAX = 200
-"""The most scopes of a token: each may be looked at for each thing that a client has not asked for before."""
+"""Scopes of a token at most, because the first check of each permission may visit all of them."""
 _BEGIN_OF_JSON = b"eyJ"
-"""What every JSON object begins with in base64."""
+"""The first characters of every JSON object in base64."""
 
 
 class Verifier:
-    """Judges tokens. It is the `TokenVerifier` of the logins."""
+    """Verifies tokens for logins. Implements `TokenVerifier`."""
 
     def __init__(self, config: OAuth2) -> None:
-        """Raise StartError for keys that cannot be used."""
+        """Load the keys. Raises StartError for keys that cannot be used."""
         self._config = config
         self.provider = Provider(config)
         self._keys = Keys(config, self.provider)
@@ -46,7 +46,7 @@ class Verifier:
         return password.startswith(_BEGIN_OF_JSON) and password.count(b".") == 2
 
     def renew_keys(self, token: bytes, renewed: Callable[[], None]) -> bool:
-        """Have keys fetched if the token names one that is not known here."""
+        """Start to fetch keys if the token names an unknown key. Return whether `renewed` will be called."""
         try:
             return self._key_of(token) is None and self._keys.renew(renewed)
         except InvalidToken:
@@ -73,7 +73,7 @@ class Verifier:
         return self._keys.find(header.get("kid"))
 
     def claims(self, token: bytes, audience: str | None) -> dict[str, Any]:
-        """What a token says that is good, and for this audience (None: for any). Raises InvalidToken."""
+        """Return the claims of a valid token for this audience (None: for any). Raises InvalidToken."""
         key, config = self._key_of(token), self._config
         if key is None:
             raise InvalidToken("nobody knows the key that it is signed with")
@@ -106,7 +106,7 @@ class Verifier:
         return name
 
     def _scopes(self, claims: Mapping[str, Any]) -> list[str]:
-        """The scopes that are for this service, without their prefix."""
+        """Return the scopes of this service, without their prefix."""
         config, found = self._config, list[str]()
         for key in ("scope", *config.additional_scopes_keys):
             found += _texts(claims.get(key), config.resource_server_id)
@@ -119,7 +119,7 @@ class Verifier:
 
 
 def _texts(value: Any, resource_server_id: str) -> Iterator[str]:
-    """The scopes in a claim: a text with spaces between them, a list, or those of each service."""
+    """Yield the scopes in a claim: a text separated by spaces, a list, or a mapping from services to scopes."""
     match value:
         case str():
             yield from value.split()

@@ -1,8 +1,8 @@
-"""Traces of messages, by OpenTelemetry: spans, and their way to a collector.
+"""Traces of messages by OpenTelemetry: spans, and their export to a collector.
 
-tracer.py     which messages are traced, and what their spans say
-exporting.py  the way to the collector
+tracer.py     decides which messages are traced, and makes their spans
+exporting.py  sends spans to the collector
 
-Invariant: nothing here waits. What the collector does not take in time is dropped and counted. The libraries are an
-extra (`tracing`), and are loaded only where traces are configured.
+Invariant: tracing never waits. Spans that the collector does not accept in time are dropped and counted. The libraries
+are an extra (`tracing`), and are imported only if traces are configured.
 """

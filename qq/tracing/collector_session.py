@@ -1,7 +1,7 @@
-"""Requests to the collector: what becomes of its answers.
+"""HTTP session to the collector that bounds its answers and remembers why a request failed.
 
-Invariant: whatever answers at the collector's address, an answer takes bounded memory and time, and one that is no yes
-is a failure.
+Invariant: an answer from any server takes bounded memory and time. An answer other than success counts as a
+failure.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from requests import Response
 
 ANSWER_BYTES_MAX = 64 * 1024
-"""A collector says which spans it has refused, if it says anything."""
+"""Bytes of an answer at most. A collector answers with the spans that it refused, if with any content."""
 _ENDLESS = "its answer does not end"
 
 
 class CollectorSession(Session):
-    """Remembers why the last request has failed."""
+    """HTTP session that remembers why the last request failed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.why = ""
-        """Why the last request has failed; empty if it has not."""
+        """Reason why the last request failed; empty if it succeeded."""
         self._socket: socket.socket | None = None
-        """That of the connection that was made last: there is one request at a time."""
+        """Socket of the newest connection. Requests run singly, so it is the socket of the current request."""
         for scheme in ("http://", "https://"):
             self.mount(scheme, _TellingAdapter(self._connected))
 
     def request(self, method: str, url: str | bytes, *more: Any, **options: Any) -> Response:
-        """Send a request and read its answer. Raises RequestException if there is none, or none of a collector."""
+        """Send a request and read its answer. Raises RequestException without a valid answer of a collector."""
         options |= {"stream": True, "allow_redirects": False}
         if (
             self.verify is not True
-        ):  # of the session alone, an authority counts less than one in the environment
+        ):  # requests prefers REQUESTS_CA_BUNDLE to the session's authority, but not to the request's
             options["verify"] = self.verify
-        # The libraries wait for so long for each part of an answer, and there may be any number of them.
+        # The libraries apply the timeout to each part of an answer, and the number of parts is unbounded.
         is_over = Event()
         end = Timer(options["timeout"], self._hang_up, [is_over])
         end.start()
@@ -56,7 +56,7 @@ class CollectorSession(Session):
             raise
         finally:
             end.cancel()
-        if is_over.is_set():  # to the libraries, an answer whose connection ends may be whole
+        if is_over.is_set():  # the libraries take an answer for complete when its connection ends
             flaw = _ENDLESS
         self.why = flaw or ("" if response.ok else f"status {response.status_code}")
         if flaw:
@@ -67,16 +67,16 @@ class CollectorSession(Session):
         self._socket = connection
 
     def _hang_up(self, is_over: Event) -> None:
-        """End the request under way; on a thread of its own."""
+        """End the current request. Runs on the timer's thread."""
         is_over.set()
         if self._socket is not None:
-            with suppress(OSError):  # it is closed already
-                # Not the method of a connection with TLS, which would have the other thread read on without it.
+            with suppress(OSError):  # already closed
+                # The method of a TLS connection would let the other thread go on reading without TLS.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 class _TellingAdapter(HTTPAdapter):
-    """Tells the socket of each connection that it makes."""
+    """HTTP adapter that passes each new socket to `connected`."""
 
     def __init__(self, connected: Callable[[socket.socket], None]) -> None:
         self._connected = connected
@@ -91,7 +91,7 @@ class _TellingAdapter(HTTPAdapter):
 
 
 def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
-    """A class of connection pools whose connections tell their sockets."""
+    """Return a subclass of a connection pool that passes the socket of each connection to `connected`."""
 
     class _TellingConnection(pool.ConnectionCls):
         def connect(self) -> None:
@@ -105,11 +105,11 @@ def _telling(pool: Any, connected: Callable[[socket.socket], None]) -> Any:
 
 
 def _read(response: Response) -> str:
-    """Read an answer, of which nobody needs more than its head; why it is none of a collector, if so."""
+    """Read and discard an answer, because only its head matters; return its flaw, or "" if it has none."""
     flaw = "what is there is elsewhere" if response.is_redirect else ""
     try:
         count = 0
-        # Each part is taken as it comes.
+        # Read each part when it arrives.
         while not flaw and (part := response.raw.read1(ANSWER_BYTES_MAX, decode_content=False)):
             count += len(part)
             if count > ANSWER_BYTES_MAX:

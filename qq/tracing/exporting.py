@@ -1,7 +1,7 @@
-"""The way of spans to the collector: OTLP over HTTP, in batches, on a thread of its own.
+"""Export of spans to the collector: OTLP over HTTP, in batches, on a thread of its own.
 
-Invariant: the event loop only appends to a queue. A collector that is slow, or gone, costs the spans that do not fit
-into it.
+Invariant: the event loop only appends to a queue. While a collector is slow or down, spans that do not fit into the
+queue are dropped.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUED_MAX = 4096
-"""Spans that wait for the collector, some kilobytes each; those on top are dropped."""
+"""Spans queued for the collector at most, some kilobytes each; further spans are dropped."""
 BATCH_MAX = 512
-"""Spans of one request."""
+"""Spans per request at most."""
 DELAY_MS = 1000
-"""How long a span waits for others at most."""
+"""Milliseconds that a span waits at most until its batch is sent."""
 TIMEOUT_S = 5
-"""How long the collector may take for a request, with all its repetitions."""
+"""Seconds that a request may take, including its retries."""
 PATH = "/v1/traces"
 
 
 class CountingExporter(SpanExporter):
-    """Sends spans to the collector and counts what becomes of them."""
+    """Exports spans to the collector and counts how many succeed and fail."""
 
     def __init__(self, config: Tracing, counts: SpanCounts) -> None:
         self._endpoint = config.endpoint.rstrip("/") + PATH
@@ -50,14 +50,14 @@ class CountingExporter(SpanExporter):
         )
         self._counts = counts
         self._fails = False
-        # It would say the same of each batch, and of each repetition.
+        # It would log the same error for each batch and each retry.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans; on the thread of the exporter."""
+        """Send spans. Runs on the exporter's thread."""
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it must not keep the next spans from being sent
+        except Exception as error:  # noqa: BLE001  # no error may keep the next spans from being sent
             result, why = SpanExportResult.FAILURE, type(error).__name__
         else:
             why = self._session.why
@@ -69,7 +69,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def _tell(self, fails: bool, why: str) -> None:
-        """Log when it begins to fail, and when that is over."""
+        """Log when export begins to fail, and when it works again."""
         if fails and not self._fails:
             reason = f" ({why})" if why else ""
             log.warning("traces cannot be sent to %s, and are dropped%s", self._endpoint, reason)

@@ -1,8 +1,8 @@
-"""Which messages are traced, and what their spans say.
+"""Decides which messages are traced, and makes their spans.
 
-A message whose headers bring a trace context is traced if that says so: then its publish, its deliveries and their
-settlements are spans of that trace, at whatever node they happen. Of the others a share begins a trace with its
-publish; nothing is known to belong to such a one later, because the message is never changed.
+A message whose headers bring a trace context is traced if the context is sampled. Then its publish, its deliveries and
+their settlements are spans of that trace, on all nodes. Of the messages without a context, a configured share begins a
+trace with the publish. Such a trace gets no later spans, because a node never changes a message to add a context.
 
 Names are those of OpenTelemetry's semantic conventions for messaging and for RabbitMQ
 (https://opentelemetry.io/docs/specs/semconv/messaging/rabbitmq/).
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from qq.stored.trace_context import TraceContext
 
 STOP_S = 2.0
-"""How long a node that stops waits until the collector has the last spans."""
+"""Seconds that a stopping node waits for the collector to accept the last spans."""
 LOOK_S = 0.02
 DESTINATION = "messaging.destination.name"
 DEFAULT_EXCHANGE = "amq.default"
-"""How the default exchange is called in the conventions if there is nothing else to name."""
+"""Destination of a span in the conventions when exchange, routing key and queue are all empty."""
 _TYPES = {"publish": "send", "deliver": "receive", "get": "receive"}
 _KINDS = {"deliver": SpanKind.PRODUCER}
-"""The kinds of spans; all others are what a client asks for and waits for."""
+"""Span kinds by operation. The other operations are requests that a client waits for, so their kind is SERVER."""
 _NAMES = (
     (layout.MESSAGE_ID, "messaging.message.id"),
     (layout.CORRELATION_ID, "messaging.message.conversation_id"),
@@ -58,12 +58,12 @@ _NAMES = (
 
 
 class OpenSpan:
-    """A span that ends once, whoever ends it. It is the `TraceSpan` of a message."""
+    """A span that ends once, even if `end` is called again. Implements `TraceSpan`."""
 
     __slots__ = ("_facts", "_span", "_tracer")
 
     def __init__(self, span: Span, facts: dict[str, AttributeValue], tracer: OpenTelemetryTracer) -> None:
-        """`facts` are the attributes that a settlement of the same message has, too."""
+        """`facts` are the attributes that spans of settling the same message share."""
         self._span = span
         self._facts = facts
         self._tracer = tracer
@@ -86,7 +86,7 @@ class OpenSpan:
 
 
 class OpenTelemetryTracer:
-    """Makes the spans of a node. It is its `MessageTracer`."""
+    """Makes the spans of a node. Implements `MessageTracer`."""
 
     def __init__(self, config: Tracing, node: str, cluster: str) -> None:
         self.counts = SpanCounts()
@@ -94,14 +94,14 @@ class OpenTelemetryTracer:
         self._spans_per_s_max = config.spans_per_s_max
         self._second_ends_s = 0.0
         self._left = 0
-        """How many spans may still be made in this second."""
+        """Spans that may still be made in the current second."""
         resource = {
             "service.name": config.service_name,
             "service.namespace": cluster,
             "service.instance.id": node,
             "service.version": qq.__version__,
         }
-        # What is sampled is decided before anything is made: else every message would cost as much as a span.
+        # Sampling is decided before a span is made, because every message would cost as much as a span otherwise.
         provider = TracerProvider(ALWAYS_ON, Resource.create(resource), shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(
             CountingExporter(config, self.counts),
@@ -177,7 +177,7 @@ class OpenTelemetryTracer:
         return OpenSpan(span, facts, self)
 
     def _may_make(self) -> bool:
-        """Whether there is room for one more span; counts it if not."""
+        """Return whether another span may be made now, and count a dropped span if not."""
         now_s, counts = monotonic(), self.counts
         if now_s >= self._second_ends_s:
             self._second_ends_s, self._left = now_s + 1, self._spans_per_s_max
@@ -190,8 +190,8 @@ class OpenTelemetryTracer:
     # The end
 
     async def close(self) -> None:
-        """Send what is left, as far as the collector takes it in STOP_S."""
-        stopping = Thread(target=self._processor.shutdown, daemon=True)  # it waits for the exporter's thread
+        """Send the remaining spans, for at most STOP_S seconds."""
+        stopping = Thread(target=self._processor.shutdown, daemon=True)  # waits for the exporter's thread
         stopping.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -200,7 +200,7 @@ class OpenTelemetryTracer:
 
 
 def _facts(address: Address, connection: Connection) -> dict[str, AttributeValue]:
-    """What spans of all operations say, as the conventions for RabbitMQ want it."""
+    """Return the attributes that spans of all operations have, by the conventions for RabbitMQ."""
     exchange, routing_key, queue = address
     names = (exchange, routing_key, queue if queue != routing_key else "")
     facts: dict[str, AttributeValue] = {

@@ -1,1 +1,1 @@
-"""What all endpoints share: logins, errors, quotas, and large bodies in pieces."""
+"""Shared parts of all endpoints: logins, errors, quotas, long work in slices, large bodies in pieces."""

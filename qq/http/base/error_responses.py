@@ -1,6 +1,6 @@
-"""What is answered instead of what was asked for: a status, and JSON that says why.
+"""Error answers: a status, and JSON with the reason.
 
-Invariant: whatever is wrong with a request, its answer is JSON with `error` and `reason`, as RabbitMQ's.
+Invariant: the answer to each failed request is JSON with `error` and `reason`, like RabbitMQ's.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOT_FOUND = "Not Found"
-"""The reason given for what is not there, unless there is a better one. Its error is RabbitMQ's `_NO_OBJECT` then."""
+"""Default reason for a missing object. With it, the error is RabbitMQ's `_NO_OBJECT`."""
 _NO_OBJECT = "Object Not Found"
 _CHALLENGE: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset="UTF-8"'}
 _NOT_AUTHORISED = "not_authorised"
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 _RENAMED = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_entity_too_large"}
-"""What a status is called here that CPython calls otherwise from 3.13 on."""
+"""Names of statuses that CPython renamed in 3.13."""
 
 _REQUESTED_WITH, _PAGE = "X-Requested-With", "qq-page"
 
 
 class Refusal(Exception):
-    """The request is not carried out."""
+    """A request is refused with a status and a reason."""
 
     def __init__(
         self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None, error: str = ""
     ) -> None:
-        """`error` is RabbitMQ's word for what is wrong, if it has one besides the status."""
+        """`error` is RabbitMQ's word for the error, if it differs from the status."""
         self.status = status
         self.reason = reason
         self.headers = headers or {}
@@ -57,7 +57,7 @@ def bad_request(reason: str, error: str = "") -> Refusal:
 
 
 def invalid(text: str) -> Refusal:
-    """Refuse a value, in the form in which RabbitMQ tells what is wrong with one."""
+    """Return the refusal of an invalid value, in the form of RabbitMQ's validation errors."""
     return bad_request(f"Validation failed\n\n{text}\n")
 
 
@@ -70,12 +70,12 @@ def forbidden(reason: str) -> Refusal:
 
 
 def unauthorized(reason: str) -> Refusal:
-    """Refuse one who has not logged in."""
+    """Return the refusal of a request without a valid login."""
     return Refusal(HTTPStatus.UNAUTHORIZED, reason, _CHALLENGE, "not_authorized")
 
 
 def not_authorised(reason: str) -> Refusal:
-    """Refuse one who has logged in, and may not do that: in RabbitMQ, a matter of spelling."""
+    """Return the refusal of a logged-in user without permission. RabbitMQ differs only in the spelling of the error."""
     return Refusal(HTTPStatus.UNAUTHORIZED, reason, _CHALLENGE, _NOT_AUTHORISED)
 
 
@@ -112,20 +112,21 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(HTTPStatus.BAD_REQUEST, f"the body cannot be read: {error}", {})
     except Exception as error:
         if isinstance(error, ConnectionError) and has_left(request):
-            return _error(HTTPStatus.BAD_REQUEST, "whoever asked has left", {})  # nobody reads it
+            return _error(HTTPStatus.BAD_REQUEST, "whoever asked has left", {})  # the client has disconnected
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
 
 
 def has_left(request: web.Request) -> bool:
-    """Whether nobody waits for the answer any more."""
+    """Return whether the client has disconnected, so that no answer is needed."""
     return request.transport is None or request.transport.is_closing()
 
 
 def _check_path(request: web.Request) -> None:
     """Raise Refusal unless the path is percent-encoded UTF-8.
 
-    What is not would be taken as it is written, so one path would mean two names: a queue `%ff` is `%25ff` in a path.
+    Otherwise a malformed escape would be taken literally, and a path would stand for two names: a queue `%ff` is
+    `%25ff` in a path.
     """
     path = request.raw_path.partition("?")[0]
     if _BAD_ESCAPE.search(path):
@@ -137,19 +138,22 @@ def _check_path(request: web.Request) -> None:
 
 
 def is_from_page(request: web.Request) -> bool:
-    """Whether our page has made the request, by what it says of itself."""
+    """Return whether the request comes from our page, by its header."""
     return request.headers.get(_REQUESTED_WITH) == _PAGE
 
 
 def _headers(request: web.Request, refusal: Refusal) -> Mapping[str, str]:
-    """The headers of a refusal. Our page asks for user and password itself, so the browser is not told to."""
+    """Return the headers of a refusal.
+
+    Our page has its own login form, so it gets no challenge for the browser's form.
+    """
     if not is_from_page(request):
         return refusal.headers
     return {name: value for name, value in refusal.headers.items() if name != hdrs.WWW_AUTHENTICATE}
 
 
 def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str, Mapping[str, str], str]:
-    """What RabbitMQ answers where a client would have been refused with an error of AMQP."""
+    """Return RabbitMQ's HTTP answer for an AMQP error."""
     match refused.code:
         case ReplyCode.NOT_FOUND:
             return HTTPStatus.NOT_FOUND, refused.explanation, {}, ""

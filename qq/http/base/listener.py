@@ -1,6 +1,6 @@
-"""Listening for HTTP: what a node needs before all that answers has been imported (qq/node/http_port.py).
+"""Listening for HTTP: needed before the rest of the HTTP code has been imported (qq/node/http_port.py).
 
-Invariant: nothing here imports aiohttp.
+Invariant: this module does not import aiohttp.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ BACKLOG = 1024
 
 
 class HttpLimits(NamedTuple):
-    """The limits of HTTP, as in `[limits]` of the configuration."""
+    """Limits of HTTP, as in `[limits]` of the configuration."""
 
     connections: int = 256
     requests: int = 128
-    """Requests of users that may be under way at a time."""
+    """Requests of users that may run at a time."""
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on an address; who connects waits until a server accepts. Raises StartError if it cannot be used."""
+    """Listen on an address; connections wait until a server accepts them. Raises StartError if it cannot be used."""
     try:
         return await listen_on(host, port, BACKLOG)
     except OSError as error:

@@ -1,10 +1,12 @@
-"""Who makes a request, and whether they may.
+"""Authentication and authorization of HTTP requests.
 
-Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in, but for the
-checks that RabbitMQ's load balancers make without a login. And no page of another site can have a browser change
-anything with the password that the browser remembers, or with its cookie: SameSite keeps the cookie from most such
-requests, what browsers tell of where a request comes from is looked at, and with the cookie each change needs a token
-that only our own page can read.
+Two invariants:
+
+- Below /api a request without a login learns no facts, not even whether a path exists. Exceptions are the checks that
+  RabbitMQ's load balancers make without a login.
+- A page of a foreign site cannot make a browser change state with a remembered password or a cookie. SameSite keeps the
+  cookie from most such requests. The browser's headers about the origin are checked. With the cookie, each change needs
+  a token that only our own page can read.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
 POLICYMAKER = "policymaker"
 READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
-"""Tags of users; a user who has none of these may not log in here."""
+"""Tags of users; a user without any of these may not log in here."""
 MONITORS = frozenset({MONITORING, ADMINISTRATOR})
-"""Users with one of these tags see all virtual hosts and everybody's connections."""
+"""Users with any of these tags see all virtual hosts and all users' connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
 POLICYMAKERS = frozenset({POLICYMAKER, ADMINISTRATOR})
 
@@ -44,7 +46,7 @@ _NOT_ONE_OF = {
     ADMINISTRATORS: "Not administrator user",
     POLICYMAKERS: _NOT_YOURS,
 }
-"""RabbitMQ's reasons for refusing a user who has none of these tags."""
+"""RabbitMQ's reason for refusing a user without any of these tags."""
 
 LOGIN_PATH = "/api/login"
 SESSION_PATH = "/api/session"
@@ -63,28 +65,28 @@ OPEN_PATHS = frozenset(
         *(f"/api/health/checks/{check}" for check in _CHECKS),
     }
 )
-"""What needs no login below /api, with or without a slash at its end."""
+"""Paths below /api that need no login, with or without a slash at the end."""
 
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
-"""Methods that change nothing."""
+"""Methods that do not change state."""
 
 CSRF_HEADER = "X-CSRF-Token"
 _FETCH_SITE = "Sec-Fetch-Site"
 _OUR_OWN = ("same-origin", "none")
-"""What browsers say of requests that our page sends, or the one who sits before the browser."""
+"""Values that browsers send for requests of our page, or of the user at the address bar."""
 _FORWARDED_PROTO = "X-Forwarded-Proto"
 _PORT_DIGITS = 5
 
 
 class Operator(NamedTuple):
-    """The user who has logged in and makes a request."""
+    """The logged-in user of a request."""
 
     user: str
     tags: frozenset[str]
     scopes: Scopes | None = None
-    """What the user may do, if a token vouches for the user; None: what the cluster's permissions say."""
+    """Scopes of the user's OAuth 2 token; None if the cluster's permissions apply."""
     expires_s: float = inf
-    """When the token that has come with the request expires, in seconds since 1970."""
+    """When the token of the request expires, in seconds since 1970; infinite without a token."""
 
     def has_one_of(self, tags: Collection[str]) -> bool:
         return not self.tags.isdisjoint(tags)
@@ -97,7 +99,7 @@ _IS_BY_SESSION = web.RequestKey("is_by_session", bool)
 def login_required(
     view: NodeView, management: ManagementView
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that guards everything below /api, also what does not exist there."""
+    """Make the middleware that guards all paths below /api, also unknown paths."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,10 +112,10 @@ def login_required(
 
 
 async def _operator(view: NodeView, management: ManagementView, request: web.Request) -> Operator:
-    """Who makes a request. Raises Refusal, LoginThrottled, Unavailable.
+    """Return the user of a request. Raises Refusal, LoginThrottled, Unavailable.
 
-    A script that sends a user and a password, and keeps cookies, too, means the former. Our page means the latter: that
-    its browser remembers a password is an accident.
+    If a script sends both a password and cookies, the password counts. If our page does, the session counts, because
+    the browser added a remembered password by accident.
     """
     if hdrs.AUTHORIZATION in request.headers and not is_from_page(request):
         return await log_in(view, request, *_credentials(view, request))
@@ -128,7 +130,7 @@ async def _operator(view: NodeView, management: ManagementView, request: web.Req
 
 
 async def is_logged_in_still(management: ManagementView, request: web.Request) -> bool:
-    """Whether the web session that has made a long request is still good; a password is not asked for again."""
+    """Return whether the web session of a long request is still valid; a password is not checked again."""
     if _IS_BY_SESSION not in request:
         return True
     try:
@@ -138,13 +140,13 @@ async def is_logged_in_still(management: ManagementView, request: web.Request) -
 
 
 async def log_in(view: NodeView, request: web.Request, user: str, password: str) -> Operator:
-    """The user who makes a request with this password. Raises Refusal, LoginThrottled, Unavailable."""
+    """Log in, and return the user of the request. Raises Refusal, LoginThrottled, Unavailable."""
     found = await authenticated(view, request, user, password)
     return Operator(found.user, frozenset(found.tags), found.scopes, found.expires_s)
 
 
 async def authenticated(view: NodeView, request: web.Request, user: str, password: str) -> LoggedIn:
-    """Who somebody with this password is, and who may log in here. Raises Refusal, LoginThrottled, Unavailable."""
+    """Log in a user who may use the HTTP interface. Raises Refusal, LoginThrottled, Unavailable."""
     found = await view.authenticate(user, password, request.remote or "")
     if found is None:
         raise unauthorized("login was refused")
@@ -161,13 +163,13 @@ def login_of(request: web.Request) -> Operator:
 
 
 def only_own(request: web.Request) -> str | None:
-    """The user whose connections alone the one who asks may see; None: everybody's."""
+    """Return the user if the request may see only that user's connections; None if it may see all."""
     login = login_of(request)
     return None if login.has_one_of(MONITORS) else login.user
 
 
 def require(request: web.Request, tags: frozenset[str]) -> None:
-    """Refuse a user who has none of these tags."""
+    """Refuse a user without any of these tags."""
     _require(login_of(request).tags, tags)
 
 
@@ -177,14 +179,14 @@ def _require(own: Collection[str], tags: frozenset[str]) -> None:
 
 
 def require_owner(request: web.Request, owner: str, tags: Collection[str]) -> None:
-    """Refuse a user who has none of these tags, and whose own it is not either."""
+    """Refuse a user who neither has any of these tags nor owns the object."""
     login = login_of(request)
     if not login.has_one_of(tags) and login.user != owner:
         raise not_authorised(_NOT_YOURS)
 
 
 def check_origin(request: web.Request) -> None:
-    """Refuse what a browser sends from a page of another site; it says so with everything that is no mere GET."""
+    """Refuse a change from a page of a foreign site. Browsers send its origin with all requests other than GET."""
     if request.method in SAFE_METHODS:
         return
     site, origin = request.headers.get(_FETCH_SITE), request.headers.get(hdrs.ORIGIN)
@@ -200,7 +202,7 @@ def _is_ours(origin: str, request: web.Request) -> bool:
 
 
 def host(request: web.Request) -> str:
-    """What the browser has in its address bar. Without the header, aiohttp would ask the name service."""
+    """Return the host in the browser's address bar. Without the header, aiohttp would query DNS."""
     return request.headers.get(hdrs.HOST, "")
 
 
@@ -208,10 +210,11 @@ def host(request: web.Request) -> str:
 
 
 def cookie_name(request: web.Request, use: str = "session") -> str:
-    """The name of the cookie of a web session, or of one for another use.
+    """Return the name of the cookie of a web session, or of a cookie for a different use.
 
-    Browsers have the same cookies for all ports of a host, and there may be a node, or a cluster, at each. Behind a
-    load balancer it is the same name at all nodes. Over TLS, no other host of the domain can set it (`__Host-`).
+    Browsers send the same cookies to all ports of a host, and each port may belong to a different node or cluster.
+    Behind a load balancer the name is the same at all nodes. Over TLS, no other host of the domain can set the cookie
+    (`__Host-`).
     """
     port = host(request).rpartition(":")[2]
     is_port = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
@@ -228,7 +231,7 @@ def set_cookie(
     use: str = "session",
     same_site: str = "Strict",
 ) -> None:
-    """Have the browser keep a cookie that no script can read; without a lifetime, have it forget the one it has."""
+    """Set a cookie that scripts cannot read; a lifetime of 0 deletes it."""
     response.set_cookie(
         cookie_name(request, use),
         value,
@@ -241,22 +244,22 @@ def set_cookie(
 
 
 def is_encrypted(request: web.Request) -> bool:
-    """Whether the browser has sent the request over TLS, to this node or to a proxy that says so.
+    """Return whether the browser sent the request over TLS, to this node or to a proxy that says so.
 
-    Who lies about it only has a cookie, or a header, that is not obeyed without TLS.
+    A client that forges the header only gets a cookie, or a header, that browsers ignore without TLS.
     """
     told = request.headers.get(_FORWARDED_PROTO, "").partition(",")[0]
     return request.secure or told.strip().lower() == "https"
 
 
 async def session_of(management: ManagementView, request: web.Request) -> WebLogin | None:
-    """The web session that a request belongs to, if it is good. Raises Unavailable."""
+    """Return the web session of a request, if it is valid. Raises Unavailable."""
     token = request.cookies.get(cookie_name(request))
     return await management.session(token, request.remote or "") if token else None
 
 
 def check_csrf(request: web.Request, session: WebLogin) -> None:
-    """Refuse a change without the token of its session: whoever knows that can read our answers. Raises Refusal."""
+    """Refuse a change without its session's CSRF token, which only our page can read. Raises Refusal."""
     told = request.headers.get(CSRF_HEADER, "").encode(errors="surrogateescape")
     if request.method in _READING_METHODS or hmac.compare_digest(told, session.csrf_token.encode()):
         return
@@ -268,7 +271,7 @@ _READING_METHODS = (hdrs.METH_GET, hdrs.METH_HEAD)
 
 
 def _credentials(view: NodeView, request: web.Request) -> tuple[str, str]:
-    """The user and the password of a request, or no user and a token (RFC 6750)."""
+    """Return user and password of a request, or an empty user and a token (RFC 6750)."""
     scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() == "bearer" and view.takes_tokens:
         return "", encoded.strip()

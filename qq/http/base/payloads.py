@@ -1,7 +1,7 @@
-"""Messages as JSON, however large.
+"""Messages of any size as JSON.
 
-Invariant: a body is encoded in pieces, between which other tasks run. No more of its text is held than is about to be
-written: it is up to six times as large as the body.
+Invariant: a body is encoded in pieces, and other tasks run in between. Its text, which is up to six times as large as
+the body, is held only up to the part that is written next.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from qq.http.view import Message
 
 PIECE_BYTES = 48 * 1024
-"""Encoding so many octets of a body takes a millisecond at most. A multiple of three, so that base64 has no gaps."""
+"""Octets of a body encoded at a time: a millisecond at most. A multiple of three, so that base64 needs no padding."""
 PART_BYTES = 64 * 1024
 
 _utf_8 = getincrementaldecoder("utf-8")
 
 
 def payload_of(body: bytes, *, as_base64: bool) -> tuple[str, str]:
-    """The text of a small body, and the name of its encoding."""
+    """Return the text of a small body, and the name of its encoding."""
     if not as_base64:
         try:
             return body.decode(), "string"
@@ -42,7 +42,10 @@ async def message_parts(
     as_base64: bool,
     truncate: int | None,
 ) -> AsyncIterator[bytes]:
-    """The JSON of a list of messages with at most `truncate` octets of each body; `document` tells what else it has."""
+    """Yield the JSON of a list of messages with at most `truncate` octets of each body.
+
+    `document` returns the other fields of a message.
+    """
     slices = Slices()
     part, separator = bytearray(b"["), b""
     for message in messages:
@@ -61,7 +64,7 @@ async def message_parts(
 
 
 async def _is_text(body: memoryview, slices: Slices) -> bool:
-    """Whether a body is UTF-8."""
+    """Return whether a body is UTF-8."""
     try:
         for _ in _decoded(body):
             await slices.give_way()
@@ -79,7 +82,7 @@ def _base64(body: memoryview) -> Iterator[bytes]:
 
 
 def _decoded(body: memoryview) -> Iterator[str]:
-    """The text of a body, piece by piece; raises UnicodeDecodeError where it is none."""
+    """Yield the text of a body in pieces. Raises UnicodeDecodeError at the first octet that is not UTF-8."""
     decoder = _utf_8()
     for piece in _pieces(body):
         yield decoder.decode(piece)

@@ -1,8 +1,7 @@
 """Long work in slices, between which other tasks run.
 
-Invariants: no slice is longer than its time and the one step that it takes to notice. And however many long pieces of
-work there are, the event loop does one slice in each of its turns, of one after the other: so nobody else waits for
-longer because there are more of them.
+Invariants: a slice is longer than its time by a single step at most. And however many pieces of long work exist, the
+event loop runs a single slice in each of its turns, of each piece in order. So more pieces do not delay other tasks.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLICE_S = 0.003
-"""How long a slice is: a moment that no client notices, and far less than a heartbeat of the leader's."""
+"""Seconds of a slice: imperceptible for clients, and far less than a heartbeat interval of the leader."""
 
 
 class Slices:
-    """The slices of one task. The first one begins at once, unless others wait for theirs."""
+    """The slices of a task. The first begins at once unless other tasks wait for their slices."""
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """`is_over` tells whether nobody waits for the work any more."""
+        """`is_over` returns whether the work is no longer needed."""
         self._is_over = is_over
         self._until_s = 0.0 if _line().somebody_waits else monotonic() + SLICE_S
 
     async def give_way(self) -> None:
-        """Let other tasks run if the slice is over. To be called between short steps.
+        """Let other tasks run if the slice is over. Call it between short steps.
 
-        Raises ConnectionResetError if nobody waits for the work any more.
+        Raises ConnectionResetError if the work is no longer needed.
         """
         if monotonic() >= self._until_s:
             await next_slice()
@@ -41,12 +40,12 @@ class Slices:
 
 
 async def next_slice() -> None:
-    """Let other tasks run, and all who wait for a slice already."""
+    """Let other tasks run, and the slices of all tasks that already wait."""
     await _line().wait()
 
 
 class _Line:
-    """Those who wait for their next slice in one event loop."""
+    """Queue of the tasks of an event loop that wait for their next slice."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -67,7 +66,7 @@ class _Line:
         place = self._waiting.popleft()
         if self._waiting:
             loop.call_soon(self._call_next, loop)
-        if not place.done():  # else its task was cancelled
+        if not place.done():  # false if its task was cancelled
             place.set_result(None)
 
 

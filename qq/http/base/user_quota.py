@@ -1,6 +1,6 @@
-"""Places that users share: a user may have as many as are left for others.
+"""Places that users share: a user may hold at most as many as are left for other users.
 
-So one user has half of all at most, two have a third each, and whoever comes next finds room, whatever the others do.
+So a single user gets at most half of all places, two users a third each, and a new user always finds a free place.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class UserShares:
-    """The places of one kind."""
+    """The places of a kind."""
 
     def __init__(self, most: int, what: str, setting: str) -> None:
-        """There are `most` of them, by this setting; `what` is what takes them."""
+        """`most` is the number of places, from `setting`. `what` names their use in error texts."""
         self._most = most
         self._what = what
         self._setting = setting
@@ -29,12 +29,12 @@ class UserShares:
 
     @property
     def taken(self) -> int:
-        """How many places are taken."""
+        """Return the number of taken places."""
         return self._taken.total()
 
     @contextmanager
     def place(self, user: str) -> Generator[None]:
-        """Take a place for as long as the block lasts. Raises Refusal if the user has their share."""
+        """Take a place until the end of the block. Raises Refusal if the user has used up their share."""
         taken, own = self.taken, self._taken[user]
         if own >= self._most - taken:
             raise overloaded(f"{taken} {self._what} are under way, {own} of '{user}' ({self._setting})")
@@ -44,7 +44,7 @@ class UserShares:
 
 @contextmanager
 def counted(counts: Counter[T], one: T) -> Generator[None]:
-    """Count one more of these for as long as the block lasts; what there are none of is not kept."""
+    """Add 1 to a count until the end of the block. A count of 0 is removed."""
     counts[one] += 1
     try:
         yield

@@ -1,1 +1,1 @@
-"""JSON documents and lists: how requests are read, and how answers are written."""
+"""JSON documents and lists: parsing of requests, and rendering of answers."""

@@ -1,7 +1,7 @@
-"""Reading a JSON object that may be large, without holding up everything else.
+"""Reads a large JSON object in slices.
 
-Invariant: between its values, and between the elements of its lists, other tasks run. A parser takes all of a value at
-once, so none may be large.
+Invariant: other tasks run between the values of the object, and between the elements of its lists. The size of a single
+value is bounded, because a parser reads it at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from qq.http.documents.parsing import Body
 
 VALUE_CHARS_MAX = 128 * 1024
-"""The longest single value: reading it takes some 40 ms. Arguments have 16 KiB at most (machine/limits.py)."""
+"""Characters of a single value at most: reading it takes some 40 ms. Arguments have 16 KiB at most (machine/limits.py).
+"""
 SMALL_VALUE_CHARS = 2048
-"""The part of the text that is tried first for a value: nearly all values are shorter."""
+"""Characters of the text that are tried first for a value: nearly all values are shorter."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 async def read_large_object(raw: bytes) -> Body:
-    """The JSON object that a request brings. Raises Refusal."""
+    """Return the JSON object in a request. Raises Refusal."""
     try:
         return await _object(_JsonCursor(raw.decode("utf-8-sig")), Slices())
     except (ValueError, RecursionError):
@@ -34,7 +35,7 @@ async def read_large_object(raw: bytes) -> Body:
 
 
 class _JsonCursor:
-    """A position in a JSON text. Methods raise ValueError where the text is not JSON."""
+    """A position in a JSON text. Methods raise ValueError if the text is not JSON."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -69,7 +70,7 @@ class _JsonCursor:
         return value
 
     def _decoded(self) -> tuple[Any, int]:
-        """Read the value that begins here; return it and its length. Raises Refusal if it is too long."""
+        """Read the value at this position; return the value and its length. Raises Refusal if it is too long."""
         for size in (SMALL_VALUE_CHARS, VALUE_CHARS_MAX):
             window = self._text[self._at : self._at + size]
             holds_all = self._at + size >= len(self._text)
@@ -79,7 +80,7 @@ class _JsonCursor:
                 if holds_all:
                     raise
             else:
-                # A number that ends with the window may go on behind it.
+                # A number that ends with the window may continue after it.
                 if holds_all or length < size:
                     return value, length
         raise bad_request(f"a value is no JSON, or longer than {VALUE_CHARS_MAX} characters")

@@ -1,7 +1,7 @@
-"""Lists: which of its things one shows, in which order, and what of each, as RabbitMQ's parameters say.
+"""Lists: filters, order, pages and columns, by the query parameters of RabbitMQ's API.
 
-Two laws. A document is made only of what is sent, unless the order goes by something that only documents say. And
-whatever is asked for, other tasks run between slices of the work, and what it may cost is bounded.
+Two invariants. Documents are made only for objects that are sent, unless the order depends on a field that exists only
+in documents. Other tasks run between slices of the work, and the cost of each request is bounded.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Document = Mapping[str, Any]
 Columns = dict[str, "Columns | None"]
-"""The parts of a document that are asked for, by name, and which parts of those; None is all of it."""
+"""Requested parts of a document by name, each with its requested parts; None for the whole part."""
 
 BY_NAME = ("vhost", "name")
 ALL = "all"
-"""The page that is the whole list, of things with the given names: RabbitMQ looks at names in numbered pages only."""
+"""Value of `page` for the whole list filtered by name. RabbitMQ filters by name in numbered pages only."""
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 500
 PATTERN_CHARS_MAX = 1024
 DIGITS_MAX = 18
 STEP = 256
-"""How many things are looked at before it is looked at the time: some tenths of a millisecond."""
+"""Objects visited between two looks at the time: some tenths of a millisecond."""
 RUN = 1024
-"""How many things are sorted at once, which takes a millisecond; such runs are merged as far as they are sent."""
+"""Objects sorted at a time, which takes a millisecond. Such runs are merged as far as they are sent."""
 NAME_STEPS_MAX = 3000
-"""The most steps of a regular expression in one name, some milliseconds: what needs more does not match."""
+"""Steps of a regular expression in a name at most, some milliseconds; a longer search counts as no match."""
 REQUEST_STEPS_MAX = 10_000_000
-"""The most steps of all searches for one request: some seconds, in slices."""
+"""Steps of all searches of a request at most: some seconds, in slices."""
 STATS_DISABLED = "Stats in management UI are disabled on this node"
-"""RabbitMQ's reason for not telling what is nothing but statistics."""
+"""RabbitMQ's reason for refusing a list that contains only statistics."""
 _INVALID = "invalid_pagination_parameters"
 
 
@@ -55,33 +55,33 @@ def _as_it_is(_thing: Any, document: Document) -> Document:
 
 
 class Listing(NamedTuple, Generic[T]):
-    """The things of a list, and what is told of one."""
+    """The objects of a list, and the functions that make their documents."""
 
     things: Iterable[T]
     fields: Mapping[str, Callable[[T], Any]] | None = None
-    """What is told of a thing, by its name in documents; None if things are documents already."""
+    """Field name in documents -> function that computes it from an object; None if the objects are documents."""
     is_seen: Callable[[T], bool] | None = None
-    """Whether the one who asks sees a thing; None if they see all."""
+    """Returns whether the client may see an object; None if it may see all."""
     order: Sequence[str] = BY_NAME
     is_in_order: bool = False
-    """Whether the things are a sequence in their order, of those only that are seen."""
+    """Whether the objects are a sequence in this order that contains only visible objects."""
     parts: Mapping[str, Callable[[T], Any]] = {}
-    """What may be found of a thing without telling all that it is a part of, by its name with dots."""
+    """Dotted name of a part of a field -> function that computes it more cheaply than the whole field."""
     basic: Collection[str] | None = None
-    """What `disable_stats` leaves; None if there are no statistics."""
+    """Fields that remain with `disable_stats`; None if the list has no statistics."""
     whole: Callable[[Sequence[T]], Awaitable[Sequence[Document]]] | None = None
-    """Tells all of several things together, where `fields` tell only a part of it, by which most orders go."""
+    """Makes the full documents of several objects at once, if `fields` contain only the fields used for most orders."""
     completed: Callable[[T, Document], Document] = _as_it_is
-    """What is told of a thing that is sent, from what its fields tell."""
+    """Completes the document of an object that is sent, from its fields."""
 
 
 def narrowed(request: web.Request, document: Document) -> web.Response:
-    """Answer with a document, or with the `columns` of it that are asked for."""
+    """Answer with a document, or with its requested `columns`."""
     return web.json_response(_narrowed(document, _columns(request)))
 
 
 async def write_listing(request: web.Request, listing: Listing[T]) -> web.StreamResponse:
-    """Answer with a list: all of it, or the page that is asked for. Raises Refusal."""
+    """Answer with the whole list, or with the requested page. Raises Refusal."""
     names, page = _wanted(request)
     async with _selected(request, listing, names, page) as (head, documents):
         if head is None:
@@ -90,7 +90,7 @@ async def write_listing(request: web.Request, listing: Listing[T]) -> web.Stream
 
 
 async def listed_page(request: web.Request, listing: Listing[T]) -> bytes:
-    """The page that is asked for, the first one if none is, as JSON. Raises Refusal."""
+    """Return the requested page, or the first page by default, as JSON. Raises Refusal."""
     names, page = _wanted(request)
     async with _selected(request, listing, names, page or _Page(1, PAGE_SIZE)) as (head, documents):
         return b"".join([part async for part in object_parts(head or {}, {"items": documents})])
@@ -100,7 +100,7 @@ async def listed_page(request: web.Request, listing: Listing[T]) -> bytes:
 async def _selected(
     request: web.Request, listing: Listing[Any], names: _Names, page: _Page | None
 ) -> AsyncGenerator[tuple[Mapping[str, int] | None, Iterable[Document]]]:
-    """Select what is asked for: the counts of a page, or None if all are; and the documents. Raises Refusal."""
+    """Select the requested documents, and the counts of their page (None for the whole list). Raises Refusal."""
     columns, slices = _columns(request), Slices(partial(has_left, request))
     if listing.basic is not None and is_asked(request, "disable_stats"):
         columns = _basic(columns, listing.basic)
@@ -142,12 +142,12 @@ async def _selected(
         yield head, map(document, shown)
     del ordered
     for used in (*runs, seen):
-        if isinstance(used, list) and used is not listing.things:  # that is somebody else's
+        if isinstance(used, list) and used is not listing.things:  # the caller owns it
             await _let_go(used, slices)
 
 
 def _of_documents(listing: Listing[Any]) -> Listing[Any]:
-    """The list where its things have become documents."""
+    """Return the list after its objects have become documents."""
     return listing._replace(fields=None, whole=None)
 
 
@@ -159,18 +159,18 @@ async def _skip(things: Iterator[Any], count: int, slices: Slices) -> None:
 
 
 async def _let_go(things: list[Any], slices: Slices) -> None:
-    """Empty a list: to free tens of thousands of small things at once would take some milliseconds, too."""
+    """Empty a list in slices, because freeing tens of thousands of small objects at once takes milliseconds."""
     while things:
         del things[-STEP:]
         await slices.give_way()
 
 
-# --- which
+# --- filters
 
 
 class _Names(NamedTuple):
     text: str
-    """What names must have in them, or match; "" for all."""
+    """Text that names must contain or match; "" for all names."""
     is_pattern: bool
 
 
@@ -184,14 +184,14 @@ class _Page(NamedTuple):
 
 
 def _wanted(request: web.Request) -> tuple[_Names, _Page | None]:
-    """Read whose names, and which page; None for all. Raises Refusal."""
+    """Return the requested names and page from the query; None for the whole list. Raises Refusal."""
     names = _Names(request.query.get("name", ""), is_asked(request, "use_regex"))
     if names.is_pattern and len(names.text) > PATTERN_CHARS_MAX:
         raise bad_request("name filter regex is too long", _INVALID)
     if request.query.get("page") == ALL:
         return names, None
     number, size = _whole(request, "page"), _whole(request, "page_size")
-    if number is None:  # then names do not matter, as in RabbitMQ
+    if number is None:  # names are ignored then, as in RabbitMQ
         return _Names("", is_pattern=False), None
     if number < 1 or (size is not None and not 1 <= size <= PAGE_SIZE_MAX):
         shown = "undefined" if size is None else size
@@ -201,7 +201,7 @@ def _wanted(request: web.Request) -> tuple[_Names, _Page | None]:
 
 
 def _whole(request: web.Request, name: str) -> int | None:
-    """Read a whole number of the query, which may have a sign. Raises Refusal."""
+    """Return an integer of the query, which may have a sign. Raises Refusal."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -212,7 +212,7 @@ def _whole(request: web.Request, name: str) -> int | None:
 
 
 async def _seen(listing: Listing[T], slices: Slices) -> Sequence[T]:
-    """The things of a list that the one who asks sees."""
+    """Return the objects of a list that are visible to the client."""
     things = listing.things
     if listing.is_in_order and isinstance(things, Sequence):
         return things
@@ -229,7 +229,7 @@ async def _kept(things: Iterable[T], is_kept: Callable[[T], bool] | None, slices
 
 
 async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices: Slices) -> Sequence[T]:
-    """The things whose names match. Things that have none match all names."""
+    """Return the objects with matching names. Objects without a name match any name."""
     name_of = _value_of(listing, "name")
     if not names.text or not things or not isinstance(name_of(things[0]), str):
         return things
@@ -240,7 +240,10 @@ async def _named(listing: Listing[T], things: Sequence[T], names: _Names, slices
 
 
 async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: str, slices: Slices) -> list[T]:
-    """The things whose names match a regular expression; what is none matches nothing. Raises Refusal."""
+    """Return the objects with names that match a regular expression; an invalid expression matches no name.
+
+    Raises Refusal.
+    """
     try:
         pattern = Pattern(f"(?i){text}")
     except InvalidPattern:
@@ -255,10 +258,10 @@ async def _matching(things: Sequence[T], name_of: Callable[[Any], str], text: st
 
 
 class Search:
-    """Looks for a regular expression in the names of one request; what one of them costs, and all, is bounded."""
+    """Searches a regular expression in the names of a request, with bounded cost per name and in all."""
 
     def __init__(self, pattern: Pattern, too_long: Refusal) -> None:
-        """`too_long` is raised when all names together have cost too much."""
+        """`too_long` is raised when the cost of all names together exceeds the bound."""
         self._pattern = pattern
         self._too_long = too_long
         self._steps_left = REQUEST_STEPS_MAX
@@ -271,11 +274,11 @@ class Search:
         return is_found
 
 
-# --- in which order
+# --- order
 
 
 def _order(listing: Listing[T], sort: str | None) -> Sequence[str]:
-    """The columns by which things are still to be sorted."""
+    """Return the columns that the objects must still be sorted by."""
     if not listing.is_in_order:
         return [sort, *listing.order] if sort else listing.order
     return [sort] if sort and _may_have(listing, sort) else []
@@ -284,13 +287,13 @@ def _order(listing: Listing[T], sort: str | None) -> Sequence[str]:
 async def _runs(
     listing: Listing[T], things: Sequence[T], order: Sequence[str], slices: Slices, *, reverse: bool
 ) -> list[list[tuple[Any, ...]]]:
-    """Sort things into runs, to be merged; they are last in their rows. What is equal stays in its order."""
+    """Sort objects into runs for a merge; the object is last in its row. Equal objects keep their order."""
     wanted = [column for column in dict.fromkeys(order) if _may_have(listing, column)]
     columns = [await _column(listing, things, column, slices) for column in wanted]
     runs: list[list[tuple[Any, ...]]] = []
     for start in range(0, len(things), RUN):
         part = slice(start, start + RUN)
-        # No two have the same number behind their columns: things are never compared.
+        # The numbers are unique, so objects themselves are never compared.
         run = list(zip(*(column[part] for column in columns), count(start), things[part], strict=False))
         run.sort(reverse=reverse)
         runs.append(run)
@@ -299,7 +302,7 @@ async def _runs(
 
 
 async def _column(listing: Listing[T], things: Sequence[T], column: str, slices: Slices) -> list[Any]:
-    """What each thing has in a column, so that it may be compared."""
+    """Return the value of a column for each object, in a form that can be compared."""
     value_of = _value_of(listing, column)
     values: list[Any] = []
     kinds: set[type] = set()
@@ -317,12 +320,12 @@ async def _column(listing: Listing[T], things: Sequence[T], column: str, slices:
 
 
 def _may_have(listing: Listing[T], column: str) -> bool:
-    """Whether things may have anything in a column, so that it matters for their order."""
+    """Return whether objects may have a value in a column, so that it affects their order."""
     return listing.fields is None or column.partition(".")[0] in listing.fields
 
 
 def _value_of(listing: Listing[T], column: str) -> Callable[[T], Any]:
-    """Make a function that finds what a thing has in a column; 0 if it has nothing there, as in RabbitMQ."""
+    """Return a function that returns an object's value in a column; 0 without a value, as in RabbitMQ."""
     if column in listing.parts:
         return listing.parts[column]
     path = [part for part in column.split(".") if part]
@@ -341,7 +344,7 @@ def _within(path: Sequence[str], value: Any) -> Any:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """The place of a value among others of any kind, in Erlang's order: numbers, atoms, what has parts, texts."""
+    """Return a sort key for values of mixed types, in Erlang's order: numbers, atoms, compound values, texts."""
     match value:
         case str():
             return 3, value
@@ -353,11 +356,11 @@ def _rank(value: Any) -> tuple[int, Any]:
             return 2, json.dumps(value, sort_keys=True, default=str)
 
 
-# --- what of each
+# --- columns
 
 
 def _columns(request: web.Request) -> Columns | None:
-    """The columns that are asked for; None for all."""
+    """Return the requested columns; None for all."""
     text = request.query.get("columns")
     if text is None:
         return None
@@ -373,7 +376,7 @@ def _columns(request: web.Request) -> Columns | None:
 
 
 def _basic(columns: Columns | None, names: Collection[str]) -> Columns:
-    """The columns that are asked for, as far as they are no statistics."""
+    """Return the requested columns without statistics."""
     return {
         name: None if columns is None else columns[name]
         for name in names
@@ -382,7 +385,7 @@ def _basic(columns: Columns | None, names: Collection[str]) -> Columns:
 
 
 def _narrowed(value: Any, columns: Columns | None) -> Any:
-    """The part of a value that is asked for; in a list, of each of its elements."""
+    """Return the requested part of a value, or of each element of a list."""
     if columns is None:
         return value
     if isinstance(value, Mapping):
@@ -393,7 +396,7 @@ def _narrowed(value: Any, columns: Columns | None) -> Any:
 
 
 def _told(listing: Listing[T], thing: T, columns: Columns | None) -> Any:
-    """The document of a thing, with the columns that are asked for at least."""
+    """Return the document of an object, with the requested columns at least."""
     if listing.fields is None:
         return thing
     names = listing.fields if columns is None else listing.fields.keys() & columns.keys()

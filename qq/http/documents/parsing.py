@@ -1,7 +1,7 @@
-"""RabbitMQ's JSON: what is understood.
+"""Parsing of the JSON in requests, in RabbitMQ's format.
 
-Invariant: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one.
-Nothing that the log cannot hold (qq/tables.py) gets past.
+Invariant: input becomes either a valid value, or status 400 with RabbitMQ's reason if it has a reason for this. Values
+that the log cannot hold (qq/tables.py) are refused.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ Body = dict[str, Any]
 T = TypeVar("T")
 
 PUBLISHERS = range(1_000, 1_000_001)
-"""How many publishers may be remembered. With few, every tenant would get duplicates; each one takes 0.3 kB."""
+"""Bounds for the number of remembered publishers. With few, all tenants would get duplicates; each takes 0.3 kB."""
 AGES_MS = range(60_000, 315_360_000_001)
-"""How long publishers may be remembered: from a minute, enough to connect again, to ten years, as with all times."""
+"""Bounds for the time that publishers are remembered: from a minute, enough for reconnecting, to ten years."""
 JSON_DEPTH_MAX = TABLE_DEPTH_MAX + 8
-"""How deep JSON may be nested: as deep as a table in the deepest place that there is for one, and some more."""
+"""Nesting depth of JSON at most: a table in the deepest place for a table, and some more."""
 GET_COUNT_MAX = 1000
 RATE_MAX = 1_000_000
-"""The highest rate of a move, in messages per second: more than a cluster moves."""
+"""Highest rate of a move, in messages per second: more than a cluster moves."""
 SALT_BYTES = 4
-"""The length of the salt of a password that is hashed in RabbitMQ's way."""
+"""Bytes of the salt of a password hashed in RabbitMQ's way."""
 
 _UNSET_TYPES = (None, "undefined", "null", "nil")
-"""What RabbitMQ's clients write when there is no default queue type."""
+"""Values that RabbitMQ's clients write for a missing default queue type."""
 
 
 class GetBody(NamedTuple):
-    """Which messages to get, and how to show them."""
+    """The messages to get, and their form in the answer."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     ack_mode: AckMode
@@ -79,7 +79,7 @@ class GetBody(NamedTuple):
 
 
 def read_object(raw: bytes) -> Body:
-    """The JSON object that a request brings. Raises Refusal, as all functions here."""
+    """Return the JSON object in a request. Raises Refusal, as do all functions here."""
     try:
         value = json.loads(raw, parse_constant=no_constant)
         check_json(value)
@@ -91,12 +91,12 @@ def read_object(raw: bytes) -> Body:
 
 
 def no_constant(name: str) -> NoReturn:
-    """Refuse NaN and infinities, which Python's parser knows and JSON does not."""
+    """Refuse NaN and infinities, which Python's parser accepts and JSON excludes."""
     raise ValueError(f"{name} is not JSON")
 
 
 def check_json(value: Any) -> None:
-    """Check that JSON can be stored and written again. Raises Refusal; ValueError for texts that have no UTF-8."""
+    """Check that JSON can be stored and written again. Raises Refusal; ValueError for texts without a UTF-8 form."""
     depth, level = 0, _containers([value])
     while level:
         depth += 1
@@ -107,11 +107,11 @@ def check_json(value: Any) -> None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise bad_request("a number is out of range") from None
-    text.encode()  # halves of surrogate pairs cannot be
+    text.encode()  # fails for halves of surrogate pairs
 
 
 def _containers(values: Body | list[Any]) -> list[Any]:
-    """The members of an object or a list that are objects or lists themselves."""
+    """Return the members of an object or a list that are objects or lists themselves."""
     found = values.values() if isinstance(values, dict) else values
     return [each for each in found if isinstance(each, dict | list)]
 
@@ -120,7 +120,7 @@ def _containers(values: Body | list[Any]) -> list[Any]:
 
 
 def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
-    """Read a field of type `kind`, which has to be there if it has no default. Raises Refusal."""
+    """Return a field of type `kind`, which must exist unless it has a default. Raises Refusal."""
     value = body.get(name)
     if value is None:
         value = default
@@ -135,27 +135,27 @@ _KINDS: dict[type, str] = {str: "string", int: "number", bool: "boolean", dict: 
 
 
 def name_of(value: str, what: str = "name") -> str:
-    """Read a name, which has to fit in AMQP's short string."""
+    """Return a name, which must fit into AMQP's short string."""
     if len(value.encode()) > NAME_BYTES_MAX:
         raise bad_request(f"{what} is longer than {NAME_BYTES_MAX} octets")
     return value
 
 
 def _required_name(name: str, whose: str) -> str:
-    """Read the name of something that could not be reached without one."""
+    """Return the name of an object that needs a name, because its path would be empty otherwise."""
     if not name:
         raise bad_request(f"{whose} has to have a name")
     return name_of(name)
 
 
 def flag(body: Body, name: str, *, default: bool) -> bool:
-    """Read a boolean, which RabbitMQ's clients may write as text."""
+    """Return a boolean, which RabbitMQ's clients may write as text."""
     value = body.get(name)
     return value == "true" if value in ("true", "false") else field(body, name, bool, default)
 
 
 def table(body: Body, name: str = "arguments") -> Table:
-    """Read a field table. An empty list counts as an empty table: RabbitMQ's older versions wrote them so."""
+    """Return a field table. An empty list is an empty table, because older versions of RabbitMQ wrote it so."""
     value = body.get(name) or {}
     try:
         check_table(value)
@@ -174,7 +174,7 @@ def _check_size(what: str, value: Table) -> None:
 
 
 def _tags(value: Any, whose: str) -> list[str]:
-    """Read tags from a list, or from a text with commas."""
+    """Return tags from a list, or from a text with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
@@ -186,7 +186,7 @@ def _tags(value: Any, whose: str) -> list[str]:
 
 
 def limits(value: Any, known: Collection[str]) -> Table:
-    """Read limits of a user or a virtual host. RabbitMQ's older versions write an empty list when there are none."""
+    """Return limits of a user or a virtual host. Older versions of RabbitMQ write an empty list for an empty map."""
     value = value or {}
     if not isinstance(value, dict):
         raise bad_request("limits should be a map")
@@ -196,7 +196,7 @@ def limits(value: Any, known: Collection[str]) -> Table:
 
 
 def read_limit(body: Body, name: str, key: str = "value") -> int:
-    """Read the limit of this name. A negative number means no limit."""
+    """Return the limit with this name. A negative number means no limit."""
     limit = field(body, key, int)
     if limit not in INTEGERS:
         raise invalid(f"{key} is out of range")
@@ -216,7 +216,7 @@ def check_limit(name: str, known: Collection[str]) -> None:
 
 
 def read_vhost(name: str, body: Body, current_type: str = "") -> PutVhost:
-    """Read the virtual host to create or change. One that exists keeps its default queue type if none is given."""
+    """Return the virtual host to create or change. An existing virtual host keeps its default queue type by default."""
     queue_type = body.get("default_queue_type", body.get("defaultqueuetype"))
     queue_type = current_type if queue_type in _UNSET_TYPES else _queue_type(queue_type)
     description = field(body, "description", str, "")
@@ -237,7 +237,7 @@ def _queue_type(value: Any) -> str:
 def read_user(
     name: str, body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]
 ) -> PutUser | PutHashedUser:
-    """Read the user to create or replace: with a password, its hash, or neither (then only certificates let in)."""
+    """Return the user to create or replace, with a password, a hash, or neither (for login with certificates only)."""
     if "tags" not in body:
         raise bad_request("tags_not_present")
     tags = _tags(body["tags"], "A user")
@@ -252,10 +252,10 @@ def read_user(
 
 
 def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Read the salt and the hash of a password."""
+    """Return the salt and the hash of a password."""
     password = body.get("password", "")
     if not isinstance(password, str):
-        raise bad_request("password should be a string")  # not what it was instead: it may be the password
+        raise bad_request("password should be a string")  # without the wrong value: it may be the password
     return hash_password(password) if password else (b"", b"")
 
 
@@ -301,7 +301,7 @@ def _pattern(body: Body, name: str) -> str:
 
 
 def read_move(vhost: str, move: str, user: str, body: Body) -> BeginMove:
-    """Read which messages are to be moved where."""
+    """Return the move to begin."""
     _check_keys(body, ("source", "destination", "to_origin", "count", "rate", "filter"), "a move")
     source = _required_name(field(body, "source", str), "a source")
     to_origin = flag(body, "to_origin", default=False)
@@ -345,7 +345,7 @@ def _check_keys(body: Body, known: Sequence[str], whose: str) -> None:
 
 
 def _from_one(body: Body, name: str, highest: int) -> int:
-    """Read a number from 1 on; 0 if there is none, which stands for no limit."""
+    """Return a number from 1 on; 0 if the field is missing, which means no limit."""
     if body.get(name) is None:
         return 0
     number = field(body, name, int)
@@ -358,7 +358,7 @@ def _from_one(body: Body, name: str, highest: int) -> int:
 
 
 def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
-    """Read the policy to create or replace."""
+    """Return the policy to create or replace."""
     for key in ("pattern", "definition"):
         if key not in body:
             raise bad_request(f"key_missing: {key}")
@@ -390,7 +390,7 @@ def put_policy(vhost: str, policy: Policy) -> PutPolicy:
 
 
 def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
-    """Read the bounds of deduplication to set. What is not given stays as it is."""
+    """Return the new bounds of deduplication. Missing fields keep their values."""
     value = body.get("value")
     if not isinstance(value, dict):
         raise bad_request("key_missing: value")
@@ -405,18 +405,18 @@ def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
     return bounds
 
 
-# --- what is in a virtual host
+# --- objects of a virtual host
 
 
 def read_queue(name: str, body: Body) -> DeclareQueue:
-    """Read the queue to declare."""
+    """Return the queue to declare."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     name = _required_name(stripped(name), "a queue")
     return DeclareQueue(0, 0, name, False, durable, False, auto_delete, False, dict(table(body)))
 
 
 def read_exchange(name: str, body: Body) -> DeclareExchange:
-    """Read the exchange to declare."""
+    """Return the exchange to declare."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     internal = flag(body, "internal", default=False)
     kind = name_of(field(body, "type", str, "direct"), "type")
@@ -426,7 +426,7 @@ def read_exchange(name: str, body: Body) -> DeclareExchange:
 
 
 def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQueue | BindExchange:
-    """Read the binding to make. `kind` is the kind of its destination."""
+    """Return the binding to make. `kind` is the kind of its destination."""
     routing_key = name_of(field(body, "routing_key", str, ""), "routing_key")
     source, destination = name_of(stripped(source), "source"), name_of(stripped(destination), "destination")
     arguments = table(body)
@@ -439,7 +439,7 @@ def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQu
 
 
 def read_get(body: Body) -> GetBody:
-    """Read which messages to get. RabbitMQ's clients may write numbers as text."""
+    """Return which messages to get. RabbitMQ's clients may write numbers as text."""
     for name in ("ackmode", "count", "encoding"):
         if name not in body:
             raise bad_request(f"key_missing: {name}")
@@ -456,7 +456,7 @@ def read_get(body: Body) -> GetBody:
 
 
 def read_publication(exchange: str, body: Body) -> NewMessage:
-    """Read a message that is to be published."""
+    """Return the message to publish."""
     for name in ("routing_key", "properties", "payload", "payload_encoding"):
         if name not in body:
             raise bad_request(f"key_missing: {name}")
@@ -478,7 +478,7 @@ def read_publication(exchange: str, body: Body) -> NewMessage:
 
 
 def _properties(body: Body) -> Basic.Properties:
-    """Read the properties of a message: those that AMQP knows; others are passed over, as in RabbitMQ."""
+    """Return the properties of a message. Properties unknown to AMQP are ignored, as in RabbitMQ."""
     found: dict[str, Any] = {}
     for name, highest in (("delivery_mode", 255), ("priority", 255), ("timestamp", TIMESTAMP_MAX)):
         if name in body:

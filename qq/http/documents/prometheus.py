@@ -1,9 +1,11 @@
-"""Prometheus' text of metrics that there is one of for each queue, in slices.
+"""Prometheus text with metrics of each queue, made in slices.
 
-Three laws. Nobody has to log in for it, so one answer is made at a time, for all who have asked for it by then, and
-before the next one the node has time for others. Who does not read, or has left, keeps nobody waiting: an answer is
-sent when the next one may be made. And most queues of very many are as they were: no text is made of what has not
-changed since it was told last.
+Three invariants:
+
+- A single answer is made at a time, for all clients that have asked for it by then, because the requests need no login.
+  A pause follows, in which the node does other work.
+- A slow or disconnected client delays no other client: the next answer is made while the last is being sent.
+- Text is made again only for rows that have changed since the last answer, because most of many queues are unchanged.
 """
 
 from __future__ import annotations
@@ -26,52 +28,53 @@ if TYPE_CHECKING:
     from qq.http.view import ObjectRow, ObjectRows, ObjectTable
 
 PER_OBJECT = ("queue_coarse_metrics", "queue_metrics", "queue_delivery_metrics", "queue_exchange_metrics")
-"""The families that RabbitMQ's `/metrics/per-object` shows, as far as there are any here."""
+"""The families of RabbitMQ's `/metrics/per-object` that exist here."""
 PAUSE_SHARE = 4
-"""Between two answers there is this many times the processor time that one took: a flood takes a fifth of a core."""
+"""Pause between two answers, as a multiple of the last answer's processor time: a flood takes a fifth of a core."""
 SENT_AT_ONCE = 256 * 1024
-"""How many octets are sent at once: to copy them takes a tenth of a millisecond."""
+"""Octets sent at a time: copying them takes a tenth of a millisecond."""
 SENDING_MAX = 4
-"""How many answers may be on their way, each to however many have asked for it: what is not read yet is in memory."""
+"""Answers being sent at most, each to any number of clients. Their unsent text is in memory."""
 ANSWERS_KEPT = 2
-"""Of how many different requests the text is kept: those that came last."""
+"""Different requests whose text is kept: the most recent."""
 KEPT_BYTES_MAX = 48 * 1024 * 1024
-"""How much text is kept of each: that of some 50,000 queues. What is beyond it is made each time."""
+"""Bytes of text kept for each request: that of some 50,000 queues. Text beyond is made each time."""
 KEPT_S = 120.0
-"""For how long text is kept that nobody asks for: longer than anybody waits between two scrapes."""
+"""Seconds that unused text is kept: longer than any usual interval between scrapes."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Answer:
-    """What all are answered who ask for the same before it is made."""
+    """An answer for all clients that make the same request before it is made."""
 
     def __init__(self) -> None:
         self.awaited_by: list[web.Request] = []
         self.making: asyncio.Task[list[bytes]]
-        """What ends with the text, in the parts in which it is sent; with none if nobody waits for it any more."""
+        """Task that makes the text, as the parts in which it is sent; an empty list if all clients have disconnected.
+        """
         self.read_by: list[web.Request] = []
-        """To whom it is on its way."""
+        """Requests that it is being sent to."""
 
 
 class ObjectExposition:
-    """Answers with metrics of single objects, one answer after the other."""
+    """Answers requests with metrics of single objects, making the answers in turn."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._next_s = 0.0
         self._awaited: dict[str, _Answer] = {}
-        """The answers that are not begun yet, by what is asked for."""
+        """Answers that are not yet begun, by request path and query."""
         self._sending: deque[_Answer] = deque()
-        """The answers that are on their way, in the order in which they were begun."""
+        """Answers being sent, in the order of their begin."""
         self._kept: dict[Hashable, KeptTexts] = {}
-        """What was told last, by what was asked for; the newest is last."""
+        """Text of the last answers, by request path and query; the newest is last."""
         self._forgetting: asyncio.TimerHandle | None = None
 
     async def write(
         self, request: web.Request, tables: Iterator[ObjectTable], prefix: str, infos: Callable[[], str]
     ) -> web.StreamResponse:
-        """Answer with these tables, whose metrics' names begin with `prefix`, and with `infos()` behind them."""
+        """Answer with these tables, whose metrics have the `prefix`, followed by `infos()`."""
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
         if request.method == hdrs.METH_HEAD:
             await response.prepare(request)
@@ -86,7 +89,7 @@ class ObjectExposition:
         parts = await asyncio.shield(answer.making)
         if has_left(request):
             raise ConnectionResetError
-        # With its length, a response is written as it is: one that is cut into chunks would be copied for each reader.
+        # With a length, a response is written as it is; a chunked response would be copied for each client.
         response.content_length = sum(map(len, parts))
         await response.prepare(request)
         with self._on_its_way(answer, request):
@@ -106,14 +109,14 @@ class ObjectExposition:
     ) -> list[bytes]:
         async with self._turn:
             await asyncio.sleep(max(0.0, self._next_s - monotonic()))
-            del self._awaited[asked]  # whoever asks from now on wants to know how it is then
+            del self._awaited[asked]  # later requests need a newer state
             if all(map(has_left, answer.awaited_by)):
                 return []
             pieces = await self._made(_lines(tables, prefix, self._texts(asked)))
             return list(_parts([*pieces, infos().encode()]))
 
     async def _made(self, lines: Iterator[bytes]) -> list[bytes]:
-        """Make the text, in slices; it is some thousands of pieces."""
+        """Make the text in slices; it has some thousands of pieces."""
         pieces: list[bytes] = []
         taken_s, is_over = 0.0, False
         try:
@@ -128,7 +131,7 @@ class ObjectExposition:
 
     @contextmanager
     def _on_its_way(self, answer: _Answer, request: web.Request) -> Generator[None]:
-        """Note that an answer is sent, for which the one that was begun first is given up if there are too many."""
+        """Count an answer as being sent until the end of the block. Above the limit, the oldest answer is aborted."""
         answer.read_by.append(request)
         if answer not in self._sending:
             self._sending.append(answer)
@@ -141,11 +144,11 @@ class ObjectExposition:
         finally:
             answer.read_by.remove(request)
             if not answer.read_by:
-                with suppress(ValueError):  # it was given up
+                with suppress(ValueError):  # it was aborted
                     self._sending.remove(answer)
 
     def _texts(self, asked: str) -> KeptTexts:
-        """What is kept of the last answer to what is asked for. Who asks in many ways has little of it."""
+        """Return the kept text of the last answer to a request. Only the most recent requests keep their text."""
         texts = self._kept.pop(asked, None) or KeptTexts()
         self._kept[asked] = texts
         while len(self._kept) > ANSWERS_KEPT:
@@ -157,7 +160,7 @@ class ObjectExposition:
 
 
 class KeptTexts:
-    """The text of rows as it was when it was told last, and by what is seen whether it is still the same."""
+    """The text of rows from the last answer, with the state that shows whether a row has changed."""
 
     def __init__(self) -> None:
         self._before: dict[Hashable, tuple[Any, list[bytes]]] = {}
@@ -165,12 +168,12 @@ class KeptTexts:
         self._room = KEPT_BYTES_MAX
 
     def begin(self) -> None:
-        """Begin to tell again: what is not told this time is forgotten with the next."""
+        """Begin an answer. Text that this answer does not use is dropped with the next answer."""
         self._before, self._now = self._now, {}
         self._room = KEPT_BYTES_MAX
 
     def of(self, rows: ObjectRows, make: Callable[[ObjectRows], list[bytes]]) -> list[bytes]:
-        """The text of some rows, for each metric."""
+        """Return the text of some rows, for each metric."""
         if rows.state is None:
             return make(rows)
         known = self._before.get(rows.key)
@@ -183,14 +186,14 @@ class KeptTexts:
 
 
 def info_lines(name: str, text: str, labels: Mapping[str, str]) -> str:
-    """The lines of a metric whose value is always 1."""
+    """Return the lines of a metric whose value is always 1."""
     name = f"rabbitmq_{name}"
     head = f"# HELP {name} {text}\n# TYPE {name} gauge\n"
     return f"{head}{name}{{{_labels(labels.keys(), labels.values())}}} 1\n"
 
 
 def _add_slice(lines: Iterator[bytes], pieces: list[bytes]) -> bool:
-    """Add the next lines, as many as can be made in the time of a slice; return whether these were the last ones."""
+    """Add lines until the time of a slice is over; return whether all lines have been added."""
     until_s = monotonic() + SLICE_S
     for piece in lines:
         pieces.append(piece)
@@ -200,7 +203,7 @@ def _add_slice(lines: Iterator[bytes], pieces: list[bytes]) -> bool:
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces of a text, as many together as are sent at once."""
+    """Join the pieces of a text into parts that are sent at a time."""
     part: list[bytes] = []
     room = SENT_AT_ONCE
     for piece in pieces:
@@ -220,7 +223,7 @@ def _lines(tables: Iterator[ObjectTable], prefix: str, texts: KeptTexts) -> Iter
 
 
 def _table_lines(table: ObjectTable, prefix: str, texts: KeptTexts) -> Iterator[bytes]:
-    """The lines of a table. All lines of one metric have to come together, so the text of all rows is made first."""
+    """Yield the lines of a table. The lines of a metric must be together, so the text of all rows is made first."""
     names = [f"{prefix}{name}" for name, _, _ in table.metrics]
 
     def make(rows: ObjectRows) -> list[bytes]:
@@ -231,14 +234,14 @@ def _table_lines(table: ObjectTable, prefix: str, texts: KeptTexts) -> Iterator[
         parts.append(texts.of(rows, make))
         yield b""
     for place, (name, (_, kind, text)) in enumerate(zip(names, table.metrics, strict=True)):
-        # The name of a counter's family is without "_total" only in OpenMetrics.
+        # Only OpenMetrics drops "_total" from the family name of a counter.
         yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
         for lines in parts:
             yield lines[place]
 
 
 def _row_lines(names: Sequence[str], labels: Sequence[str], rows: Iterable[ObjectRow]) -> list[bytes]:
-    """The lines of some rows, for each metric."""
+    """Return the lines of some rows, for each metric."""
     lines: list[list[str]] = [[] for _ in names]
     for values, figures in rows:
         row = _labels(labels, values)

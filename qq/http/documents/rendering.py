@@ -1,6 +1,6 @@
-"""RabbitMQ's JSON: what is answered.
+"""Rendering of the JSON in answers, in RabbitMQ's format.
 
-Invariant: a hash of a password is told of users only; a password never is.
+Invariant: password hashes appear only in documents of users; passwords never appear.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 DEDUPLICATION = "publisher-deduplication"
 HASHING = "rabbit_password_hashing_"
-"""RabbitMQ writes this before the name of the algorithm that a password is hashed with."""
+"""RabbitMQ's prefix for the names of password hashing algorithms."""
 
 
 def plain(value: Any) -> Any:
-    """Make JSON of what AMQP tables hold."""
+    """Return a value of an AMQP table as a JSON value."""
     match value:
         case bool() | int() | str() | None:
             return value
@@ -71,7 +71,7 @@ _ONLY_OF_EXCLUSIVE_QUEUES = frozenset({"owner_pid_details"})
 
 
 def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive: bool) -> Mapping[str, Any]:
-    """The document of a queue of this type, without the fields that RabbitMQ shows for other types of queues only."""
+    """Return a queue's document without the fields that RabbitMQ shows only for queues of a different type."""
     hidden = _ONLY_OF_CLASSIC_QUEUES if kind == QUORUM else _ONLY_OF_QUORUM_QUEUES
     if not is_exclusive:
         hidden |= _ONLY_OF_EXCLUSIVE_QUEUES
@@ -79,13 +79,13 @@ def without_other_types(document: Mapping[str, Any], kind: str, *, is_exclusive:
 
 
 def fields_of(kind: type[NamedTuple]) -> dict[str, Callable[[Any], Any]]:
-    """What a document says of a thing with `arguments`, by name."""
+    """Return the functions for the fields of an object that has `arguments`, by field name."""
     fields = {name: attrgetter(name) for name in kind._fields}
     return {**fields, "arguments": lambda thing: plain(thing.arguments)}
 
 
 def row_fields(rows: ThingRows) -> dict[str, Callable[[Any], Any]]:
-    """What a document says of a thing of these, by name."""
+    """Return the functions for the fields of these objects, by field name."""
     arguments = rows.fields["arguments"]
     return {**rows.fields, "arguments": lambda thing: plain(arguments(thing))}
 
@@ -104,16 +104,16 @@ QUEUE_BASICS = (
     ),
     *("effective_policy_definition", "state", "node", "leader", "members", "online"),
 )
-"""What is told of a queue without statistics."""
+"""Fields of a queue that are no statistics."""
 QUEUE_TOTALS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
 Channels = Mapping[tuple[str, int], "Client"]
-"""Channels by their node and id."""
+"""Channels by node and id."""
 
 
 def consumer_document(consumer: ConsumerStatus, channels: Channels) -> dict[str, Any]:
-    """Describe a consumer; of one of another node its channel is told if it is among these."""
+    """Return the document of a consumer. For a consumer of a different node, its channel is looked up in `channels`."""
     details = {name: value for name, value in consumer.channel_details.items() if name != "id"}
     channel = channels.get((details["node"], consumer.channel_details.get("id", 0)))
     if channel is not None:
@@ -155,12 +155,12 @@ def binding_document(binding: BindingStatus) -> dict[str, Any]:
 
 
 def client_document(client: Client) -> dict[str, Any]:
-    """Describe a connection or a channel: its number is nobody's business."""
+    """Return the document of a connection or a channel, without its internal id."""
     return {name: value for name, value in client.items() if name != "id"}
 
 
 def vhost_document(vhost: VhostStatus, states: Mapping[str, str]) -> dict[str, Any]:
-    """Describe a virtual host; `states` says of each node whether the virtual hosts are there."""
+    """Return the document of a virtual host; `states` has the state of the virtual hosts at each node."""
     metadata = vhost_metadata(vhost)
     return {
         "name": vhost.name,
@@ -183,7 +183,7 @@ def vhost_metadata(vhost: VhostStatus) -> dict[str, Any]:
 
 
 def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
-    """Describe a user, with the hash of the password: for administrators and for other clusters."""
+    """Return the document of a user with the password hash, for administrators and for other clusters."""
     return {
         "name": user.name,
         "password_hash": b64encode(user.salt + user.hash if user.hash else b"").decode(),
@@ -208,7 +208,7 @@ def deduplication_document(bounds: Deduplication) -> dict[str, Any]:
 
 
 def move_document(move: MoveStatus) -> dict[str, Any]:
-    """What is told of a move. Times are in milliseconds since 1970."""
+    """Return the document of a move. Times are in milliseconds since 1970."""
     wanted = {"headers": move.headers, "reason": move.reason, "from_queue": move.from_queue}
     return {
         "vhost": move.vhost,
@@ -233,19 +233,19 @@ def move_document(move: MoveStatus) -> dict[str, Any]:
 
 
 def browsed_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:
-    """Describe a message with at most `truncate` octets of its body."""
+    """Return the document of a message with at most `truncate` octets of its body."""
     payload, encoding = payload_of(message.body[:truncate], as_base64=as_base64)
     shown = {"payload": payload, "payload_encoding": encoding}
     return {"offset": message.offset} | _message_document(message) | shown
 
 
 def got_document(message: Message) -> dict[str, Any]:
-    """Describe a message without its body."""
+    """Return the document of a message without its body."""
     return {"message_count": message.message_count} | _message_document(message)
 
 
 def _message_document(message: Message) -> dict[str, Any]:
-    """Describe a message as RabbitMQ does, without its body."""
+    """Return RabbitMQ's fields of a message, without its body."""
     return {
         "payload_bytes": len(message.body),
         "redelivered": message.redelivered,

@@ -1,7 +1,7 @@
-"""What all handlers of the API do with a request: names in its path, numbers in its query, its body, lists as answers.
+"""Helpers of all handlers: names in paths, numbers in queries, request bodies, lists as answers, permission checks.
 
-Two laws. A virtual host that somebody may not see is, to them, not there. And nothing is said not to be there before
-this node has caught up with the cluster: it may just have been made through another node.
+Two invariants. A virtual host that a user may not see does not exist for that user. And a node reports a missing object
+only after it has caught up with the cluster, because the object may just have been created through a different node.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import BeginMove, Get
 
     Documents = Iterable[Mapping[str, Any] | None]
-    """What a list tells, made one after the other; None for what is passed over, so that this takes slices, too."""
+    """Documents of a list, made in turn; None for a skipped object, so that skipping is done in slices, too."""
 
 T = TypeVar("T")
 
 DOCUMENTS_PER_SLICE = 50
-"""How many documents are made, or passed over, before other tasks run: some milliseconds of work."""
+"""Documents made or skipped before other tasks run: some milliseconds of work."""
 DIGITS_MAX = 19
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
-"""A key of the application: how long to wait for a request's body, in seconds."""
+"""Application key: seconds to wait for a request's body."""
 
 _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 
 
-# --- what is there
+# --- lookups
 
 
 async def find(management: ManagementView, look: Callable[[], T]) -> T:
-    """Return what `look` finds. If that is nothing, look again when this node has caught up. Raises Unavailable."""
+    """Return the result of `look`. If it is empty, look again after this node has caught up. Raises Unavailable."""
     found = look()
     if not found:
         await management.wait_applied()
@@ -53,7 +53,7 @@ async def find(management: ManagementView, look: Callable[[], T]) -> T:
 
 
 async def existing(management: ManagementView, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
-    """Return what `find` finds. Raises Refusal if that is nothing."""
+    """Return the result of `look`. Raises Refusal if it is empty, also after this node has caught up."""
     found = await find(management, look)
     if not found:
         raise not_found(reason)
@@ -61,22 +61,25 @@ async def existing(management: ManagementView, look: Callable[[], T | None], rea
 
 
 def unless_made(request: web.Request, reason: str) -> str:
-    """Why something in the path is not there: RabbitMQ names it only to those who want to make something in it."""
+    """Return the reason for a missing object in the path.
+
+    RabbitMQ names it only in requests that create objects in it.
+    """
     return NOT_FOUND if request.method in _LOOKING_OR_REMOVING else reason
 
 
 _LOOKING_OR_REMOVING = SAFE_METHODS | {hdrs.METH_DELETE}
 
 
-# --- who sees what
+# --- visibility
 
 
 def sees(
     request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> Callable[[str], bool]:
-    """Return what tells of a virtual host whether the one who asks sees what is in it.
+    """Return a function that returns whether the client may see the contents of a virtual host.
 
-    Users with one of the `all_seeing` tags see all that there are, others those that they have permissions for.
+    Users with any of the `all_seeing` tags see all virtual hosts, other users those that they have permissions for.
     """
     login = login_of(request)
     if login.has_one_of(all_seeing):
@@ -90,7 +93,7 @@ def sees(
 async def named_vhost(
     request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str:
-    """The virtual host that the path names. Raises Refusal."""
+    """Return the virtual host in the path. Raises Refusal."""
     vhost = request.match_info["vhost"]
 
     def is_seen() -> bool:
@@ -103,15 +106,15 @@ async def named_vhost(
 async def vhost_if_named(
     request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str | None:
-    """The virtual host that the path names; None if it names none. Raises Refusal."""
+    """Return the virtual host in the path, or None if the path has none. Raises Refusal."""
     return await named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
 
 
-# --- what is asked
+# --- input
 
 
 def number(request: web.Request, name: str, default: int, highest: int) -> int:
-    """Read a number of the query. Raises Refusal."""
+    """Return a number of the query. Raises Refusal."""
     text = request.query.get(name, str(default))
     if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) <= highest:
         return int(text)
@@ -119,20 +122,20 @@ def number(request: web.Request, name: str, default: int, highest: int) -> int:
 
 
 def is_asked(request: web.Request, name: str) -> bool:
-    """Tell whether the query says that this is true."""
+    """Return whether a query parameter is "true"."""
     return request.query.get(name) == "true"
 
 
 async def read_body(
     request: web.Request, *, optional: bool = False, bytes_max: int | None = None
 ) -> dict[str, Any]:
-    """Read the JSON object in a request's body; an `optional` one may be left out. Raises Refusal."""
+    """Return the JSON object in a request's body; an `optional` body may be missing. Raises Refusal."""
     raw = await read_raw(request, bytes_max)
     return {} if optional and not raw else read_object(raw)
 
 
 async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
-    """Read a request's body of at most so many octets (None: as many as any may have). Raises Refusal."""
+    """Return a request's body of at most `bytes_max` octets (None: the limit of the application). Raises Refusal."""
     timeout_s = request.app[BODY_TIMEOUT_S]
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
         text = "a body may not be compressed: send it without Content-Encoding"
@@ -150,21 +153,21 @@ async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
         raise Refusal(HTTPStatus.REQUEST_TIMEOUT, text) from None
 
 
-# --- what is answered
+# --- answers
 
 
 def put_answer(*, is_new: bool) -> web.Response:
-    """Answer a PUT that was carried out: 201 for something new, else 204."""
+    """Answer a successful PUT: 201 for a new object, 204 for an existing object."""
     return web.Response(status=HTTPStatus.CREATED if is_new else HTTPStatus.NO_CONTENT)
 
 
 def done() -> web.Response:
-    """Answer a request that was carried out and has nothing to tell: 204."""
+    """Answer a successful request without content: 204."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 async def write_list(request: web.Request, documents: Documents) -> web.StreamResponse:
-    """Answer with a list, in slices: other tasks run between them."""
+    """Answer with a list in slices, between which other tasks run."""
     return await write_parts(request, _list_parts(documents))
 
 
@@ -174,7 +177,7 @@ async def write_object(
     lists: Mapping[str, Documents],
     status: HTTPStatus = HTTPStatus.OK,
 ) -> web.StreamResponse:
-    """Answer with an object: what is small in it, and lists that may be long, in slices."""
+    """Answer with an object of small fields (`plain`), and of lists that may be long, in slices."""
     return await write_parts(request, object_parts(plain, lists), status)
 
 
@@ -184,7 +187,7 @@ async def write_parts(
     """Answer with JSON that comes in parts."""
     response = web.StreamResponse(status=status, headers=_JSON)
     await response.prepare(request)
-    if request.method != hdrs.METH_HEAD:  # else the body would be taken for the next answer
+    if request.method != hdrs.METH_HEAD:  # otherwise the client would take the body for the next answer
         async for part in parts:
             await response.write(part)
     await response.write_eof()
@@ -192,7 +195,7 @@ async def write_parts(
 
 
 async def object_parts(plain: Mapping[str, Any], lists: Mapping[str, Documents]) -> AsyncIterator[bytes]:
-    """The JSON of an object, in parts between which other tasks run."""
+    """Yield the JSON of an object, in parts between which other tasks run."""
     separator = json.dumps(plain)[:-1] + (", " if plain else "")
     for name, documents in lists.items():
         yield f"{separator}{json.dumps(name)}: ".encode()
@@ -218,7 +221,7 @@ def _slice(documents: Iterator[Mapping[str, Any] | None]) -> list[Mapping[str, A
     return list(islice(documents, DOCUMENTS_PER_SLICE))
 
 
-# --- what is done as a client would do it
+# --- commands with a client's permissions
 
 
 async def check_permitted(
@@ -227,7 +230,7 @@ async def check_permitted(
     vhost: str,
     command: Declaration | Get | NewMessage | AllPublications | BeginMove,
 ) -> None:
-    """Raise RequestRefused unless a client of the same user might do this."""
+    """Raise RequestRefused unless an AMQP client of the same user has the permissions for this."""
     login = login_of(request)
     await management.check_permitted(login.user, command, vhost, login.scopes)
 
@@ -235,7 +238,7 @@ async def check_permitted(
 async def declare(
     request: web.Request, management: ManagementView, vhost: str, declaration: Declaration
 ) -> None:
-    """Carry out a declaration, if a client of the same user might do it. Raises RequestRefused."""
+    """Carry out a declaration with the permissions of the request's user. Raises RequestRefused."""
     await check_permitted(request, management, vhost, declaration)
     login = login_of(request)
     await management.declare(vhost, login.user, [declaration], login.scopes)

@@ -1,6 +1,6 @@
-"""Samples: how numbers were some time ago, as RabbitMQ's parameters ask for them.
+"""Samples: earlier values of numbers, by the query parameters of RabbitMQ's API.
 
-Invariant: with wrong parameters nothing is told; those that are no numbers are passed over, as in RabbitMQ.
+Invariant: out-of-range parameters are refused; parameters that are no numbers are ignored, as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LISTED_MAX = 100
-"""How many things of a list are told with samples: a page of the usual size."""
+"""Objects of a list that get samples at most: a page of the usual size."""
 SAMPLES_MAX = 500
-"""How many samples there are at most for one number: RabbitMQ's bound."""
+"""Samples of a number at most: RabbitMQ's bound."""
 DIGITS_MAX = 9
 
 
 def with_samples(
     request: web.Request, management: ManagementView, thing: tuple[str, ...], document: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Add the samples that are asked for to what is told of a thing. Raises Refusal."""
+    """Return a document with the requested samples of its object. Raises Refusal."""
     return _adding(request, management)(thing, document)
 
 
 def adding_samples(
     request: web.Request, management: ManagementView, thing_of: Callable[[T], tuple[str, ...]]
 ) -> Callable[[T, Mapping[str, Any]], Mapping[str, Any]]:
-    """Make a function that adds the samples that are asked for to the documents of a list. Raises Refusal.
+    """Return a function that adds the requested samples to the documents of a list. Raises Refusal.
 
-    Those behind the first `LISTED_MAX` have none.
+    It adds samples to the first `LISTED_MAX` documents only.
     """
     add, places_left = _adding(request, management), iter(range(LISTED_MAX))
 
@@ -65,13 +65,13 @@ def _adding(
 
 
 def _joined(document: Mapping[str, Any], samples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The document with the samples of those numbers that it tells."""
+    """Return the document with the samples of those numbers that it contains."""
     details = {f"{name}_details": each for name, each in samples.items()}
     return {key: {**value, **details[key]} if key in details else value for key, value in document.items()}
 
 
 def _wanted(request: web.Request, what: str) -> Samples | None:
-    """The samples that are asked for; None if none are. Raises Refusal."""
+    """Return the requested times of samples, or None if no samples are requested. Raises Refusal."""
     age_s, step_s = _number(request, f"{what}_age"), _number(request, f"{what}_incr")
     if age_s is None or step_s is None:
         return None

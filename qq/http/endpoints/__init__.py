@@ -1,1 +1,1 @@
-"""The paths of RabbitMQ's management API, and those of qq."""
+"""Handlers for the paths of RabbitMQ's management API, and for those of qq."""

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class BackupEndpoint:
-    """The handler for backups."""
+    """Handler for backups."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -41,5 +41,5 @@ class BackupEndpoint:
                 else:
                     log.warning("a backup was broken off: %s", error)
                 if request.transport is not None:
-                    request.transport.abort()  # else it would look as if it ended here
+                    request.transport.abort()  # otherwise the archive would look complete
         return response

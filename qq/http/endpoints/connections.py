@@ -1,6 +1,6 @@
 """Connections and channels of all nodes.
 
-Invariant: monitors see everybody's connections and administrators close them; others see and close their own.
+Invariant: monitors see all connections and administrators close all. Other users see and close their own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ H = TypeVar("H", "ConnectionHead", "ChannelHead")
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
-"""The reason that a client is told if whoever closes its connection gives none. It is RabbitMQ's text."""
+"""Default reason for closing a connection that its client receives: RabbitMQ's text."""
 REASON_BYTES_MAX = 200
-"""The longest reason: it has to fit in the text that a client is told, behind what comes first."""
+"""Bytes of a reason at most: it must fit into the close text after its beginning."""
 
 
 CONNECTION_BASICS = (
@@ -48,14 +48,14 @@ CONNECTION_BASICS = (
     *("ssl_cipher", "ssl_hash", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"),
     *("auth_mechanism", "timeout", "frame_max", "channel_max", "client_properties", "connected_at"),
 )
-"""What is told of a connection without statistics; CHANNEL_BASICS of a channel."""
+"""Fields of a connection that are no statistics. CHANNEL_BASICS are those of a channel."""
 CHANNEL_BASICS = (
     *("name", "node", "number", "user", "user_who_performed_action", "vhost", "connection_details"),
 )
 
 
 class ConnectionEndpoints:
-    """The handlers for connections and channels."""
+    """Handlers for connections and channels."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -106,7 +106,7 @@ class ConnectionEndpoints:
         return await self._write_channels(request)
 
     async def channels_in(self, request: web.Request) -> web.StreamResponse:
-        """The channels of a virtual host: RabbitMQ tells of them with statistics only."""
+        """Answer with the channels of a virtual host. RabbitMQ refuses that list without statistics."""
         if is_asked(request, "disable_stats"):
             raise bad_request(STATS_DISABLED)
         return await self._write_channels(request)
@@ -127,7 +127,7 @@ class ConnectionEndpoints:
         channel = await self._told(self._management.channels_of, head)
         found, channels = self._management.consumers_of_channel(channel), by_place([channel])
         consumers = [consumer_document(each, channels) for each in found]
-        # What goes between a channel and each queue or exchange is told in RabbitMQ's rates mode "detailed" only.
+        # RabbitMQ shows counts between a channel and each queue or exchange in its rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "publishes": [], "deliveries": []}
         return narrowed(request, client_document(channel) | details)
 
@@ -136,7 +136,7 @@ class ConnectionEndpoints:
     async def _matching(
         self, request: web.Request, all_heads: Callable[[], Awaitable[Sequence[H]]]
     ) -> list[H]:
-        """Those of the user or virtual host in the path, as far as the one who asks may see them."""
+        """Return the heads that match the user or virtual host in the path, and that the client may see."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         user = request.match_info.get("user")
         own = only_own(request)
@@ -152,7 +152,7 @@ class ConnectionEndpoints:
         all_heads: Callable[[], Awaitable[Sequence[H]]],
         all_seeing: Collection[str] = MONITORS,
     ) -> H:
-        """The one that the path names. Raises Refusal, also if it is somebody else's."""
+        """Return the head with the name in the path. Raises Refusal if it is missing or belongs to another user."""
         for is_known in (False, True):
             if is_known:
                 await self._management.wait_applied()
@@ -163,7 +163,7 @@ class ConnectionEndpoints:
         raise not_found()
 
     async def _told(self, of_heads: Callable[[Sequence[H]], Awaitable[Sequence[Client]]], head: H) -> Client:
-        """All that is told of one. Raises Refusal if it has just gone."""
+        """Return all fields of a connection or channel. Raises Refusal if it has just been closed."""
         for each in await of_heads([head]):
             return each
         raise not_found()
@@ -172,7 +172,7 @@ class ConnectionEndpoints:
 def connection_listing(
     management: ManagementView, heads: Sequence[ConnectionHead]
 ) -> Listing[ConnectionHead]:
-    """The list of these connections, of which no more are asked for than are shown."""
+    """Return the list of these connections. Details are requested from nodes only for shown connections."""
 
     async def whole(some: Sequence[ConnectionHead]) -> Sequence[dict[str, Any]]:
         return await _documents(await management.connections_of(some))
@@ -181,7 +181,7 @@ def connection_listing(
 
 
 def channel_listing(management: ManagementView, heads: Sequence[ChannelHead]) -> Listing[ChannelHead]:
-    """The list of these channels, of which no more are asked for than are shown."""
+    """Return the list of these channels. Details are requested from nodes only for shown channels."""
 
     async def whole(some: Sequence[ChannelHead]) -> Sequence[dict[str, Any]]:
         return await _documents(await management.channels_of(some))
@@ -199,11 +199,11 @@ async def _documents(clients: Iterable[Client]) -> list[dict[str, Any]]:
 
 
 _HEAD = {name: attrgetter(name) for name in ("name", "vhost", "user", "node")}
-"""What is told of a connection, or a channel, that all nodes know."""
+"""Fields of a connection or a channel that all nodes know."""
 
 
 def _closing(request: web.Request, connection: ConnectionHead) -> CloseConnection:
     reason = request.headers.get(REASON_HEADER) or REASON
-    # Octets of a header that are no UTF-8 arrive as halves of surrogate pairs.
+    # Bytes of a header that are not UTF-8 arrive as halves of surrogate pairs.
     octets = reason.encode(errors="replace")[:REASON_BYTES_MAX]
     return CloseConnection(connection.node, connection.id, octets.decode(errors="ignore"))

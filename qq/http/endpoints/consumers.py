@@ -1,6 +1,6 @@
-"""Consumers, as they are told over HTTP: each with the channel that it is of.
+"""Documents of consumers, each with its channel.
 
-Invariant: no more channels are asked for than those of the consumers that are told.
+Invariant: channels are requested from nodes only for the consumers that are shown.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KNOWN = {
     for name in ConsumerStatus._fields
     if name not in ("channel_details", "arguments", "credit")
 }
-"""What is told of a consumer that is the same without its channel, and in JSON."""
+"""Fields of a consumer that need no lookup of its channel, and are JSON values already."""
 
 
 async def consumer_documents(
     management: ManagementView, consumers: Sequence[ConsumerStatus]
 ) -> list[dict[str, Any]]:
-    """What is told of consumers, in their order."""
+    """Return the documents of consumers, in their order."""
     places = [(each.channel_details["node"], each.channel_details["id"]) for each in consumers]
     channels = by_place(await management.channels_at(places))
     documents: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ async def consumer_documents(
 def consumer_listing(
     management: ManagementView, consumers: Iterable[ConsumerStatus], is_seen: Callable[[str], bool]
 ) -> Listing[ConsumerStatus]:
-    """The list of these consumers, as far as their virtual hosts are seen."""
+    """Return the list of these consumers, limited to visible virtual hosts."""
 
     async def whole(some: Sequence[ConsumerStatus]) -> Sequence[dict[str, Any]]:
         return await consumer_documents(management, some)

@@ -1,8 +1,8 @@
-"""Definitions: everything that was declared or set, as one document that RabbitMQ writes and reads, too.
+"""Definitions: all declared and configured objects as a document, in RabbitMQ's format.
 
-Invariants: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if
-a virtual host was given any. So a document is of one moment, that of the request, however long it takes to write it: it
-has no binding without its queue.
+Invariants: a document can be imported by qq and by RabbitMQ. But RabbitMQ refuses unknown limits, if a virtual host has
+any. A document shows the state at the moment of the request, however long writing it takes. So it contains no binding
+without its queue.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from qq.http.view import BindingStatus, ExchangeStatus, ManagementView, QueueStatus
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
-"""The largest document: some ten thousand queues."""
+"""Bytes of a document at most: some ten thousand queues."""
 
 
 class DefinitionEndpoints:
-    """The handlers for definitions."""
+    """Handlers for definitions."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """Held by an import: in memory, the largest document takes some 500 MB."""
+        """Held during an import, because the largest document takes some 500 MB of memory."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/api/definitions", self.get),
             web.post("/api/definitions", self.post),
-            # The same under its old name.
+            # The same under the old name.
             web.get("/api/all-configuration", self.get),
             web.post("/api/all-configuration", self.post),
             web.get("/api/definitions/{vhost}", self.get),
@@ -54,7 +54,7 @@ class DefinitionEndpoints:
         vhost = await vhost_if_named(request, self._management)
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
-        # Nothing is awaited between these: each tells what there is when it is called.
+        # No await between these calls, so that all lists are of the same moment.
         lists: dict[str, Documents] = {
             "parameters": parameter_documents(self._management, vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
@@ -80,12 +80,12 @@ class DefinitionEndpoints:
         vhost = await vhost_if_named(request, self._management)
         async with self._one_at_a_time:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
-            # What is there already stays as it is, also what was made through another node.
+            # Catch up first, because existing objects stay as they are, also those created through a different node.
             await self._management.wait_applied()
             await Import(self._management, login.user, vhost).run(body)
         return done()
 
-    # What is written at once
+    # Written at once
 
     def _head(self) -> dict[str, Any]:
         product = self._management.product()
@@ -117,10 +117,10 @@ class DefinitionEndpoints:
                 }
         raise not_found("vhost_not_found")
 
-    # What is written in slices
+    # Written in slices
 
     def _who_may(self) -> dict[str, Documents]:
-        """The users, the virtual hosts and the permissions of the whole cluster, for a definitions document."""
+        """Return the users, virtual hosts and permissions of the whole cluster, for a definitions document."""
         management = self._management
         limits = management.user_limits()
         return {
@@ -134,7 +134,7 @@ class DefinitionEndpoints:
         }
 
 
-# What is passed over is None in what these tell: all of it together may take long, too.
+# These yield None for skipped objects, because skipping many may take long, too.
 
 
 def _exchanges(exchanges: Iterator[ExchangeStatus]) -> Iterator[dict[str, Any] | None]:
@@ -156,7 +156,7 @@ def _exchanges(exchanges: Iterator[ExchangeStatus]) -> Iterator[dict[str, Any] |
 def _queues(
     queues: Iterator[QueueStatus], exclusive: set[tuple[str, str]]
 ) -> Iterator[dict[str, Any] | None]:
-    """The queues, except exclusive ones: those belong to a connection, and are added to `exclusive`."""
+    """Yield the queues. Exclusive queues are skipped and added to `exclusive`, because they belong to a connection."""
     for queue in queues:
         if queue.exclusive:
             exclusive.add((queue.vhost, queue.name))
@@ -175,7 +175,7 @@ def _queues(
 def _bindings(
     bindings: Iterator[BindingStatus], exclusive: set[tuple[str, str]]
 ) -> Iterator[dict[str, Any] | None]:
-    """The bindings, except those to the default exchange, which every queue has, and those of exclusive queues."""
+    """Yield the bindings without those of the default exchange, which every queue has, and of exclusive queues."""
     for binding in bindings:
         is_of_queue = binding.destination_type == "queue"
         if not binding.source or (is_of_queue and (binding.vhost, binding.destination) in exclusive):

@@ -1,4 +1,4 @@
-"""What is wrong with the cluster."""
+"""Diagnosis of the cluster over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DoctorEndpoint:
-    """The handler for the diagnosis."""
+    """Handler for the diagnosis."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management

@@ -1,6 +1,6 @@
 """Health checks, under RabbitMQ's paths and with its answers.
 
-Invariant: a check is answered with 200 if all is well, and else with 503 and the reason. It is cheap, since load
+Invariant: a passed check is answered with 200, a failed check with 503 and the reason. Checks are cheap, because load
 balancers ask every second.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qq.http.view import CertificateFiles, Listener, ManagementView, NodeReport, NodeView, QueueStatus
 
 _CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
-"""RabbitMQ's text for a critical node, which some tools look for."""
+"""RabbitMQ's text for a critical node, which some tools search for."""
 _LEADERLESS = "Detected quorum queues without an elected leader"
 _OK: dict[str, Any] = {"status": "ok"}
 _FAILED: dict[str, Any] = {"status": "failed"}
@@ -44,11 +44,11 @@ _PROTOCOLS = {
     **dict.fromkeys(("cli", "distribution"), "clustering"),
     **dict.fromkeys(("cli/ssl", "cli/tls", "distribution/ssl", "distribution/tls"), "clustering/ssl"),
 }
-"""The other names that RabbitMQ knows for the protocols of listeners."""
+"""Further names that RabbitMQ accepts for the protocols of listeners."""
 
 
 class HealthEndpoints:
-    """The handlers for health checks."""
+    """Handlers for health checks."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -137,7 +137,10 @@ class HealthEndpoints:
         return _verdict(self._view.ready())
 
     async def node(self, request: web.Request) -> web.Response:
-        """Check what is known here of this node or another one; RabbitMQ's clients are told to use the checks above."""
+        """Check a node by the facts that this node has.
+
+        RabbitMQ's documentation recommends the checks above instead.
+        """
         name = request.match_info.get("name", self._own_name())
         if name not in self._management.members():
             raise not_found()
@@ -200,7 +203,7 @@ class HealthEndpoints:
         return _failed(reason, online=online, target=len(nodes))
 
     async def leaderless(self, request: web.Request) -> web.StreamResponse:
-        """Check that there is a leader: it is the leader of every queue."""
+        """Check that the cluster has a leader, because it leads every queue."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         try:
             pattern = Pattern(request.match_info.get("pattern", ".*"))
@@ -229,12 +232,12 @@ class HealthEndpoints:
             return web.json_response(_OK | {"reason": "single node cluster"})
         if self._management.may_stop(None).is_safe:
             return _ok()
-        # All queues are told, as RabbitMQ tells those that would lose their majority: all are in the same log.
+        # All queues are listed, because all are in the same log and lose their majority together.
         queues = map(_shown, self._management.queues(None))
         failed = _FAILED | {"reason": _CRITICAL}
         return await write_object(request, failed, {"queues": queues}, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    # What is looked at
+    # Sources of facts
 
     def _own_name(self) -> str:
         return self._view.cluster_status().node
@@ -269,7 +272,7 @@ def _shown(queue: QueueStatus) -> dict[str, str]:
 
 
 def _within(request: web.Request) -> timedelta:
-    """The time within which a certificate must not expire. Raises Refusal."""
+    """Return the time within which a certificate must not expire. Raises Refusal."""
     text, unit = request.match_info["within"], request.match_info["unit"].lower()
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise bad_request("Invalid expiration value.")
@@ -279,7 +282,7 @@ def _within(request: web.Request) -> timedelta:
 
 
 def _expiring(files: CertificateFiles, before: datetime) -> tuple[list[str], list[str]]:
-    """When the certificates of a port that expire by then do so, or what is wrong; and those of its authority."""
+    """Return the ends of a port's certificates that expire before `before`, or their errors; also for its authority."""
     return _expiring_in(files.cert, before), [] if files.ca is None else _expiring_in(files.ca, before)
 
 

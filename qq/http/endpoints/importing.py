@@ -1,7 +1,7 @@
-"""Taking over definitions that this broker or RabbitMQ has written.
+"""Import of definitions from this broker or RabbitMQ.
 
-Two laws. Everything is read, and counted, before anything is changed: what is wrong in the document, or more than there
-may be, changes nothing. And to take over the same again changes nothing: what is declared already stays as it is, as in
+Two invariants. The whole document is parsed and checked against limits before any change, so an invalid or too large
+document changes no state. And a repeated import changes no state, because existing objects stay as they are, as in
 RabbitMQ.
 """
 
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESERVED = "amq."
-"""Names that begin so are the broker's own: they are there already, or cannot be declared."""
+"""Prefix of the broker's own names: such objects exist already, or cannot be declared."""
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
 """The kinds of objects in a definitions document that belong to a virtual host."""
 OBJECTS_PER_BATCH = 100
-"""How many objects one batch declares: they take some milliseconds of every node's time."""
+"""Objects declared in a batch: they take some milliseconds of every node's time."""
 
 SKIPPED_SHOWN_MAX = 20
-"""How many skipped objects the log names."""
+"""Skipped objects named in the log at most."""
 
 
 class _Object(NamedTuple):
-    """One object of a definitions document that is to be imported."""
+    """An object of a definitions document to be imported."""
 
     what: str
-    """The object as error texts call it."""
+    """The object's name in error texts."""
     key: tuple[str, ...]
-    """The part of an object that tells it from others of its kind. Of several with the same key the last counts."""
+    """Identity of the object among objects of its kind. The last of several with the same key is imported."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None
-    """What to declare in the virtual host; None if the object is a change instead."""
+    """The declaration in the virtual host; None if the object is made by changes instead."""
 
     @property
     def commands(self) -> Sequence[Change | Declaration]:
@@ -69,30 +69,31 @@ class _Object(NamedTuple):
 
 
 class Import:
-    """One document, of a cluster or of a single virtual host, taken over for a user."""
+    """The import of a document, of a cluster or of a single virtual host, by a user."""
 
     def __init__(self, management: ManagementView, user: str, vhost: str | None) -> None:
         self._management = management
         self._user = user
         self._vhost = vhost
         self._default_types = {each.name: each.default_queue_type for each in management.vhosts()}
-        """The default queue type of each virtual host that is there or in the document."""
+        """Default queue type of each virtual host that exists or is in the document."""
         self._users = set(management.users())
         self._entered = {row.vhost for row in management.permissions() if row.user == user}
-        """The virtual hosts that the user has permissions for, or will have when the document is taken over."""
+        """Virtual hosts that the user has permissions for, or will have after the import."""
         self._skipped: list[str] = []
         self._counts: dict[str, int] = {}
         self._slices = Slices()
 
     async def run(self, body: Body) -> None:
-        """Take the document over. Raises Refusal or Unavailable, with the object and what was taken over before it."""
+        """Import the document. Raises Refusal or Unavailable, naming the object and the imports before it."""
         categories = {name: read for name, read in self._readers() if body.get(name)}
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
         loosened = await self._check_room(stages)
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
-                # Limits of the document that are looser than those in force hold from here on, the others at the end.
+                # Limits of the document that are looser than the present limits apply from here on, the rest at the
+                # end.
                 await self._carry_out("limits", loosened)
                 loosened = []
             await self._carry_out(category, objects)
@@ -100,7 +101,7 @@ class Import:
         log.info("definitions imported: %s; skipped: %d, of them %s", self._imported(), skipped, shown)
 
     def _readers(self) -> list[tuple[str, Callable[[Body], _Object | None]]]:
-        """The readers, in the order in which objects are taken over. Limits come last, to keep nothing out."""
+        """Return the readers in the order of the import. Limits come last, so that they do not block objects."""
         of_cluster = [
             ("users", self._user_object),
             ("vhosts", self._vhost_object),
@@ -245,7 +246,7 @@ class Import:
         command = parsing.read_queue(name, row)
         kind = parsing.field(row, "type", str, "")
         if kind in MODULES:
-            # The queue keeps the type that it had, though the virtual host may have another default here.
+            # The queue keeps its type, even if the virtual host has a different default here.
             command.arguments.setdefault("x-queue-type", kind)
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
@@ -269,7 +270,7 @@ class Import:
         self._skipped.append(what)
 
     async def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
-        """Refuse a virtual host that the user may not enter: what is in it is declared as the user's client would."""
+        """Refuse objects in virtual hosts that the user may not enter, because a session of this user declares them."""
         for _, objects in stages:
             for each in objects:
                 await self._slices.give_way()
@@ -280,7 +281,7 @@ class Import:
                     )
 
     async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
-        """Raise Refusal if there is no room for all of it. Returns the limits that have to be loosened for that."""
+        """Check that limits leave room for all objects, and return the limits to be loosened first. Raises Refusal."""
         found = [each for _, objects in stages for each in objects]
         told = {
             change.vhost: change.limits
@@ -341,7 +342,7 @@ class Import:
         return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
 
     async def _differing(self, objects: Sequence[_Object]) -> list[_Object]:
-        """The objects whose changes make a difference: each policy that is put has all queues looked at anew."""
+        """Return the objects whose changes make a difference, because each policy that is put updates all queues."""
         differing: list[_Object] = []
         for each in objects:
             await self._slices.give_way()
@@ -350,7 +351,10 @@ class Import:
         return differing
 
     async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
-        """The declarations of objects that do not exist yet, by virtual host. Existing objects stay as they are."""
+        """Return the declarations of objects that do not exist yet, by virtual host.
+
+        Existing objects stay as they are.
+        """
         missing: dict[str, list[_Object]] = {}
         for each in objects:
             await self._slices.give_way()
@@ -370,5 +374,5 @@ class Import:
 
 
 def _some_of(objects: Sequence[_Object]) -> str:
-    """Name the objects of a batch of which one was refused: which one it was is not known."""
+    """Return a text for a batch with a refused object, because the answer does not say which of them it is."""
     return f"{objects[0].what}, or one after it"

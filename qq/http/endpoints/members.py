@@ -1,8 +1,7 @@
-"""The members of the cluster: who they are, and how operators change that.
+"""The members of the cluster, and changes of them by operators.
 
-Invariant: a change names the data directory that is meant, wherever there is one, so whoever does not know whether it
-was made may ask for it again. It is answered with 200 when it is made, with 503 when it is not made yet, and with 409
-when it will not be.
+Invariant: a change names the data directory where there is a choice, so a client that is unsure whether the change was
+made may repeat it. The answer is 200 if the change is made, 503 if it is not yet made, and 409 if it is refused.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from qq.http.view import ClusterMembers, ManagementView
 
 WAIT_MAX_S = 10.0
-"""How long a request may wait for its change."""
+"""Seconds that a request may wait for its change."""
 _MEMBERS = "/api/cluster/members"
 _MEMBER = f"{_MEMBERS}/{{name}}"
 
 
 class MemberEndpoints:
-    """The handlers for members and upgrades."""
+    """Handlers for members and upgrades."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -118,7 +117,7 @@ class MemberEndpoints:
 
 
 async def _body(request: web.Request, *keys: str) -> dict[str, Any]:
-    """Read an object with these keys and no others. Raises Refusal."""
+    """Return a JSON object that has exactly these keys. Raises Refusal."""
     require(request, ADMINISTRATORS)
     body = await read_body(request)
     if body.keys() != set(keys):
@@ -127,7 +126,7 @@ async def _body(request: web.Request, *keys: str) -> dict[str, Any]:
 
 
 def _wait_in(text: str | None) -> float | None:
-    """How many seconds a request waits for its change; None if it does not say so. Raises Refusal."""
+    """Return the seconds that a request waits for its change; None for the default. Raises Refusal."""
     if text is None:
         return None
     try:
@@ -140,7 +139,7 @@ def _wait_in(text: str | None) -> float | None:
 
 
 def _id_in(text: Any) -> bytes:
-    """The id of a data directory; empty for a member that is awaited. Raises Refusal."""
+    """Return the id of a data directory; empty for a member that is awaited. Raises Refusal."""
     try:
         member_id = bytes.fromhex(text)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Moves: messages that are to go from one queue to another, or back to where they died first.
+"""Moves: messages go from a queue to a different queue, or back to the queues where they were first dead-lettered.
 
-Invariant: whoever moves messages needs the permission to read the source and to write to the destination, as long as
-the move goes on. What is moved stays moved.
+Invariant: the user of a move needs permission to read the source and to write to the destination until the move ends.
+Moved messages stay moved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOVE = "/api/moves/{vhost}/{id}"
 
 
 class MoveEndpoints:
-    """The handlers for moves."""
+    """Handlers for moves."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -60,7 +60,7 @@ class MoveEndpoints:
         return web.json_response(move_document(await self._existing(request)))
 
     async def begin(self, request: web.Request) -> web.Response:
-        """Begin a move, and answer with what it is as soon as the cluster has taken it in."""
+        """Begin a move, and answer with its document when the cluster has committed it."""
         vhost, management = await named_vhost(request, self._management), self._management
         login = login_of(request)
         if login.scopes is not None:
@@ -88,6 +88,6 @@ class MoveEndpoints:
         return all(self._management.queue(command.vhost, name) for name in queues)
 
     async def _existing(self, request: web.Request) -> MoveStatus:
-        """The move that the path names. Raises Refusal."""
+        """Return the move in the path. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), request.match_info["id"]
         return await existing(self._management, lambda: self._management.move(vhost, name))

@@ -1,6 +1,6 @@
-"""Nodes: what each has and has used up, and the logins that it has seen.
+"""Nodes: their resources and usage, and their counts of logins.
 
-Invariant: of a node that has not said it here there are no figures; what the cluster knows of it is told.
+Invariant: for a node whose report is missing here, the document has only facts that the cluster knows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from qq.http.view import ClusterStatus, Listener, ManagementView, NodeReport, NodeStatus, NodeView
 
 RATES_MODE = "basic"
-"""RabbitMQ's word for rates of queues, exchanges and connections that are counted, and not for each pair of them."""
+"""RabbitMQ's word for rates of queues, exchanges and connections, without rates for each pair of them."""
 NOT_AVAILABLE = "not_available"
-"""RabbitMQ's word for figures of a node that does not tell them."""
+"""RabbitMQ's word for the figures of a node that does not report them."""
 _MECHANISMS = {
     "PLAIN": "SASL PLAIN",
     "AMQPLAIN": "QPid AMQPLAIN",
@@ -48,7 +48,7 @@ def listener_document(node: str, listener: Listener) -> dict[str, Any]:
 
 
 def context_documents(report: NodeReport) -> list[dict[str, Any]]:
-    """What a node serves over HTTP."""
+    """Return the HTTP listeners of a node."""
     return [
         {
             "node": report.name,
@@ -63,7 +63,7 @@ def context_documents(report: NodeReport) -> list[dict[str, Any]]:
 
 
 def node_document(status: NodeStatus, report: NodeReport | None) -> dict[str, Any]:
-    """Describe a node. What is not known is left out."""
+    """Return the document of a node. Unknown fields are left out."""
     document: dict[str, Any] = {
         "name": status.name,
         "type": "disc",
@@ -123,7 +123,7 @@ def _figures(report: NodeReport) -> dict[str, Any]:
 
 
 class NodeEndpoints:
-    """The handlers for nodes."""
+    """Handlers for nodes."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -182,7 +182,7 @@ class NodeEndpoints:
         )
 
     async def attempts_by_source(self, request: web.Request) -> web.Response:
-        """Answer as RabbitMQ does unless it is told to count each source: anybody could make these ever more."""
+        """Answer with an empty list, as RabbitMQ by default: counts per source could grow without a login."""
         await self._named(request)
         return web.json_response([])
 
@@ -194,7 +194,7 @@ class NodeEndpoints:
         return done()
 
     async def start_vhost(self, request: web.Request) -> web.Response:
-        """Answer that the virtual host is started at the node: each one is, wherever its node is up."""
+        """Answer that the virtual host is started at the node, because all virtual hosts are, while the node is up."""
         require(request, ADMINISTRATORS)
         await named_vhost(request, self._management)
         name = request.match_info["node"]
@@ -208,7 +208,7 @@ class NodeEndpoints:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{name} has to be asked for it itself")
 
     async def _named(self, request: web.Request) -> tuple[NodeStatus, NodeReport | None]:
-        """The node that the path names, and what it says of itself, if that is known here. Raises Refusal."""
+        """Return status and report of the node in the path; None without a report. Raises Refusal."""
         require(request, MONITORS)
         name = request.match_info["node"]
         status = next((each for each in self._status().nodes if each.name == name), None)
@@ -246,11 +246,11 @@ _KINDS_OF_MEMORY = (
         "reserved_unallocated",
     ),
 )
-"""What RabbitMQ divides its memory into: rabbitmqadmin shows no memory where one of these is missing."""
+"""RabbitMQ's kinds of memory. rabbitmqadmin shows no memory if any of these is missing."""
 
 
 def _memory(report: NodeReport | None) -> Any:
-    """The memory of a node: there is one kind, and it is all that the process holds."""
+    """Return the memory of a node: a single kind contains all memory of the process."""
     if report is None:
         return NOT_AVAILABLE
     total = report.memory_bytes

@@ -1,6 +1,6 @@
-"""What operators do with the leadership: ask who leads, and move it.
+"""Leadership of the cluster: show and transfer it.
 
-Invariant: a node that cannot lead is not asked.
+Invariant: leadership is transferred only to a node that can lead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OperationEndpoints:
-    """The handlers for who leads."""
+    """Handlers for the leader."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management

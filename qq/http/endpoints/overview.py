@@ -1,6 +1,6 @@
-"""The broker as a whole: what it is, what there is, which of RabbitMQ's features it has.
+"""The broker as a whole: product, totals, settings, and the supported feature flags of RabbitMQ.
 
-Invariant: what RabbitMQ's plugins would add is not there, as in a RabbitMQ without them.
+Invariant: features of RabbitMQ's plugins are absent, as in a RabbitMQ without them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FEATURES = {
     "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
     "rabbitmq_4.0.0": "Allows rolling upgrades from 3.13.x to 4.0.x",
 }
-"""RabbitMQ's feature flags for what is there in every version, with its descriptions."""
+"""RabbitMQ's feature flags for features of every version of qq, with RabbitMQ's descriptions."""
 _STATE = "qq_state_version_"
-"""Before the number of a version of the state: the flag is enabled when all members have agreed on that version."""
+"""Prefix of a version of the state. The flag is enabled when all members have agreed on that version."""
 
 TRANSIENT = {
     "name": "transient_nonexcl_queues",
@@ -50,11 +50,11 @@ TRANSIENT = {
     "doc_url": "",
     "provided_by": "rabbit",
 }
-"""The one of RabbitMQ's deprecated features that can be told to be in use. It stays."""
+"""RabbitMQ's deprecated feature whose use can be detected here. It stays supported."""
 
 
 class OverviewEndpoints:
-    """The handlers for what is told of the broker as a whole."""
+    """Handlers for the broker as a whole."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -113,7 +113,7 @@ class OverviewEndpoints:
     def _statistics(
         self, request: web.Request, is_seen: Callable[[str], bool], *, sees_all: bool
     ) -> dict[str, Any]:
-        """What is counted, in the virtual hosts that are seen. There are samples of all together only."""
+        """Return the counts in the visible virtual hosts. Samples exist only for all virtual hosts together."""
         happened, lengths = self._management.vhost_stats(is_seen)
         told = {"message_stats": happened, **lengths}
         if sees_all:
@@ -200,7 +200,7 @@ class OverviewEndpoints:
         return await write_list(request, map(queue_document, queues()))
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Forget what was counted for this interface at this node; nothing else has a memory of its own."""
+        """Reset the login counts, because only they are kept for this interface, and only at this node."""
         require(request, ADMINISTRATORS)
         if request.match_info.get("node", self._own_name()) != self._own_name():
             raise not_found()

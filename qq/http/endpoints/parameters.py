@@ -1,7 +1,7 @@
-"""Parameters: of virtual hosts, for components of the broker, and of the whole cluster, with the cluster's name.
+"""Parameters of virtual hosts, for components of the broker, and global parameters, with the cluster's name.
 
-Invariant: a parameter that nothing here gives a meaning is refused, as RabbitMQ refuses those of a plugin that it has
-not. A global parameter may be anything: it is for whoever reads it.
+Invariant: parameters of unknown components are refused, as RabbitMQ refuses those of a missing plugin. A global
+parameter may have any value, because only clients read it.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Change
 
 CLUSTER_ID = "internal_cluster_id"
-"""A global parameter that is shown, and that nobody sets: no other cluster takes it over."""
+"""A read-only global parameter with the id of this cluster; an import skips it."""
 LIMITS, LIMITS_NAME = "vhost-limits", "limits"
 OPERATOR_POLICIES = "operator_policy"
 POLICIES = "policy"
-"""Policies are none of the parameters that are shown, though RabbitMQ keeps them with these."""
+"""Policies are not shown among the parameters, although RabbitMQ stores them there."""
 
 COMPONENTS: dict[str, Callable[[str, str, Any], None]] = {SHOVEL: check_shovel}
-"""What checks virtual host, name and value of a parameter, by component: it raises Refusal."""
+"""Component -> function that checks virtual host, name and value of a parameter. It raises Refusal."""
 
 
-# --- what is shown
+# --- documents
 
 
 def parameter_documents(management: ManagementView, vhost: str | None) -> Iterator[dict[str, Any]]:
-    """All parameters of a virtual host, or of all; as in RabbitMQ, limits and operator policies are among them.
+    """Yield all parameters of a virtual host, or of all, with limits and operator policies, as in RabbitMQ.
 
-    They are those that there are now, however late they are taken.
+    The parameters are those at the time of the call.
     """
     parameters = chain(_own_parameters(management, vhost), management.parameters(vhost))
     return (parameter._asdict() for parameter in parameters)
 
 
 def _own_parameters(management: ManagementView, vhost: str | None) -> Iterator[ParameterStatus]:
-    """Those that have paths of their own, too."""
+    """Yield the parameters that also have paths of their own: limits and operator policies."""
     limits = ((known.name, dict(known.limits)) for known in management.vhosts() if known.limits)
     return chain(
         (
@@ -94,13 +94,16 @@ def _operator_policy(vhost: str, policy: Policy) -> ParameterStatus:
 
 
 def global_parameter_documents(management: ManagementView) -> Iterator[dict[str, Any]]:
-    """The global parameters as other clusters may take them over: those that there are now."""
+    """Yield the global parameters that an import accepts, as of the time of the call."""
     own = deduplication_document(management.deduplication())
     return chain([own], (parameter._asdict() for parameter in management.global_parameters()))
 
 
 def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
-    """The change that sets a parameter of a virtual host. Raises Refusal, with RabbitMQ's texts where it has one."""
+    """Return the change that sets a parameter of a virtual host.
+
+    Raises Refusal, with RabbitMQ's texts if it has any.
+    """
     if component == POLICIES:
         raise bad_request("policies may not be set using this method")
     if component == LIMITS:
@@ -118,12 +121,12 @@ def read_parameter(vhost: str, component: str, name: str, value: Any) -> Change:
 
 
 def has_meaning(component: str) -> bool:
-    """Whether there is a meaning here for parameters of this component."""
+    """Return whether parameters of this component are supported."""
     return component in (LIMITS, OPERATOR_POLICIES) or component in COMPONENTS
 
 
 def read_global_parameter(name: str, value: Any) -> PutGlobalParameter:
-    """The change that sets a global parameter. Raises Refusal."""
+    """Return the change that sets a global parameter. Raises Refusal."""
     if name == CLUSTER_NAME and not (isinstance(value, str) and value):
         raise bad_request("the name of a cluster should be a string, and not empty")
     if name == CLUSTER_ID:
@@ -146,7 +149,7 @@ def _value_in(body: parsing.Body) -> Any:
 
 
 class ParameterEndpoints:
-    """The handlers for parameters of virtual hosts."""
+    """Handlers for parameters of virtual hosts."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -205,7 +208,7 @@ class ParameterEndpoints:
         return done()
 
     async def _vhost_to_change(self, request: web.Request) -> str:
-        """The virtual host in the path, of which the one who asks may change this parameter. Raises Refusal."""
+        """Return the virtual host in the path, if the client may change this parameter in it. Raises Refusal."""
         is_operators = request.match_info["component"] in (LIMITS, OPERATOR_POLICIES)
         require(request, ADMINISTRATORS if is_operators else POLICYMAKERS)
         return await named_vhost(request, self._management)
@@ -219,16 +222,16 @@ class ParameterEndpoints:
 
 
 class GlobalParameterEndpoints:
-    """The handlers for global parameters and for the cluster's name.
+    """Handlers for global parameters and for the cluster's name.
 
-    The bounds of deduplication are one of them. Only administrators set those and the cluster's name, as they are every
-    tenant's; policymakers may set the others, and see all, as in RabbitMQ.
+    The bounds of deduplication are a global parameter. Only administrators set them and the cluster's name, because
+    they affect every tenant. Policymakers see all global parameters and set the rest, as in RabbitMQ.
     """
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """A lock for changes that keep the values which the request does not give."""
+        """Lock for changes that keep values which are missing in the request."""
 
     def routes(self) -> list[web.RouteDef]:
         one = "/api/global-parameters/{name}"
@@ -295,7 +298,7 @@ class GlobalParameterEndpoints:
         return read_global_parameter(name, value)
 
     def _name_to_change(self, request: web.Request) -> str:
-        """The name of the global parameter in the path, if the one who asks may change it. Raises Refusal."""
+        """Return the name of the global parameter in the path, if the client may change it. Raises Refusal."""
         name = request.match_info["name"]
         is_every_tenants = name in (DEDUPLICATION, CLUSTER_NAME)
         require(request, ADMINISTRATORS if is_every_tenants else POLICYMAKERS)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Rows(ABC):
-    """The requests for permissions and for topic permissions, as far as they are alike."""
+    """Common part of the handlers for permissions and for topic permissions."""
 
     def __init__(self, management: ManagementView, name: str) -> None:
         self._management = management
@@ -57,11 +57,11 @@ class _Rows(ABC):
 
     @abstractmethod
     def _read(self, user: str, vhost: str, body: Body) -> Change:
-        """The change that a PUT asks for. Raises Refusal."""
+        """Return the change that a PUT asks for. Raises Refusal."""
 
     @abstractmethod
     def _clearing(self, request: web.Request) -> Change:
-        """The change that a DELETE asks for."""
+        """Return the change that a DELETE asks for."""
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
@@ -81,18 +81,18 @@ class _Rows(ABC):
     async def _existing(
         self, request: web.Request
     ) -> list[permissions.Permissions | permissions.TopicPermissions]:
-        """The rows that match the path. Raises Refusal if there are none."""
+        """Return the rows that match the path. Raises Refusal if no row does."""
         require(request, ADMINISTRATORS)
         await self._check(request)
         return await existing(self._management, lambda: self._matching(request))
 
     def _matching(self, request: web.Request) -> list[permissions.Permissions | permissions.TopicPermissions]:
-        """The rows that match the user and the virtual host in the path."""
+        """Return the rows that match the user and the virtual host in the path."""
         named = request.match_info
         return [row for row in self._all() if all(getattr(row, part) == name for part, name in named.items())]
 
     async def _check(self, request: web.Request) -> None:
-        """Raise Refusal unless what the path names is there."""
+        """Raise Refusal unless the virtual host and the user in the path exist."""
         named, management = request.match_info, self._management
         if "vhost" in named:
             await existing(management, lambda: management.has_vhost(named["vhost"]))
@@ -104,7 +104,7 @@ class _Rows(ABC):
 
 
 class PermissionEndpoints(_Rows):
-    """Permissions for queues and exchanges."""
+    """Handlers for permissions for queues and exchanges."""
 
     def __init__(self, management: ManagementView) -> None:
         super().__init__(management, "permissions")
@@ -124,14 +124,14 @@ class PermissionEndpoints(_Rows):
 
 
 class TopicPermissionEndpoints(_Rows):
-    """Permissions for routing keys. A user may have several in a virtual host, one for each exchange."""
+    """Handlers for permissions for routing keys. A user may have several in a virtual host, a row for each exchange."""
 
     def __init__(self, management: ManagementView) -> None:
         super().__init__(management, "topic-permissions")
 
     def routes(self) -> list[web.RouteDef]:
         one = "/api/topic-permissions/{vhost}/{user}/{exchange}"
-        # As in RabbitMQ, which exchange it is about is said by the body of a PUT.
+        # As in RabbitMQ, the body of a PUT names the exchange.
         own = [web.get(one, self.one), web.put(one, self.put), web.delete(one, self.delete)]
         return [*super().routes(), *own]
 
@@ -155,5 +155,5 @@ def _listing(
 
 
 def _named(request: web.Request) -> tuple[str, str]:
-    """The user and the virtual host that the path names."""
+    """Return the user and the virtual host in the path."""
     return request.match_info["user"], request.match_info["vhost"]

@@ -1,6 +1,6 @@
 """Policies and operator policies.
 
-Invariant: what operators set binds those who make policies.
+Invariant: operator policies restrict the policies of policymakers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PolicyEndpoints:
-    """The handlers for policies; with `operator`, for operator policies."""
+    """Handlers for policies; with `operator`, for operator policies."""
 
     def __init__(self, management: ManagementView, *, operator: bool) -> None:
         self._management = management

@@ -1,6 +1,6 @@
-"""What a policy would match that is not there yet.
+"""Preview of the queues and exchanges that a planned policy would match.
 
-Invariant: it is looked through in slices, and what it may cost is bounded.
+Invariant: the search runs in slices, and its cost is bounded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView
 
 SHOWN_MAX = 100
-"""How many of the things that match are told; the others are only counted."""
+"""Matches shown at most; further matches are only counted."""
 _EXCHANGE = "exchange"
 
 
 class PolicyMatchEndpoint:
-    """The handler for what would match."""
+    """Handler for the preview."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -58,7 +58,7 @@ class PolicyMatchEndpoint:
         )
 
     def _things(self, vhost: str) -> Iterator[tuple[str, str, str | None]]:
-        """The kind, the name and the policy of everything that policies apply to."""
+        """Yield kind, name and policy of each object that policies apply to."""
         rows = self._management.queue_rows(vhost)
         kind, name, policy = (rows.fields[each] for each in ("type", "name", "policy"))
         for queue in rows.things:

@@ -1,7 +1,6 @@
 """Queues, their consumers and their messages.
 
-Invariant: what changes a queue is done as a client of the same user would do it, and needs the same permissions. So
-does what shows messages.
+Invariant: requests that change a queue or show its messages need the same permissions as an AMQP client of the user.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ if TYPE_CHECKING:
 BROWSE_COUNT = 50
 BROWSE_COUNT_MAX = 1000
 BROWSE_BYTES_MAX = 1024 * 1024
-"""The most bytes of bodies in one answer. Of a single larger body this many are shown."""
+"""Bytes of bodies in an answer at most. A single larger body is cut off there."""
 OFFSET_MAX = 10**18
 
 _QUEUE = "/api/queues/{vhost}/{name}"
 
 
 class QueueEndpoints:
-    """The handlers for queues."""
+    """Handlers for queues."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -116,7 +115,7 @@ class QueueEndpoints:
             return narrowed(request, {key: value for key, value in document.items() if key in basic})
         found = list(self._management.consumers_of_queue(vhost, name))
         consumers = await consumer_documents(self._management, found)
-        # What goes between a queue and each channel or exchange is told in RabbitMQ's rates mode "detailed" only.
+        # RabbitMQ shows counts between a queue and each channel or exchange in its rates mode "detailed" only.
         details: dict[str, Any] = {"consumer_details": consumers, "incoming": [], "deliveries": []}
         thing = ("queue", vhost, name)
         return narrowed(request, with_samples(request, self._management, thing, document) | details)
@@ -170,7 +169,7 @@ class QueueEndpoints:
         return await write_parts(request, parts)
 
     async def act(self, request: web.Request) -> web.Response:
-        """Answer as RabbitMQ 4 does: mirrored queues, whose actions there were, are no more."""
+        """Refuse any action, as RabbitMQ 4 does: its actions were for mirrored queues, which no longer exist."""
         require(request, ADMINISTRATORS)
         await self._existing(request, "queue_not_found")
         body = await read_body(request)
@@ -189,12 +188,12 @@ class QueueEndpoints:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
 
     async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> tuple[str, str]:
-        """The virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
+        """Return the virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         await existing(self._management, lambda: self._management.queue(vhost, name), reason)
         return vhost, name
 
 
 def _basics(request: web.Request) -> tuple[str, ...]:
-    """What is told of a queue if no statistics are wanted."""
+    """Return the fields of a queue that are no statistics, with its totals if requested."""
     return (*QUEUE_BASICS, *(QUEUE_TOTALS if is_asked(request, "enable_queue_totals") else ()))

@@ -1,7 +1,7 @@
-"""The replicas of queues, as RabbitMQ's tools ask for them: here all members of the cluster have every queue.
+"""Replicas of queues, for RabbitMQ's tools: all members of the cluster have every queue.
 
-Invariant: a request that is so already is answered as if it had just been done; one that would give a single queue
-other replicas than the rest is refused in a line that says what to do instead.
+Invariant: a request that is already fulfilled succeeds. A request for different replicas of a single queue is refused
+with a line that names the alternative.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_QUORUM = "classic_queue_not_supported"
 
 
 class ReplicaEndpoints:
-    """The handlers for replicas of queues."""
+    """Handlers for replicas of queues."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -78,12 +78,12 @@ class ReplicaEndpoints:
         raise self._refusal(node)
 
     async def rebalance(self, request: web.Request) -> web.Response:
-        """Answer that the leaders are spread: there is one, and it costs the others nothing."""
+        """Answer that the leaders are balanced, because a single leader leads all queues."""
         require(request, ADMINISTRATORS)
         return done()
 
     async def _queue(self, request: web.Request) -> QueueStatus:
-        """The quorum queue that the path names. Raises Refusal."""
+        """Return the quorum queue in the path. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         queue = await existing(self._management, lambda: self._management.queue(vhost, name))
         if queue.type != QUORUM:
@@ -104,7 +104,7 @@ class ReplicaEndpoints:
 
 
 def _row(node: NodeStatus, version: int) -> dict[str, Any]:
-    """A row of a queue's status; all of them are the same log's. What is not known is an empty text, as in RabbitMQ."""
+    """Return a row of a queue's status, which is that of the log. Unknown values are empty, as in RabbitMQ."""
     is_up = node.state not in (NodeState.DOWN, NodeState.UNKNOWN)
     figures = {
         "Membership": node.role,

@@ -1,6 +1,6 @@
-"""Logging in and out with the page: a session, which the browser has a cookie of.
+"""Login and logout of the page: a web session, whose token is in the browser's cookie.
 
-Invariant: a page of another site can neither log anybody in nor out.
+Invariant: a page of a different site can neither log users in nor out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIELDS = ("username", "password")
 
 
 class LoginEndpoints:
-    """The handlers of web sessions."""
+    """Handlers of web sessions."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -49,7 +49,7 @@ class LoginEndpoints:
         check_origin(request)
         user, password = await _credentials(request)
         operator = await log_in(self._view, request, user, password)
-        if operator.scopes is not None:  # it expires before a session does, and nobody keeps it
+        if operator.scopes is not None:  # it expires earlier than a session, and no browser keeps it
             raise unauthorized("a token is sent with each request, and begins no session")
         session = self._management.begin_session(operator.user)
         if session is None:
@@ -65,7 +65,7 @@ class LoginEndpoints:
         return web.json_response(_document(session))
 
     async def logout(self, request: web.Request) -> web.Response:
-        """End the session, if there is one; its cookie goes in any case."""
+        """End the session if it exists, and delete its cookie in any case."""
         check_origin(request)
         session = await session_of(self._management, request)
         if session is not None:
@@ -77,7 +77,7 @@ class LoginEndpoints:
 
 
 async def _credentials(request: web.Request) -> tuple[str, str]:
-    """The user and the password in a form, or in JSON. Raises Refusal."""
+    """Return the user and the password in a form, or in JSON. Raises Refusal."""
     raw = await read_raw(request)
     if request.content_type == "application/json":
         body = read_object(raw)
@@ -100,5 +100,5 @@ def _document(session: WebLogin) -> dict[str, Any]:
 
 
 def set_session_cookie(request: web.Request, response: web.Response, session: WebLogin) -> None:
-    """Have the browser keep a session that has just begun."""
+    """Set the cookie of a session that has just begun."""
     set_cookie(request, response, session.token, session.expires_s - int(time()))

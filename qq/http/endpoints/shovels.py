@@ -1,7 +1,7 @@
-"""Shovels: RabbitMQ's dynamic shovels, as they are set, shown and restarted over HTTP.
+"""RabbitMQ's dynamic shovels over HTTP: check, show, restart, delete.
 
-Invariant: what a shovel does in this cluster, whoever sets it has to be permitted to do. No document here has a
-password.
+Invariant: the user who sets a shovel needs the permissions for everything that it does in this cluster. Documents
+contain no passwords.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _ONE = "/api/shovels/vhost/{vhost}/{name}"
 _SHOWN = [f"{end}-{what}" for end in ("src", "dest") for what in ("queue", "exchange", "exchange-key")]
-"""What is shown of a shovel's value, as it is."""
+"""Keys of a shovel's value that are shown unchanged."""
 
 
 class NotCarriedOut(Refusal):
-    """A shovel that is valid in RabbitMQ, and that this cluster does not carry out."""
+    """The shovel is valid in RabbitMQ, but this cluster does not support it."""
 
 
-# --- what is understood
+# --- input
 
 
 def check_shovel(vhost: str, _name: str, value: Any) -> None:
@@ -50,7 +50,7 @@ def check_shovel(vhost: str, _name: str, value: Any) -> None:
 
 
 async def check_may_set(request: web.Request, management: ManagementView, vhost: str, value: Any) -> None:
-    """Raise Refusal, or RequestRefused, unless the one who asks may do what the shovel does in this cluster."""
+    """Raise Refusal or RequestRefused unless the user has the permissions that the shovel needs in this cluster."""
     sees_vhost = sees(request, management)
     for where, command in _needed(definition_of(vhost, value)):
         if not (management.has_vhost(where) and sees_vhost(where)):
@@ -59,27 +59,27 @@ async def check_may_set(request: web.Request, management: ManagementView, vhost:
 
 
 def _needed(definition: Definition) -> Iterator[tuple[str, Declaration | AllPublications | Get]]:
-    """What has to be permitted, with the virtual hosts, at the ends that this cluster asks no password for."""
+    """Yield each virtual host and command that needs permission, for the ends in this cluster without a password."""
     for end, is_source in ((definition.source, True), (definition.target, False)):
         for vhost in dict.fromkeys(uri.vhost for uri in end.uris if uri.is_own):
             if end.queue:
-                # To write to a queue is what somebody needs who binds it to the default exchange, and no more.
+                # Writing to a queue needs the same permission as binding it to the default exchange.
                 writes = BindQueue(0, 0, end.queue, "", "", {})
                 yield vhost, Get(0, 0, 0, 0, end.queue, False, 0) if is_source else writes
             elif is_source:
                 yield vhost, BindQueue(0, 0, "amq.gen-", end.exchange or "", end.key or "", {})
             if not is_source and not definition.is_move:
-                # Whatever the shovel says, messages bring routing keys of their own (CC and BCC).
+                # Messages have routing keys of their own (CC and BCC), besides the key in the shovel.
                 yield vhost, AllPublications(end.exchange or "")
             if end.queue and not end.is_predeclared and not definition.is_move:
                 yield vhost, DeclareQueue(0, 0, end.queue, False, True, False, False, False, end.queue_args)
 
 
-# --- what is shown
+# --- documents
 
 
 def shovel_document(shovel: ShovelStatus) -> dict[str, Any]:
-    """The state of a shovel, as RabbitMQ tells it in lists; of those that are moves, with the move."""
+    """Return the state of a shovel in the form of RabbitMQ's lists; for a shovel that is a move, with the move."""
     value = shovel.value
     return {
         "name": shovel.name,
@@ -98,7 +98,7 @@ def shovel_document(shovel: ShovelStatus) -> dict[str, Any]:
 
 
 class ShovelEndpoints:
-    """The handlers for shovels; they are made and changed as parameters."""
+    """Handlers for shovels, which are created and changed as parameters."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -119,7 +119,7 @@ class ShovelEndpoints:
         return await write_listing(request, Listing(seen))
 
     async def shovel(self, request: web.Request) -> web.Response:
-        """Tell the state of a shovel, and its parameter, which is all that RabbitMQ tells here."""
+        """Answer with the state of a shovel and its parameter. RabbitMQ answers with the parameter only."""
         shovel = await self._existing(request)
         uris = {key: redacted(shovel.value[key]) for key in ("src-uri", "dest-uri") if key in shovel.value}
         parameter = {"component": SHOVEL, "value": {**shovel.value, **uris}}
@@ -132,7 +132,7 @@ class ShovelEndpoints:
         return done()
 
     async def restart(self, request: web.Request) -> web.Response:
-        """Have it stopped and begun again."""
+        """Stop a shovel and start it again."""
         require(request, POLICYMAKERS)
         shovel = await self._existing(request)
         await self._management.restart_shovel(shovel)
@@ -144,4 +144,4 @@ class ShovelEndpoints:
         for each in await self._management.shovels(vhost):
             if each.name == name:
                 return each
-        raise not_found()  # it was deleted while the leader was asked
+        raise not_found()  # deleted while the leader was asked

@@ -1,12 +1,13 @@
-"""The tokens of web sessions: what the cookie of somebody who has logged in with the page holds.
+"""Tokens of web sessions: the content of the page's session cookie.
 
-A token is made so that every node of a cluster can judge it, and none has to remember it: it says whose session it is
-and when it began, and a key of the cluster vouches for that. The key is derived from the cluster's secret. While the
-secret is changed there are two, and a token is vouched for with each: any two nodes have one in common then.
+Every node of a cluster can verify a token, and no node stores it. The token has the user and the begin of the session,
+with a MAC under a key of the cluster. The key is derived from the cluster's secret. While the secret is changed there
+are two secrets, and the token has a MAC for each, because any two nodes share at least a single secret then.
 
-Invariant: nothing of a token is believed, or even read, before a key has vouched for it. A token vouches for the
-password, too, as the log has it: with another one, or a user made anew, it is worth nothing. Nobody can try passwords
-on it. Of somebody who has logged in with a token of OAuth 2 it has what that permits, and never that token.
+Invariant: no part of a token is believed, or even parsed, before a MAC has been verified. A second MAC covers the hash
+of the password in the log, so the token is void after a change of the password or a recreation of the user. A token
+does not help to guess passwords. In a session begun with an OAuth 2 token, it contains that token's scopes and never
+the token itself.
 """
 
 from __future__ import annotations
@@ -26,52 +27,53 @@ if TYPE_CHECKING:
 
 ID_BYTES = 16
 TOKEN_LENGTH_MAX = 3800
-"""The longest token: browsers keep 4096 octets of a cookie, its name and attributes included. That of a user with a
-password is shorter than 700."""
+"""Characters of a token at most, because browsers keep 4096 octets of a cookie, its name and attributes included. The
+token of a user with a password is shorter than 700.
+"""
 _DIGEST, _DIGEST_BYTES = "sha256", 32
 _LABEL = b"qq web session 1"
-"""What the key is derived with: of another cluster with the same secret, or for another use, it is another one."""
+"""Label for deriving the key. It includes the use, and the cluster's name is added, so keys of clusters differ."""
 
 
 class WebSession(NamedTuple):
-    """A session of somebody who has logged in with the page."""
+    """A session of a user who has logged in with the page."""
 
     user: str
     id: bytes
-    """`ID_BYTES` that were drawn at random."""
+    """Random id of `ID_BYTES` bytes."""
     began_s: int
-    """When it began, in seconds since 1970, by the clock of the node where it did."""
+    """When it began, in seconds since 1970, by the clock of the node that began it."""
 
     @property
     def csrf_token(self) -> str:
-        """What the page says with each change, and pages of other sites cannot know."""
+        """Return the token that the page sends with each change, and that pages of foreign sites cannot know."""
         return hmac.digest(self.id, b"X-CSRF-Token", _DIGEST).hex()
 
 
 class Vouched(NamedTuple):
-    """What a token of OAuth 2 has said of the user of a session, whom the cluster's list does not know."""
+    """Claims of the OAuth 2 token that began a session. Its user is not in the cluster's list."""
 
     scopes: Sequence[str]
     expires_s: int
-    """When that token expires, in seconds since 1970."""
+    """When the OAuth 2 token expires, in seconds since 1970."""
 
 
 class OpenedToken(NamedTuple):
-    """A token that a key has vouched for."""
+    """A token with a verified MAC."""
 
     session: WebSession
     key: bytes
     proof: bytes
     vouched: Vouched | None = None
-    """None: it is a session of a user with a password."""
+    """Claims of the OAuth 2 token; None in a session of a user with a password."""
 
     def fits(self, user: User) -> bool:
-        """Whether the user's password is the one with which the session began."""
+        """Return whether the user's password is still that at the begin of the session."""
         return hmac.compare_digest(self.proof, _proof(self.key, self.session, user))
 
 
 class Tokens:
-    """Makes and opens the tokens of one cluster."""
+    """Makes and verifies the tokens of a cluster."""
 
     def __init__(self, cluster: str, secrets: Callable[[], Sequence[bytes]]) -> None:
         """`secrets` returns the secrets of the cluster that are in use now."""
@@ -79,19 +81,19 @@ class Tokens:
         self._secrets = secrets
 
     def seal(self, session: WebSession, user: User) -> str:
-        """Make the token of a session of this user."""
+        """Return the token of a session of this user."""
         payload = pack(list(session))
         signatures = (_signature(key, payload) + _proof(key, session, user) for key in self._keys())
         return ".".join(map(_text, (payload, *signatures)))
 
     def seal_vouched(self, session: WebSession, vouched: Vouched) -> str | None:
-        """Make the token of a session of a user with a token of OAuth 2; None if it is too long."""
+        """Return the token of a session begun with an OAuth 2 token, or None if it is too long."""
         payload = pack([*session, list(vouched.scopes), vouched.expires_s])
         token = ".".join(map(_text, (payload, *(_signature(key, payload) for key in self._keys()))))
         return token if len(token) <= TOKEN_LENGTH_MAX else None
 
     def open(self, token: str) -> OpenedToken | None:
-        """The session that a token is of; None if no key of this cluster vouches for it."""
+        """Return the session of a token, or None unless a MAC of this cluster fits."""
         if len(token) > TOKEN_LENGTH_MAX:
             return None
         try:

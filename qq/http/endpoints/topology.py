@@ -1,6 +1,6 @@
 """Exchanges and bindings.
 
-Invariant: what changes one is done as a client of the same user would do it, and needs the same permissions.
+Invariant: requests that change them need the same permissions as an AMQP client of the user.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView, ThingRows
 
 KINDS = {"q": "queue", "e": "exchange"}
-"""What the letters of a path mean: the kind of a binding's destination."""
+"""Kind of a binding's destination by its letter in a path."""
 
 PUBLISH_BYTES_MAX = 1024 * 1024
-"""The largest body of a request that publishes: reading it as JSON takes some milliseconds."""
+"""Bytes of a publish request's body at most: parsing its JSON takes some milliseconds."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
 _PUBLISH = "/api/exchanges/{vhost}/{name:[^/]*}/publish"
-"""The default exchange may have no name here, as with rabbitmqadmin."""
+"""The name of the default exchange may be empty here, as with rabbitmqadmin."""
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 
 class ExchangeEndpoints:
-    """The handlers for exchanges."""
+    """Handlers for exchanges."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -92,7 +92,7 @@ class ExchangeEndpoints:
 
     async def exchange(self, request: web.Request) -> web.Response:
         exchange = await self._existing(request)
-        # What goes between an exchange and each channel or queue is told in RabbitMQ's rates mode "detailed" only.
+        # RabbitMQ shows counts between an exchange and each channel or queue in its rates mode "detailed" only.
         stats = {**self._stats(exchange), "incoming": [], "outgoing": []}
         document = exchange_document(exchange)
         if is_asked(request, "disable_stats"):
@@ -100,7 +100,7 @@ class ExchangeEndpoints:
         return narrowed(request, with_samples(request, self._management, _key_of(exchange), document | stats))
 
     def _stats(self, exchange: ExchangeStatus) -> dict[str, Any]:
-        """What was published to an exchange; nothing is told if nothing was, as in RabbitMQ."""
+        """Return the publish counts of an exchange; {} before the first publish, as in RabbitMQ."""
         stats = self._management.exchange_stats(exchange.vhost, exchange.name)
         return {"message_stats": stats} if stats else {}
 
@@ -125,7 +125,7 @@ class ExchangeEndpoints:
             await check_permitted(request, self._management, vhost, publication)
             is_routed = await self._management.publish(vhost, login.user, publication, login.scopes)
         except RequestRefused as refused:
-            # RabbitMQ has published before it hears of that, and its answer is the error of AMQP.
+            # RabbitMQ publishes before it learns of the refusal, and answers with the AMQP error.
             name = ReplyCode(refused.code).name
             raise bad_request(f"{refused.code:d} {name} - {refused.explanation}") from None
         except PublicationRejected:
@@ -133,7 +133,7 @@ class ExchangeEndpoints:
         return web.json_response({"routed": is_routed})
 
     async def _existing(self, request: web.Request, reason: str = NOT_FOUND) -> ExchangeStatus:
-        """The exchange that the path names. Raises Refusal."""
+        """Return the exchange in the path. Raises Refusal."""
         vhost, name = await named_vhost(request, self._management), _name(request, "name")
         return await existing(self._management, lambda: self._find(vhost, name), reason)
 
@@ -142,7 +142,7 @@ class ExchangeEndpoints:
 
 
 class BindingEndpoints:
-    """The handlers for bindings."""
+    """Handlers for bindings."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -207,7 +207,7 @@ class BindingEndpoints:
         return done()
 
     async def _existing(self, request: web.Request) -> BindingStatus:
-        """The binding that the path names. Raises Refusal."""
+        """Return the binding in the path. Raises Refusal."""
         vhost, key = await named_vhost(request, self._management), request.match_info["key"]
 
         def look() -> BindingStatus | None:
@@ -218,7 +218,7 @@ class BindingEndpoints:
 
 
 def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = None) -> Listing[Any]:
-    """The list of bindings, of the virtual hosts that are seen."""
+    """Return the list of the bindings in visible virtual hosts."""
     listing: Listing[Any] = Listing(rows.things, row_fields(rows), order=_ORDER)
     if is_seen is None:
         return listing
@@ -231,8 +231,9 @@ def binding_listing(rows: ThingRows, is_seen: Callable[[str], bool] | None = Non
 
 
 _ORDER = ("vhost", "source", "type", "destination", "routing_key")
-"""How bindings are sorted: RabbitMQ's order, with a field that there is not. Its last one is `properties_key`, which is
-dear to make: those that differ in nothing else are in the order of their making."""
+"""RabbitMQ's sort columns of bindings, including a column that does not exist. RabbitMQ's last column,
+`properties_key`, is left out because it is costly; bindings that differ only in it are in the order of creation.
+"""
 
 
 def _key_of(exchange: ExchangeStatus) -> tuple[str, ...]:
@@ -240,13 +241,13 @@ def _key_of(exchange: ExchangeStatus) -> tuple[str, ...]:
 
 
 def _name(request: web.Request, part: str) -> str:
-    """The name of an exchange in the path."""
+    """Return the name of an exchange in the path."""
     name = request.match_info[part]
     return DEFAULT_EXCHANGE if name == DEFAULT_EXCHANGE_SHOWN else name
 
 
 def _ends(request: web.Request) -> tuple[str, tuple[str, str]]:
-    """The source of the binding in the path, and the kind and the name of its destination, as the log has them."""
+    """Return the source of the binding in the path, and kind and name of its destination, as they are in the log."""
     kind = KINDS[request.match_info["kind"]]
     name = request.match_info["destination"] if kind == "queue" else _name(request, "destination")
     return stripped(_name(request, "source")), (kind, stripped(name))

@@ -1,7 +1,7 @@
-"""Users, their limits, and who one is oneself.
+"""Users, their limits, and the user of the request.
 
-Invariant: only administrators see other users, or change any. As in RabbitMQ an administrator may delete every user,
-the last administrator too; the node's configuration brings one back only if there is no user at all.
+Invariant: only administrators see other users, or change users. As in RabbitMQ an administrator may delete every user,
+the last administrator too. The node's configuration recreates a user only if no user is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class UserEndpoints:
-    """The handlers for users."""
+    """Handlers for users."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -91,7 +91,7 @@ class UserEndpoints:
         return done()
 
     async def bulk_delete(self, request: web.Request) -> web.Response:
-        """Delete several users. It is no error if some of them do not exist."""
+        """Delete several users. Missing users are ignored."""
         require(request, ADMINISTRATORS)
         names = field(await read_body(request), "users", list)
         if not all(isinstance(name, str) for name in names):
@@ -138,7 +138,7 @@ class UserEndpoints:
         return dict(self._management.user_limits().get(user, {}))
 
     async def _existing(self, request: web.Request) -> str:
-        """The user that the path names. Raises Refusal."""
+        """Return the user in the path. Raises Refusal."""
         user = request.match_info["user"]
         reason = unless_made(request, "user_not_found")
         await existing(self._management, lambda: user in self._management.users(), reason)

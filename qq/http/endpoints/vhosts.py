@@ -1,6 +1,6 @@
 """Virtual hosts and their limits.
 
-Invariant: only administrators change anything; who creates a virtual host may use it, as in RabbitMQ.
+Invariant: only administrators change them. The creator of a virtual host gets permissions in it, as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Change
 
 ALL = ".*"
-"""The pattern of a permission for everything."""
+"""Permission pattern that matches all names."""
 _VHOST = "/api/vhosts/{vhost}"
 
 
 class VhostEndpoints:
-    """The handlers for virtual hosts."""
+    """Handlers for virtual hosts."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """A lock for changes that keep the values which the request does not give."""
+        """Lock for changes that keep values which are missing in the request."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -108,7 +108,7 @@ class VhostEndpoints:
             current = self._find(name)
             command = read_vhost(name, body, "" if current is None else current.default_queue_type)
             login = login_of(request)
-            # Whoever is known by a token has other permissions than a user of the same name.
+            # A user with a token differs from the cluster's user with the same name.
             creator = login.user if login.scopes is None else ""
             await self._management.change(*creation(self._management, command, creator))
         return put_answer(is_new=current is None)
@@ -165,14 +165,14 @@ class VhostEndpoints:
         return done()
 
     async def _existing(self, request: web.Request) -> VhostStatus:
-        """The virtual host that the path names. Raises Refusal."""
+        """Return the virtual host in the path. Raises Refusal."""
         name = await named_vhost(request, self._management, MONITORS)
         return await existing(
             self._management, lambda: self._find(name), unless_made(request, "vhost_not_found")
         )
 
     def _states(self) -> dict[str, str]:
-        """Whether virtual hosts are there, by the names of the nodes: RabbitMQ's words. All are where a node is up."""
+        """Return the state of virtual hosts by node, in RabbitMQ's words: all of them run while their node is up."""
         members = self._management.cluster_members().members
         return {each.name: "nodedown" if each.state == NodeState.DOWN else "running" for each in members}
 
@@ -181,7 +181,7 @@ class VhostEndpoints:
 
 
 def creation(management: ManagementView, command: PutVhost, user: str) -> list[Change]:
-    """The change that creates a virtual host or describes it anew. Raises Refusal."""
+    """Return the changes that create or update a virtual host. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")
     if management.has_vhost(command.name) or not management.has_user(user):

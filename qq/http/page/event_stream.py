@@ -1,9 +1,12 @@
-"""What changes is told while it is looked at: one stream of server-sent events for each page that is open.
+"""Live updates of the management page: a single stream of server-sent events for each open page.
 
-Invariants: viewers do not cost the broker. What several look at is made once; few things are made at a time, and all of
-it takes one part in SHARE of the time at most, however many look. And viewers do not cost each other: of that part
-everybody has the same share, so who looks at much, or at what is dear, sees it less often, and nobody else does. Who
-does not read what is sent is dropped, and nothing waits for them: each is sent the newest, and not what was before it.
+Invariants:
+
+- Viewers do not cost the broker. A view of several viewers is made once, and few views are made at a time. All views
+  together take a tenth (1 / SHARE) of the time at most, with any number of viewers.
+- Viewers do not cost each other: all users have equal parts of that tenth. So a user with many or costly views sees
+  them updated less often, and other users are unaffected.
+- A slow client gets the newest state without those before it. A client that stops reading is dropped.
 """
 
 from __future__ import annotations
@@ -31,42 +34,42 @@ if TYPE_CHECKING:
 
     View = Callable[[web.Request], Awaitable[bytes]]
     MaySee = Callable[[web.Request], Awaitable[bool]]
-    """Tells whether somebody who has asked for a stream may still see it."""
+    """Returns whether the user of a stream may still see it."""
 
 log = logging.getLogger(__name__)
 
 STREAM_PATH = "/api/stream"
 INTERVAL_S = 2.0
-"""How often is looked what has changed, if that costs little."""
+"""Minimum seconds between two updates of a view."""
 SHARE = 10
-"""A view that took a moment to make rests for so many moments, as often as there are others and views of the same."""
+"""A view rests for this multiple of the time that making it took, times the viewing users, times the user's views."""
 AT_ONCE = 4
-"""How many things are made at a time."""
+"""Views made at a time at most."""
 STREAMS_MAX = 64
-"""How many streams there may be at a time, unless the settings say otherwise."""
+"""Default of the maximum number of streams."""
 STREAM_S = 120.0
-"""How long a stream is: then the page asks for another, and it is looked anew who may see what. The stream of a web
-session that ends, ends with it. A token says what its bearer may see for as long as it is good, and so long the stream
-is that was asked for with it."""
+"""Seconds of a stream. Then the page opens another, and permissions are checked again. A web session's stream ends with
+the session. A stream that was opened with an OAuth 2 token lasts as long as the token is valid.
+"""
 QUIET_S = 15.0
-"""How long nothing may be sent. Then an empty line shows the page that the node is still there."""
+"""Seconds without an event after which an empty line shows the page that the node is alive."""
 LOOK_S = 1.0
-"""How often it is looked whether there is still somebody, who may see it, while nothing is sent."""
+"""Seconds between checks whether the client is connected and still has permission, while no event is sent."""
 READ_WAIT_S = 10.0
-"""How long what was sent may wait to be read, when the connection's buffer is full."""
+"""Seconds that sent data may wait for the client when the connection's buffer is full."""
 FAILED = b"an error of this node, which its log tells"
 _NOTHING = b":\n\n"
 
 
 class Told(NamedTuple):
-    """What a view shows; the number rises with each change."""
+    """State of a view as an event; the number rises with each change."""
 
     number: int
     event: bytes
 
 
 class Spent(Generator[Any, Any, bytes]):
-    """Something that is awaited, and how long it has kept the event loop busy; what it waited for does not count."""
+    """An awaitable that measures how long it keeps the event loop busy. Waiting times are excluded."""
 
     def __init__(self, work: Awaitable[bytes]) -> None:
         self._steps = work.__await__()
@@ -90,30 +93,30 @@ class Spent(Generator[Any, Any, bytes]):
 
 
 class Turns:
-    """Has few things made at a time, and knows for how long each of them has to rest then.
+    """Limits the views that are made at a time, and computes the rest of each view.
 
-    More than one, because some wait for other nodes, and nobody else should have to wait for a node that is gone.
+    Several may be made at a time, because some wait for other nodes, and a view must not wait for a node that is down.
     """
 
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(AT_ONCE)
         self._views: Counter[Hashable] = Counter()
-        """How many views those who look have, each."""
+        """Number of views of each viewing user."""
 
     def view_of(self, who: Hashable) -> AbstractContextManager[None]:
-        """Count a view for as long as the block lasts."""
+        """Count a view of a user until the end of the block."""
         return counted(self._views, who)
 
     def rest_s(self, who: Hashable, busy_s: float) -> float:
-        """How long a view rests that has kept the event loop busy for so long."""
+        """Return the seconds that a view rests after keeping the event loop busy for `busy_s` seconds."""
         return busy_s * SHARE * max(len(self._views), 1) * max(self._views[who], 1)
 
 
 class Feed:
-    """One view, for all who look at it."""
+    """A view, made once for all its viewers."""
 
     def __init__(self, make: Callable[[], Awaitable[bytes]], turns: Turns, who: Hashable) -> None:
-        """`who` is the one whose view it is."""
+        """`who` is the user whose share of rendering time this feed uses."""
         self._make = make
         self._turns = turns
         self._who = who
@@ -125,7 +128,7 @@ class Feed:
         self.viewers = 0
 
     async def first(self) -> Told:
-        """What there is to see now. Raises Refusal, Unavailable."""
+        """Return the current state. Raises Refusal, Unavailable."""
         async with self._first:
             if self._told is None:
                 self._told = Told(1, _event(await self._made()))
@@ -133,7 +136,7 @@ class Feed:
         return self._told
 
     async def newer_than(self, told: Told) -> Told:
-        """Wait for a change."""
+        """Wait for a change, and return the new state."""
         async with self._changed:
             while self._told is None or self._told.number == told.number:
                 await self._changed.wait()
@@ -179,10 +182,13 @@ class Feed:
 
 
 class LiveEndpoint:
-    """The handler for streams."""
+    """Handler for streams."""
 
     def __init__(self, views: Mapping[str, View], streams_max: int, may_see: MaySee) -> None:
-        """There may be so many streams, of which each user has a share. Each goes on for as long as `may_see` says."""
+        """At most `streams_max` streams run at a time, shared by the users.
+
+        A stream ends when `may_see` returns False.
+        """
         self._views = views
         self._may_see = may_see
         self._streams = UserShares(streams_max, "streams", "half of http_request_max")
@@ -258,7 +264,7 @@ def _event(body: bytes, name: str = "view") -> bytes:
 
 
 def _what(request: web.Request) -> tuple[Hashable, Hashable]:
-    """Who looks, and at what. Administrators all see the same; what others see goes by who they are."""
+    """Return the user whose view it is, and the requested view. All administrators share a view."""
     login = login_of(request)
     who = ADMINISTRATOR if ADMINISTRATOR in login.tags else login._replace(expires_s=inf)
     return who, tuple(sorted(request.query.items()))

@@ -1,6 +1,6 @@
-"""What the page looks at: of each of its views that which changes, as one document.
+"""Documents of the page's live views: each document has the changing data of a view.
 
-Invariant: a document is bounded, whatever there is: lists come by the page.
+Invariant: a document is bounded, because lists come in pages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from qq.http.view import Declaration, ManagementView, NodeView
 
 CONSUMERS_MAX = 200
-"""How many consumers of a queue are told."""
+"""Consumers shown in the view of a queue at most."""
 AGE_DEFAULT_S = 600
 AGE_MAX_S = 7 * 24 * 3600
-"""The longest history."""
+"""Seconds of the longest history."""
 
 
 class LiveViews:
-    """The documents of the views, by their names, and the handler for histories."""
+    """Makes the documents of the views, and handles requests for histories and permissions."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -142,7 +142,10 @@ class LiveViews:
         )
 
     async def connections(self, request: web.Request) -> bytes:
-        """Those of all users, or of the one who asks; of the virtual host and with the name that are given."""
+        """Return a page of connections: those of all users, or of the client's own user, filtered by the query.
+
+        The query may have a virtual host and a connection name.
+        """
         vhost, own = await self._vhost(request, MONITORS), only_own(request)
         name = request.query.get("connection")
         heads = [
@@ -153,7 +156,10 @@ class LiveViews:
         return await listed_page(request, connection_listing(self._management, heads))
 
     async def channels(self, request: web.Request) -> bytes:
-        """Those of all users, or of the one who asks; of the virtual host and the connection that are named."""
+        """Return a page of channels: those of all users, or of the client's own user, filtered by the query.
+
+        The query may have a virtual host and a connection name.
+        """
         vhost, own = await self._vhost(request, MONITORS), only_own(request)
         connection = request.query.get("connection")
         heads = [
@@ -179,7 +185,7 @@ class LiveViews:
         return web.json_response(self._management.history(thing, age_s))
 
     async def may(self, request: web.Request) -> web.Response:
-        """What the one who asks may do: to a queue, to an exchange, or to what they would declare."""
+        """Answer with the permissions of the user for a queue or an exchange, or whether the user may declare any."""
         vhost, queue, exchange = (request.query.get(name) for name in ("vhost", "queue", "exchange"))
         if vhost is None or (queue is not None and exchange is not None):
             raise bad_request("vhost says where, and queue or exchange what is meant")
@@ -219,7 +225,7 @@ class LiveViews:
         return vhost, name
 
     async def _vhost(self, request: web.Request, all_seeing: frozenset[str] = ADMINISTRATORS) -> str | None:
-        """The virtual host that the query names; None if it names none. Raises Refusal."""
+        """Return the virtual host in the query, or None without it. Raises Refusal."""
         vhost = request.query.get("vhost")
         if vhost is None:
             return None

@@ -1,11 +1,11 @@
-"""Logging in to the page with the page of who issues tokens (OAuth 2, OpenID Connect).
+"""Login to the page through the issuer's page (OAuth 2, OpenID Connect).
 
-A browser goes to `OAUTH2_LOGIN_PATH`, from there to the issuer, comes back to `CALLBACK_PATH`, and has the cookie of a
-web session then. In between it keeps a cookie that no script can read: the seed of the round. Each round has one of its
-own, so that somebody may log in in several tabs at once.
+A browser visits `OAUTH2_LOGIN_PATH`, is sent to the issuer, returns to `CALLBACK_PATH`, and then has the cookie of a
+web session. Meanwhile it keeps the seed of this round in a cookie that scripts cannot read. Each round has a seed of
+its own, so a user may log in from several tabs at once.
 
-Invariant: no token is in an address, or where a script could read it. Nobody is logged in who has not begun the round
-in the same browser (`state`), with the code of another round (`nonce`, PKCE), or by another issuer.
+Invariant: no token is in a URL or readable by scripts. A login is refused if its round was not begun in the same
+browser (`state`), if the code belongs to a different round (`nonce`, PKCE), or if it comes from a different issuer.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUND_S = 600
-"""How long somebody may take at the issuer's page."""
+"""Seconds that a user may take at the issuer's page."""
 ROUNDS_MAX = 8
-"""How many rounds a browser keeps: it sends all its cookies with each request."""
+"""Rounds that a browser keeps at most, because it sends all its cookies with each request."""
 _KEY_LENGTH = 8
-"""How much of its `state` the cookie of a round has in its name."""
+"""Characters of its `state` in the name of a round's cookie."""
 _SEED_BYTES = 32
 _SEED_LENGTH = 43
 """Characters of a seed, in base64."""
 _NOT_BEGUN = "it was not begun in this browser, or too long ago (state)"
 COMPLAINTS_PER_S = 50
-"""Lines of each kind that are logged in a second: anybody may come here, as often as they like."""
+"""Log lines of each kind per second at most, because these paths need no login."""
 REFUSED, UNAVAILABLE = "refused", "unavailable"
-"""What the page is told of a login that has failed; the log has the reason."""
+"""Result of a failed login for the page; the log has the reason."""
 
 
 class OAuth2Endpoints:
-    """The handlers of a login with the issuer's page."""
+    """Handlers of a login through the issuer's page."""
 
     def __init__(self, view: NodeView, management: ManagementView) -> None:
         self._view = view
@@ -72,7 +72,7 @@ class OAuth2Endpoints:
         ]
 
     async def auth(self, _: web.Request) -> web.Response:
-        """Tell which other page logs in, as RabbitMQ does."""
+        """Answer with the issuer's login page, as RabbitMQ does."""
         provider = self._view.login_provider
         if provider is None:
             return web.json_response({"oauth_enabled": False})
@@ -94,13 +94,13 @@ class OAuth2Endpoints:
             self._complaints.about("begin", f"nobody can log in with the issuer's page: {error}")
             return _to_page(UNAVAILABLE)
         response = web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: address})
-        for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest ones first (RFC 6265, 5.4)
+        for use in _rounds(request)[: 1 - ROUNDS_MAX]:  # browsers send the oldest first (RFC 6265, 5.4)
             _set_round_cookie(request, response, use, "", 0)
         _set_round_cookie(request, response, _use(begun.state), seed, ROUND_S)
         return response
 
     async def callback(self, request: web.Request) -> web.Response:
-        """Take a browser that comes back from the issuer."""
+        """Finish the login of a browser that returns from the issuer."""
         provider = self._provider()
         login = _login_begun(request)
         try:
@@ -144,7 +144,7 @@ class OAuth2Endpoints:
 
 
 def _login_begun(request: web.Request) -> LoginRound | None:
-    """The round that was begun in this browser with the `state` that it comes back with; None if there is none."""
+    """Return the round that this browser began with the `state` in the query, or None."""
     told = request.query.get("state", "")
     seed = request.cookies.get(cookie_name(request, _use(told)), "")
     if len(seed) != _SEED_LENGTH or not seed.isascii():
@@ -155,7 +155,7 @@ def _login_begun(request: web.Request) -> LoginRound | None:
 
 
 def _round(request: web.Request, seed: str) -> LoginRound:
-    """What a login is recognised by: nobody can tell any of it from another one, without the seed."""
+    """Return a round's values, which are derived from the seed and are unpredictable without it."""
     state, nonce, verifier = (_derived(seed, use) for use in ("state", "nonce", "verifier"))
     scheme = "https" if is_encrypted(request) else "http"
     return LoginRound(f"{scheme}://{host(request)}{CALLBACK_PATH}", state, nonce, verifier)
@@ -178,12 +178,12 @@ def _to_page(failure: str) -> web.Response:
 
 
 def _use(state: str) -> str:
-    """What the cookie of a round is for, in its name."""
+    """Return the name part of a round's cookie."""
     return f"login-{state[:_KEY_LENGTH]}"
 
 
 def _rounds(request: web.Request) -> list[str]:
-    """What the cookies are for of the rounds that this browser has begun."""
+    """Return the name parts of the cookies of all rounds that this browser has begun."""
     name = re.escape(cookie_name(request, _use("*"))).replace(r"\*", rf"([\w-]{{{_KEY_LENGTH}}})")
     matches = (re.fullmatch(name, cookie, re.ASCII) for cookie in request.cookies)
     return [_use(match[1]) for match in matches if match]
@@ -192,5 +192,5 @@ def _rounds(request: web.Request) -> list[str]:
 def _set_round_cookie(
     request: web.Request, response: web.Response, use: str, seed: str, lifetime_s: int
 ) -> None:
-    # The browser comes back from another site, with which a strict one would stay behind.
+    # The browser returns from a different site, where a strict cookie would not be sent.
     set_cookie(request, response, seed, lifetime_s, use=use, same_site="Lax")
