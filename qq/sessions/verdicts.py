@@ -1,10 +1,10 @@
-"""Commands that wait for the verdict on a node that may be dead.
+"""Delays commands that are barred by a node that may be dead, until the cluster has decided about that node.
 
-The cluster gives a dead node up within some tenths of a second. A command that the node's claims bar meanwhile, such as
-the declaration of an exclusive queue, waits for that: many clients take a refusal for final.
+The cluster evicts a dead node within some tenths of a second. Meanwhile the claims of that node may bar a command, such
+as the declaration of an exclusive queue. The command waits, because many clients take a refusal for final.
 
-Invariant: a command waits only while the verdict is open, which takes a bounded time, or while claims of a dead node
-end.
+Invariant: a command waits only while the decision is pending, which takes a bounded time, or while the claims of an
+evicted node end.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Command
 
 LOOK_S = 0.02
-"""How many seconds pass between two looks at a command that waits."""
+"""Seconds between two checks of a waiting command."""
 
 
 class Verdicts:
-    """The commands of one node's clients that wait."""
+    """The waiting commands of a node's clients."""
 
     def __init__(
         self, node: str, machine: QueueMachine, undecided: Callable[[], Collection[str]], runtime: Runtime
     ) -> None:
-        """`undecided` tells which nodes may be dead."""
+        """Create an empty set. `undecided` returns the nodes that may be dead."""
         self._node = node
         self._machine = machine
         self._undecided = undecided
@@ -38,8 +38,8 @@ class Verdicts:
     def when_known(self, command: Command, vhost: str, submit: Callable[[], None]) -> bool:
         """Call `submit` and return True, unless a claim of a node that may be dead bars the command.
 
-        In that case `submit` is called when the cluster has given the node up, or the node turns out to live. It must
-        check that the client still wants the command.
+        If the command is barred, return False, and call `submit` when the cluster has evicted the node or the node
+        turns out to live. Then `submit` must check that the client still wants the command.
         """
         if self.are_awaited(command, vhost):
             self._runtime.call_later(LOOK_S, partial(self._look_again, command, vhost, submit))
@@ -48,7 +48,7 @@ class Verdicts:
         return True
 
     def are_awaited(self, command: Command, vhost: str) -> bool:
-        """Whether a claim of a node that may be dead bars the command, for a client in this virtual host."""
+        """Return whether a claim of a node that may be dead bars the command for a client in this virtual host."""
         nodes, claims = self._undecided(), self._machine.claims
         return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
 
