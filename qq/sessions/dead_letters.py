@@ -1,13 +1,13 @@
 """The leader's work of moving dead-lettered messages to their targets.
 
-The machine knows which messages died, and in which queue. Their exchange, routing key and headers are in the log, which
+The machine knows which messages died, and their queues. Their exchange, routing key and headers are in the log, which
 the machine cannot read. So the leader reads the log, and submits `DeadLetter` commands with these properties. Applying
-a command moves its messages in a single step. A repeated command changes nothing, so no message is lost or doubled
+a command moves its messages in a single step. A repeated command has no effect, so no message is lost or doubled
 whichever node submits it, and however often.
 
 Invariant: a single step is under way at a time. A step is bounded, however many messages die at once, in however many
 queues. The properties in a command passed the reader's checks (qq/stored/fields.py) when the messages were published,
-so the log can hold them. If a step changes nothing nevertheless, it is repeated only after a delay.
+so the log can hold them. If a step has no effect nevertheless, it is repeated only after a delay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BYTES_MAX = 1024 * 1024
 STEPS_MAX = 10_000
 """Cost of a step's commands, in steps of machine/handlers/cost_estimate.py, at which no more commands are made."""
 RETRY_S = 1.0
-"""Seconds before a step that changed nothing is repeated."""
+"""Seconds before a step without effect is repeated."""
 
 
 _PLACE = 1 + DeadLetter._fields.index("count")
@@ -55,7 +55,7 @@ because afterwards other messages are first in the queue."""
 
 
 class _Published(NamedTuple):
-    """The properties with which consecutive messages were published."""
+    """The properties of consecutive messages, as they were published."""
 
     exchange: str
     routing_key: str

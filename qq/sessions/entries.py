@@ -84,7 +84,7 @@ class Messages(NamedTuple):
     more_keys: tuple[str, ...] = ()
     """Further routing keys, from the headers CC and BCC."""
     goes_on: bool = False
-    """Whether `messages` holds only the content headers of large messages, whose fragments are stored separately."""
+    """Whether `messages` holds only the content headers of large messages. Their fragments are stored separately."""
 
 
 class MessagesGone(LookupError):
@@ -161,19 +161,19 @@ _View = _EntryView | _CompactedView
 def _view(entry: bytes) -> _View:
     if is_compacted(entry):
         return _CompactedView(compacted_parts(entry))
-    # No message refers to any other kind of entry, but read-ahead meets the entry with which a leader begins its term.
+    # References always name regular entries, but read-ahead also meets the entry that begins a leader's term.
     return _EntryView(entry) if is_regular(entry) else _CompactedView({})
 
 
 class _Lacking(NamedTuple):
-    """An entry with large messages whose fragments must be read before they can be joined."""
+    """An entry with large messages that must be joined with fragments still to be read."""
 
     view: _View
     slots: dict[int, None]
 
 
 class _Gathering(NamedTuple):
-    """The large messages of an entry whose fragments are being read, with the callbacks that wait for them."""
+    """A read of the fragments of an entry's large messages, with the callbacks that wait for it."""
 
     view: _View
     slots: dict[int, None]
@@ -208,7 +208,7 @@ class Entries:
         self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
         self._lacking: dict[int, _Lacking] = {}
-        """Requested entries with large messages whose fragments must be read first, by place."""
+        """Requested large messages that need fragments still to be read, by place."""
         self._gathering: dict[int, _Gathering] = {}
         """The reads of fragments that are under way, by the place of the large messages."""
         self._gathered: dict[tuple[int, int], list[bytes] | None] = {}
@@ -444,7 +444,7 @@ class Entries:
                 # Keep no record of a missing entry, because a lost log is copied again from other nodes.
                 self._forget(wanted[0])
             elif isinstance(found, _Missing):
-                # A single entry was not at its place. Read the others again one by one.
+                # A single entry was not at its place. Read each entry again by itself.
                 read_again(named, following)
             else:
                 for index, payload in zip(wanted, found, strict=False):

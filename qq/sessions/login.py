@@ -1,13 +1,13 @@
 """Logins of clients: passwords, certificates and tokens, with delays that slow down guessing.
 
 Three rules limit failures. A failed login is checked again when this node has applied all that the cluster has
-committed, because the user may just have been created through another node. The answer to a failure is delayed, longer
-with each failure of the same user from the same address. An address, and a user, get `LOOKS_PER_S` failed checks a
-second, on however many connections and however soon those close. Above that rate, the next login is checked some
+committed, because the user may just have been created through a different node. The answer to a failure is delayed,
+longer with each failure of the same user from the same address. An address, and a user, get `LOOKS_PER_S` failed checks
+a second, on however many connections and however soon those close. Above that rate, the next login is checked some
 moments later.
 
 A right password is answered as soon as it is checked. It waits only during a flood of failures of its address or its
-user, and even then `LOOK_WAIT_MAX_S` at most. A login that would wait longer is refused at once, so that another
+user, and even then `LOOK_WAIT_MAX_S` at most. A login that would wait longer is refused at once, so that a later
 attempt may find a shorter wait. A user who has logged in from an address before waits only for failures of that user
 from that address.
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 SALT_BYTES = 4
 FIRST_DELAY_S = 0.1
-"""Seconds by which a user's first failed login from an address is delayed. Each further failure doubles the delay."""
+"""Seconds of the delay after a user's first failed login from an address. Each further failure doubles the delay."""
 DELAY_MAX_S = 5.0
 """Seconds of the longest delay. It is below the handshake timeout, so the client still gets the reason."""
 FAILURES_COUNTED_MAX = 16
@@ -55,7 +55,7 @@ LOOKS_PER_S = 100
 """Checks of failed logins, per second, for each address and for each user."""
 LOOK_WAIT_MAX_S = 3.5
 """Seconds that a login waits for its check, at most; a login that would wait longer is refused. The value is below the
-time for which a connection keeps its slot in any case (cluster/net/connection_slots.py)."""
+time that a connection keeps its slot in any case (cluster/net/connection_slots.py)."""
 LOOKS_AT_ONCE = 100
 """Failed logins that are checked without a wait after a quiet time."""
 BARRIER_INTERVAL_S = 0.05
@@ -65,7 +65,7 @@ RECORDS_MAX = 30_000
 USER_LENGTH_MAX = 255
 """Characters of a user name that count in a record, because unauthenticated clients choose the names."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
-"""The user whose hash is compared if the given name is unknown. No password has an empty hash."""
+"""The user to compare with if the given name is unknown. No password has an empty hash."""
 
 
 class LoginsBusy(Exception):
@@ -227,7 +227,7 @@ class Logins:
         return is_local or user not in self._loopback_users
 
     def cancel(self, attempt: Attempt) -> None:
-        """Cancel a login. A check that was not made costs nothing, and a check that was made is not refunded."""
+        """Cancel a login. It is charged only if its check has been made."""
         attempt.answer = None
         if attempt.timer is not None:
             attempt.timer.cancel()

@@ -2,9 +2,9 @@
 
 The machine knows which messages are ready, where they are, and their dead-letter history. Their headers are in the log,
 which the machine cannot read. So the leader reads a few messages of the source at a time, and submits `MoveMessages`
-commands with the messages that match. Applying a command moves its messages in a single step. A repeated command
-changes nothing, so no message is lost or doubled whichever node submits it, and however often. The progress of a move
-is part of the state, so another leader continues there.
+commands with the messages that match. Applying a command moves its messages in a single step. A repeated command has no
+effect, so no message is lost or doubled whichever node submits it, and however often. The progress of a move is part of
+the state, so a new leader continues there.
 
 Invariant: a single step is under way at a time, of the moves in turn. A step is bounded, however large the source is.
 While a move runs, its requester must have all permissions that it needs.
@@ -216,7 +216,7 @@ class Mover:
         if source is None:
             return _Step([], 0, move.place, move.key)  # the machine detects the missing queue, too
         # Search an endless move's source from its start, because messages may have been returned there. Such a move
-        # skips no messages, so this examines none twice.
+        # skips no messages, so each is examined only once.
         place, key = (RETURNED, 0) if move.is_endless else (move.place, move.key)
         found = source.look(place, key, move.end_of(place), STEP_MESSAGES)
         while not found and place < PLACES:

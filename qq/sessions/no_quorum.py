@@ -1,8 +1,8 @@
 """Closes the connections of waiting clients after a node has known no leader for a while.
 
-During an election, clients had better wait, because they notice nothing else of it. But a node that is cut off from the
-majority may be so for hours. A client that gets no answer would take its connection for a good connection. After a
-timeout, this node closes it with the reason, and the client may connect to another node.
+During an election, clients should wait, because a delay is all that they notice of it. But a node that is cut off from
+the majority may be so for hours. A client that gets no answer would take its connection for a good connection. After a
+timeout, this node closes it with the reason, and the client may connect to a different node.
 
 Invariant: a client that waits for no answer is not disconnected. After a leader is known, no client is.
 """

@@ -1,4 +1,4 @@
-"""The ports of the sessions: what they need from the log, and what a client protocol must implement.
+"""The ports of the sessions: the log below them, and the interface that a client protocol must implement.
 
 A protocol calls the `Broker` for each client in this order:
 
@@ -186,7 +186,7 @@ class SessionConsumer(Protocol):
 
 
 class Publisher(Unconfirmed, Protocol):
-    """The publisher of a session, whose messages wait for the log."""
+    """The publisher of a session. Its messages wait for the log."""
 
     @property
     def session(self) -> int: ...

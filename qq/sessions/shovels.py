@@ -1,4 +1,4 @@
-"""Shovels within a virtual host: parameters that keep moving messages from one queue to another while they are set.
+"""Shovels within a virtual host: while such a parameter is set, messages move from its source to its destination queue.
 
 Invariant: a shovel has a single move at a time. When a shovel is changed or deleted, the machine ends its move in the
 same step; when a shovel is done, the machine deletes it in the same step. So a move begun here always belongs to the

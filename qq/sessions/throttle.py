@@ -1,14 +1,14 @@
 """Rate limits of publishing: for the clients of a virtual host, the clients of a user, and each connection.
 
 A limit of a virtual host or a user is that of the whole cluster. The log tells every node how much is published at all
-nodes, so no node asks another about its share. A message passes at a node in two cases. Either the limit has room for
-it beside all that was published anywhere. Or the node's share has room for it beside all that was published here. The
-share is an equal part for each node with publishers. Without shares, the node that happens to be ahead would use all of
-the limit.
+nodes, so nodes need not ask each other about their shares. A message passes at a node in two cases. Either the limit
+has room for it beside all that was published anywhere. Or the node's share has room for it beside all that was
+published here. The share is an equal part for each node with publishers. Without shares, the node that happens to be
+ahead would use all of the limit.
 
 Invariant: messages are delayed, never refused, and never pass early. Passed messages are within the limits except for
-the last message, so a publisher leaves no debt for others to pay. Connections take turns, however many channels they
-have. A connection that publishes little goes before connections that publish much.
+the last message, so a publisher leaves no debt that its neighbours would pay. Connections take turns, however many
+channels they have. A connection that publishes little goes before connections that publish much.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Limit(NamedTuple):
 
 
 class _Elsewhere(NamedTuple):
-    """Messages and octets that were published at another node."""
+    """Messages and octets that were published at a different node."""
 
     messages: int
     size: int
@@ -194,7 +194,10 @@ class _Bucket:
         self.most_used_s = max(most_s, used_s)
 
     def add(self, publisher: PatientPublisher) -> None:
-        """Add a waiting publisher. A new connection starts behind all others, so reconnecting gains no advantage."""
+        """Add a waiting publisher.
+
+        A new connection starts behind all earlier ones, so reconnecting gains no advantage.
+        """
         connection = publisher.connection.id
         self.waiting.setdefault(connection, {})[publisher.session] = publisher
         self.used_s.setdefault(connection, self.most_used_s)
@@ -241,7 +244,7 @@ class Throttle:
         self._waiting_of: Counter[int] = Counter()
         """Waiting publishers of each connection, counted by its number."""
         self._turn: int | None = None
-        """The session of the publisher whose turn it is now. It goes ahead of the waiting publishers."""
+        """The session of the publisher that has the turn now. It goes ahead of the waiting publishers."""
         self._prepaid: dict[int, set[_Key]] = {}
         """Limits that the next message of a publisher is already charged to, by session. At its turn there, a different
         limit was used up. If the message had to wait until all limits have room at once, it might wait for ever."""
