@@ -239,7 +239,8 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_at = 0, 0
         """Octets not taken by the client, and octets not read from it, at the last check."""
         self._refused = False
-        """Whether the login failed and the client cannot be told. It must wait, so that guessing takes time."""
+        """Whether the login failed and the client does not understand a refusal. It must wait, so that guessing takes
+        time."""
         self._leaves = False
         """Whether the client has sent connection.close while its earlier publishes still wait."""
         self._last_words = ""

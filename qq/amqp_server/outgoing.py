@@ -37,11 +37,11 @@ ANSWERS_WAITING_MAX = 1000
 connection."""
 REPLIES_WAITING_MAX = 50_000
 """Runs of direct replies that may wait for a client that does not read. Further replies are lost, and so are replies
-that wait until the log no longer holds them: RabbitMQ promises delivery at most once, and the log need not be kept for
+that wait until the log no longer holds them. RabbitMQ promises delivery at most once, and the log need not be kept for
 such a client. So many runs take some 15 MB, and are more than clients request before they read."""
 WRITTEN_AT_EASE = 200
-"""Messages written to a channel up to which the log is told without urgency. A consumer without a prefetch limit has
-some 2000 messages on their way, so it does not wait for that."""
+"""Messages written to a channel up to which their settlement or credit is submitted without urgency. A consumer without
+a prefetch limit has some 2000 messages on their way, so it does not wait for that."""
 READ_AHEAD_RANGES = 64
 """Waiting ranges that are searched for entries to read ahead."""
 

@@ -1,6 +1,6 @@
 """Parser of the PROXY protocol header, versions 1 and 2, with which a proxy reports its client's address.
 
-Invariant: bytes go in, and an address comes out, without I/O. The parser never asks for bytes behind the header, so TLS
+Invariant: bytes go in, and an address comes out, without I/O. The parser never requests bytes behind the header, so TLS
 or AMQP begins with the next byte. Its memory is bounded for any input.
 """
 

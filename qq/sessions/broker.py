@@ -1,6 +1,6 @@
 """The broker of a node: the parts that all its sessions share, for every client protocol.
 
-Invariant: the log is told when a connection or a session begins, and told exactly once when it ends.
+Invariant: the begin of each connection and session is submitted to the log, and its end exactly once.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Broker:
     def new_id(self) -> int:
         """Return a new number for a connection, session or consumer.
 
-        Numbers are never reused during the life of the process.
+        Numbers are never reused while the process runs.
         """
         self._last_id += 1
         return self._last_id
@@ -231,7 +231,7 @@ class Broker:
 
     @property
     def leader(self) -> str | None:
-        """The last leader that this node has heard of; None if it has not heard of any yet."""
+        """The last leader known to this node; None before the first."""
         return self._leader
 
     # Back-pressure over all connections

@@ -3,7 +3,7 @@
 Message bodies are stored in the log only. A delivery names ranges (index, slot, count). This module turns a range into
 the frames to write. Recent entries are in memory. Older entries are read on the disk's reader thread, and a callback
 reports when they are available. Below the start of the log, compaction keeps only live messages. So a range that was
-requested long ago may refer to messages that are gone.
+requested long ago may refer to messages that were removed.
 
 A large message is stored in fragments, each like a message of its own. After all fragments have been read, they are
 joined to the content header, which is stored under the message's own reference.
@@ -64,14 +64,14 @@ class ReadAhead:
         return self._count
 
     def stop(self) -> None:
-        """Begin again with a single entry, because no read follows this read or its entries are gone."""
+        """Begin again with a single entry, because no read follows this read or its entries were removed."""
         self.end = None
 
 
 class _Missing(Enum):
     GONE = auto()
     MOVED = auto()
-    """The result of a read that did not find the entry at its place: the entry was moved, or is gone."""
+    """The result of a read that did not find the entry at its place: the entry was moved or removed."""
 
 
 class Messages(NamedTuple):
@@ -181,7 +181,7 @@ class _Gathering(NamedTuple):
     wanted: deque[tuple[int, Fragment]]
     """The fragments that are still to be read, each with the slot of its message."""
     found: dict[int, list[bytes] | None]
-    """The fragments read so far of each message, by slot; None if a fragment is gone."""
+    """The fragments read so far of each message, by slot; None if a fragment was removed."""
     ahead: ReadAhead
 
 
@@ -302,7 +302,7 @@ class Entries:
         """Read the entries at `indexes`, and call `done` when the first entry, which is needed now, is available.
 
         With `ahead`, which says how far to read ahead, the entries behind those are read, too, because a reader of a
-        backlog will need them. An entry that is gone counts as read.
+        backlog will need them. A removed entry counts as read.
         """
         if indexes[0] in self._lacking or indexes[0] in self._gathering:
             self._gather(indexes[0], done)
@@ -402,7 +402,7 @@ class Entries:
         return index in self._views or index in self._loading
 
     def _is_stored(self, index: int) -> bool:
-        """Return whether an entry is on disk and not in memory. The read may still find that it is gone.
+        """Return whether an entry is on disk and not in memory. The read may still find that it was removed.
 
         An entry that is not applied does not count, because another leader may overwrite it.
         """

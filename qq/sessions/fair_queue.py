@@ -1,4 +1,4 @@
-"""Start-time fair queueing of requests when clients ask for more than the log takes in at once.
+"""Start-time fair queueing of requests when clients request more than the log takes in at once.
 
 Two orders decide which lane is served next. The first is among tenants: a tenant is a virtual host, or the node itself.
 The second is among the tenant's lanes, so a client gains no larger share by opening many connections. Both use

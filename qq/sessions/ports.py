@@ -92,7 +92,7 @@ class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
 
     id: int
-    """The number of the connection. During the life of the process, no other connection or session has it."""
+    """The number of the connection. No other connection or session of the process ever has it."""
     vhost: str
     user: str
     scopes: Scopes | None

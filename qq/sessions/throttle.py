@@ -333,7 +333,7 @@ class Throttle:
                 bucket.used_s.pop(connection.id, None)
 
     def left(self, publisher: PatientPublisher) -> None:
-        """Remove a publisher, because it or the limit that it waits for has gone."""
+        """Remove a publisher, because it has ended, or the limit that it waits for was removed."""
         self._prepaid.pop(publisher.session, None)
         bucket = self._waits_for.get(publisher.session)
         if bucket is not None:

@@ -1,8 +1,8 @@
 """Shared by the parts of a channel: requests to the log, answers, and the order of methods.
 
-Invariant: the channel's methods take effect one by one. Later methods are held back in three cases: while a method
-waits for its answer from the log, while a method waits until this node is up to date, and while messages wait for a
-limit of publishing. Identical methods that follow directly may be carried out together (`take_held`).
+Invariant: the channel's methods take effect one by one. Later methods are held back in three cases. A method waits for
+its answer from the log. A method waits until this node is up to date. Messages wait for a limit of publishing.
+Identical methods that follow directly may be carried out together (`take_held`).
 """
 
 from __future__ import annotations
