@@ -1,6 +1,6 @@
 """The broker of a node: the parts that all its sessions share, for every client protocol.
 
-Invariant: the begin of each connection and session is submitted to the log, and its end exactly once.
+Invariant: the start of each connection and session is submitted to the log, and its end exactly once.
 """
 
 from __future__ import annotations
