@@ -1,6 +1,6 @@
 """The methods of class access (AMQP 0-8), which pamqp lacks.
 
-Invariant: they mean nothing. Old clients ask for a ticket before everything else, and go on when they have one.
+Invariant: the methods have no effect. Old clients request a ticket first, and continue when they have it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 from pamqp import base
 
 TICKET = 1
-"""The ticket that everybody gets, as from RabbitMQ. Nobody looks at it."""
+"""The ticket that every client gets, as from RabbitMQ. It is never checked."""
 
 
 class AccessRequest(base.Frame):

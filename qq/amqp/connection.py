@@ -1,8 +1,10 @@
-"""The server's side of a connection: handshake, channel numbers, closing.
+"""The server's side of an AMQP connection, without I/O: handshake, channel numbers, closing.
 
-Invariant: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
-event and is answered by the method named in it. A channel number is in use from channel.open until the last
-close-ok.
+The caller of this package, called shell here, owns the socket. It passes bytes to `receive`, and writes the bytes that
+`data_to_send` returns.
+
+Invariant: a decision of the shell is requested by an event, and answered by the method that the event names. A channel
+number is in use from channel.open until the last close-ok.
 """
 
 from __future__ import annotations
@@ -40,22 +42,23 @@ if TYPE_CHECKING:
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
-"""The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
+"""The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
 EXTERNAL = "EXTERNAL"
-"""The mechanism by which a client is who its certificate says (RFC 4422, appendix A)."""
+"""The mechanism by which a client has the name in its certificate (RFC 4422, appendix A)."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
-"""The most that a client may send before the shell has answered its login or its virtual host."""
+"""Octets that a client may send before the shell has answered its login or its virtual host."""
 INTRODUCTIONS_MAX = 64
-"""Different tables of client properties that are remembered, so that equal ones are held once: 1 KB a connection."""
+"""Distinct tables of client properties in a cache, which stores equal tables only once: this saves 1 KB a
+connection."""
 _CLASS_CONNECTION = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a server tells its clients and how much it takes from them."""
+    """The server's properties sent to clients, and its limits."""
 
     product: str = "RabbitMQ"
     version: str = "4.0.0"
@@ -64,45 +67,45 @@ class Settings:
     information: str = "AMQP 0-9-1"
     copyright: str = "the authors of qq"
     channel_max: int = 2047
-    """The most channels of a connection; 0: no limit."""
+    """Channels of a connection, at most; 0 for no limit."""
     frame_max: int = 131_072
-    """The largest frame, in bytes. At least FRAME_MAX_MIN; there is no "unlimited"."""
+    """The largest frame, in octets. It must be at least FRAME_MAX_MIN, and cannot be unlimited."""
     heartbeat_s: int = 60
-    """The interval that is proposed to clients, in seconds; 0: none, unless the client wants one."""
+    """The interval proposed to clients, in seconds; 0: no heartbeats, unless the client wants them."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 class Capabilities(NamedTuple):
-    """What the client has said it can do."""
+    """The capabilities that the client has announced."""
 
     authentication_failure_close: bool = False
     basic_nack: bool = False
     connection_blocked: bool = False
     consumer_cancel_notify: bool = False
     live_prefetch: bool = False
-    """Whether basic.qos changes the prefetch of consumers that are there already (a capability of our own)."""
+    """Whether basic.qos changes the prefetch of existing consumers (a capability of qq's own)."""
     exchange_exchange_bindings: bool = False
     publisher_confirms: bool = False
 
 
 class Phase(Enum):
-    """How far a connection has come."""
+    """The phase of a connection."""
 
     HEADER = auto()
     START = auto()
     LOGIN = auto()
-    """The shell has to answer a LoginAttempt."""
+    """The shell must answer a LoginAttempt."""
     TUNE = auto()
     OPEN_VHOST = auto()
     VHOST = auto()
-    """The shell has to answer a VhostRequested."""
+    """The shell must answer a VhostRequested."""
     OPEN = auto()
     CLOSE_REQUESTED = auto()
-    """The shell has to answer a CloseRequested."""
+    """The shell must answer a CloseRequested."""
     CLOSING = auto()
-    """connection.close was sent; close-ok is due."""
+    """connection.close was sent, and close-ok is pending."""
     CLOSED = auto()
-    """The socket is to be closed once everything is sent."""
+    """The socket must be closed after all output is sent."""
 
 
 class LoginAttempt(NamedTuple):
@@ -110,11 +113,11 @@ class LoginAttempt(NamedTuple):
 
     user: str
     password: bytes | None
-    """The password; None if a certificate says who the client is."""
+    """The password; None if the client's certificate vouches for the user."""
     mechanism: str
 
     def __repr__(self) -> str:
-        """Tell everything but the password."""
+        """Show everything except the password."""
         return f"LoginAttempt({self.user!r}, {self.mechanism})"
 
 
@@ -125,12 +128,12 @@ class VhostRequested(NamedTuple):
 
 
 class SecretRenewed(NamedTuple):
-    """The client has another secret (connection.update-secret). Answer with `accept_secret`, or fail."""
+    """The client has sent a new secret (connection.update-secret). Answer with `accept_secret`, or fail."""
 
     secret: bytes
 
     def __repr__(self) -> str:
-        """Tell nothing of it."""
+        """Hide the secret."""
         return "SecretRenewed()"
 
 
@@ -141,7 +144,7 @@ class ChannelOpened(NamedTuple):
 
 
 class ChannelCloseRequested(NamedTuple):
-    """The client closes a channel. Answer with `channel_closed` when what the channel was doing has ended."""
+    """The client closes a channel. Answer with `channel_closed` when the work of the channel has ended."""
 
     channel: int
     code: int
@@ -149,7 +152,7 @@ class ChannelCloseRequested(NamedTuple):
 
 
 class CloseRequested(NamedTuple):
-    """The client closes the connection. Answer with `closed` when what the connection was doing has ended."""
+    """The client closes the connection. Answer with `closed` when the work of the connection has ended."""
 
     code: int
     text: str
@@ -168,19 +171,20 @@ Event = (
     | SecretRenewed
     | Fault
 )
-"""What `receive` tells the shell. It answers ChannelFault with `fail_channel`, Fault (always the last) with `fail`."""
+"""Events that `receive` returns. The shell answers ChannelFault with `fail_channel`, and Fault (always last) with
+`fail`."""
 
 
 class _Channel(Enum):
     OPEN = auto()
     CLOSING = auto()
-    """channel.close was sent; close-ok is due."""
+    """channel.close was sent, and close-ok is pending."""
     CLOSE_REQUESTED = auto()
-    """The shell has to answer a ChannelCloseRequested."""
+    """The shell must answer a ChannelCloseRequested."""
 
 
 class ServerConnection:
-    """One connection of one client."""
+    """The protocol state of a client's connection."""
 
     __slots__ = (
         "_certificate_user",
@@ -199,7 +203,7 @@ class ServerConnection:
     )
 
     def __init__(self, settings: Settings, certificate_user: str | None = None) -> None:
-        """`certificate_user` is the name in the client's certificate, if it has shown one that can be trusted."""
+        """Create a connection. `certificate_user` is the name in the client's verified certificate, or None."""
         self.phase = Phase.HEADER
         self.client_properties: Mapping[str, object] = {}
         self.capabilities = Capabilities()
@@ -207,9 +211,9 @@ class ServerConnection:
         self.channel_max = settings.channel_max
         self.frame_max = FRAME_MAX_UNTUNED
         self.heartbeat_s = 0
-        """The interval agreed on; 0 = no heartbeats."""
+        """The negotiated heartbeat interval in seconds; 0 for no heartbeats."""
         self.out: list[bytes] = []
-        """What is to be sent, in order; the hot paths append to it."""
+        """Output in order. The hot paths append to it."""
         self._settings = settings
         self._certificate_user = certificate_user
         self._reader = FrameReader(FRAME_MAX_UNTUNED, settings.message_bytes_max)
@@ -220,7 +224,7 @@ class ServerConnection:
     # --- bytes
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the socket. Never raises on bad input."""
+        """Process bytes from the socket, and return their events. Never raises on bad input."""
         if self.phase is Phase.OPEN:
             return self._frames(self._reader.feed(data))
         if self.phase is Phase.CLOSING:
@@ -230,13 +234,13 @@ class ServerConnection:
         return self._handshake(data)
 
     def data_to_send(self) -> bytes:
-        """Return what is to be written to the socket now."""
+        """Return all output for the socket, and clear it."""
         data = b"".join(self.out)
         self.out.clear()
         return data
 
     def large_buffers(self, size: int) -> list[bytes]:
-        """Return what is to be written to the socket now as it is, if a piece of it has `size` octets; else nothing."""
+        """Return and clear the output, as separate buffers, if any has `size` octets; else return an empty list."""
         if max(map(len, self.out), default=0) < size:
             return []
         buffers = self.out.copy()
@@ -244,42 +248,42 @@ class ServerConnection:
         return buffers
 
     def send(self, channel: int, frame: base.Frame) -> None:
-        """Send a method on an open channel; dropped if the channel is not open any more."""
+        """Send a method on a channel, or drop it if the channel is no longer open."""
         if self._may_send(channel):
             self.out.append(encode(channel, frame))
 
     @property
     def held_bytes(self) -> int:
-        """The memory that is held for frames and messages that are not complete, in bytes."""
+        """Octets of memory held for incomplete frames and messages."""
         return self._reader.held_bytes
 
     @property
     def unfinished_bytes(self) -> int:
-        """The octets of messages that have begun to come and are not complete."""
+        """Octets received of incomplete messages."""
         return self._reader.begun_bytes
 
     @property
     def broken(self) -> bool:
-        """Whether the client's close-ok cannot be read: then close the socket soon after the last byte was sent."""
+        """Whether the client's close-ok cannot be read. Then the socket must be closed soon after the last output."""
         return self._reader.broken
 
     @property
     def foreign_header(self) -> bytes:
-        """What the client began with, if that was another protocol; else empty."""
+        """The client's first octets, if they belong to a different protocol; else empty."""
         return self._header if self.phase is Phase.CLOSED else b""
 
     @property
     def channels(self) -> list[int]:
-        """The channel numbers that are in use."""
+        """The channel numbers in use."""
         return list(self._channels)
 
     def is_open(self, channel: int) -> bool:
         return self._channels.get(channel) is _Channel.OPEN
 
-    # --- answers of the shell
+    # --- answers from the shell
 
     def accept_login(self) -> list[Event]:
-        """Go on to tuning; returns what the client has sent ahead."""
+        """Continue with tuning. Return the events of octets that the client has sent ahead."""
         self._expect(Phase.LOGIN)
         self.phase = Phase.TUNE
         settings = self._settings
@@ -290,8 +294,8 @@ class ServerConnection:
     def refuse_login(self) -> None:
         """Close with 403 if the client understands it.
 
-        If not, nothing is sent and `phase` is CLOSED: let some seconds pass before the socket is closed,
-        against guessing.
+        If not, no answer is sent and `phase` is CLOSED. Then the caller must wait some seconds before it closes the
+        socket, to slow down guessing.
         """
         self._expect(Phase.LOGIN)
         if not self.capabilities.authentication_failure_close:
@@ -301,7 +305,7 @@ class ServerConnection:
         self.fail(ConnectionFault(ReplyCode.ACCESS_REFUSED, f"{text} For details see the broker logfile."))
 
     def accept_vhost(self) -> list[Event]:
-        """Open the connection; returns what the client has sent ahead."""
+        """Open the connection. Return the events of octets that the client has sent ahead."""
         self._expect(Phase.VHOST)
         self.phase = Phase.OPEN
         self.out.append(encode(0, commands.Connection.OpenOk()))
@@ -324,17 +328,17 @@ class ServerConnection:
         self.out.append(encode(0, commands.Connection.CloseOk()))
 
     def channel_closed(self, channel: int) -> None:
-        """Answer the client's channel.close; the number is free again. Without such a request nothing happens."""
+        """Answer the client's channel.close, which frees the channel number. Without such a request, do nothing."""
         if self._channels.get(channel) is _Channel.CLOSE_REQUESTED:
             self._release(channel)
             self.out.append(encode(channel, commands.Channel.CloseOk()))
 
-    # --- what the server starts
+    # --- closes and notifications by the server
 
     def fail_channel(self, channel: int, error: AmqpError) -> None:
-        """Close a channel; its frames are dropped until close-ok. No effect if it is closing already.
+        """Close a channel; its frames are dropped until close-ok. No effect if it is already closing.
 
-        If the client wants to close it, too, and waits for the answer, it is told both.
+        If the client has sent channel.close, too, and waits for the answer, both close and close-ok are sent.
         """
         if not self._may_send(channel):
             return
@@ -346,7 +350,7 @@ class ServerConnection:
         self._reader.drop(channel)
 
     def fail(self, error: AmqpError) -> None:
-        """Close the connection; all but close-ok is ignored from now on. No effect if it is closing already."""
+        """Close the connection, and ignore all input except close-ok. No effect if it is already closing."""
         if self.phase in (Phase.HEADER, Phase.CLOSE_REQUESTED, Phase.CLOSING, Phase.CLOSED):
             return
         self.phase = Phase.CLOSING
@@ -356,7 +360,7 @@ class ServerConnection:
         self.out.append(encode(0, close))
 
     def block(self, reason: str) -> None:
-        """Tell a client that can be told that its publishes are not read for now."""
+        """Tell the client that its publishes are not read for now, if it has the capability connection.blocked."""
         if self.phase is Phase.OPEN and self.capabilities.connection_blocked:
             self.out.append(encode(0, commands.Connection.Blocked(reason)))
 
@@ -367,7 +371,7 @@ class ServerConnection:
     # --- handshake
 
     def _handshake(self, data: bytes) -> list[Event]:
-        """Take frames one by one, as long as it is the client's turn."""
+        """Process frames one by one while the handshake waits for the client."""
         if self.phase is Phase.HEADER:
             data = self._protocol_header(data)
         self._reader.hold(data)
@@ -386,11 +390,11 @@ class ServerConnection:
         return events
 
     def _protocol_header(self, data: bytes) -> bytes:
-        """Wait for the client's protocol header and return what comes behind it."""
+        """Wait for the client's protocol header, and return the bytes behind it."""
         header = self._header + data
         begun = header[: len(PROTOCOL_HEADER)]
         if not any(known.startswith(begun) for known in PROTOCOL_HEADERS):
-            # AMQP 0-9-1 4.2.2: answer another protocol with the header of ours and close.
+            # AMQP 0-9-1 4.2.2: answer a different protocol with the AMQP 0-9-1 header, and close.
             self.phase = Phase.CLOSED
             self._header = begun
             self.out.append(PROTOCOL_HEADER)
@@ -455,7 +459,7 @@ class ServerConnection:
     # --- the open connection
 
     def _frames(self, frames: list[FrameEvent]) -> list[Event]:
-        """Pass on what belongs to open channels; act on what opens and closes them."""
+        """Return the events of open channels, and process the methods that open and close channels."""
         events: list[Event] = []
         channels = self._channels
         for frame in frames:
@@ -496,7 +500,7 @@ class ServerConnection:
             self._channel_close(channel, state, method, events)
         elif isinstance(method, commands.Channel.CloseOk):
             self._channel_close_ok(channel, state)
-        # Some clients answer a basic.cancel of ours although it does not ask for an answer.
+        # Some clients answer a basic.cancel of the server, although it does not request an answer.
         elif state is _Channel.OPEN and not isinstance(method, commands.Basic.CancelOk):
             events.append(event)
 
@@ -528,8 +532,7 @@ class ServerConnection:
             self._reader.drop(channel)
             events.append(ChannelCloseRequested(channel, close.reply_code or 0, close.reply_text))
         elif state is _Channel.CLOSING:
-            # Both sides close at once: each answers the other, and the number is free after the client's
-            # close-ok.
+            # Both sides close at once. Each answers the other, and the number is free after the client's close-ok.
             self.out.append(encode(channel, commands.Channel.CloseOk()))
 
     def _channel_close_ok(self, channel: int, state: _Channel) -> None:
@@ -566,7 +569,7 @@ class ServerConnection:
         return self._not_open(0, method.index >> 16, method.index & 0xFFFF)
 
     def _not_open(self, channel: int, class_id: int, method_id: int) -> ConnectionFault:
-        """The error for a method on a channel that is not open, or on channel 0, which is the connection's."""
+        """Return the error for a method on a channel that is not open, or on channel 0, which is the connection's."""
         text = f"unexpected method in connection state {self._state_name()}"
         if channel:
             text = "expected 'channel.open'"
@@ -580,7 +583,7 @@ class ServerConnection:
         return self.phase is Phase.OPEN and (state is _Channel.OPEN or state is _Channel.CLOSE_REQUESTED)
 
     def _expect(self, phase: Phase) -> None:
-        """Refuse an answer of the shell to a question that was not asked."""
+        """Raise ValueError if the shell answers a question that was not asked."""
         if self.phase is not phase:
             raise ValueError(f"the connection is in phase {self.phase.name}, not {phase.name}")
 
@@ -591,11 +594,11 @@ _STATE_NAMES = {
     Phase.OPEN_VHOST: "opening",
     Phase.OPEN: "running",
 }
-"""What RabbitMQ's texts call the states of a connection."""
+"""The names of a connection's phases in RabbitMQ's error texts."""
 
 
 def _server_properties(settings: Settings) -> Properties:
-    """What a client is told of the server, in RabbitMQ's order; capabilities of our own come last."""
+    """Return the server properties for clients, in RabbitMQ's order. qq's own capabilities come last."""
     return {
         "capabilities": {
             "publisher_confirms": True,
@@ -620,7 +623,7 @@ def _server_properties(settings: Settings) -> Properties:
 
 
 def _introduced(client_properties: common.FieldTable) -> tuple[Mapping[str, object], Capabilities]:
-    """Return what a client says of itself; clients that say the same share it, as most of those of a program do."""
+    """Return a client's properties and capabilities. Clients with equal properties share them to save memory."""
     key = repr(client_properties)
     known = _introductions.get(key)
     if known is None:
@@ -649,7 +652,7 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
 
 
 def _plain(response: bytes) -> tuple[str, bytes]:
-    """Read the response of PLAIN (RFC 4616), without an authorization identity."""
+    """Parse the response of PLAIN (RFC 4616), without an authorization identity."""
     parts = response.split(b"\x00")
     if len(parts) != 3 or parts[0]:
         raise _bad_login("response invalid")
@@ -657,7 +660,7 @@ def _plain(response: bytes) -> tuple[str, bytes]:
 
 
 def _amqplain(response: bytes) -> tuple[str, bytes]:
-    """Read the response of AMQPLAIN: a field table without its length."""
+    """Parse the response of AMQPLAIN: a field table without its length."""
     try:
         table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
     except (FieldError, IndexError, StructError, UnicodeDecodeError):
@@ -683,12 +686,12 @@ _LOGINS = {"PLAIN": _plain, "AMQPLAIN": _amqplain}
 
 
 def _octets(text: str | bytes | None) -> bytes:
-    """Give back the octets of a long string, which decoding makes text where it can."""
+    """Return the octets of a long string, which decoding turns into text where it can."""
     return (text or "").encode() if not isinstance(text, bytes) else text
 
 
 def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
-    """Check what the client chose by RabbitMQ's rules: 0 means no limit, on both sides."""
+    """Check the client's tuning by RabbitMQ's rules: 0 means no limit, on both sides."""
     if value and value < minimum:
         text = f"negotiated {name} = {value} is lower than the minimum allowed value ({minimum})"
     elif maximum and (value == 0 or value > maximum):

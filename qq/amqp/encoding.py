@@ -1,7 +1,7 @@
-"""What is sent: methods, confirms, deliveries, of the server and of shovels, which are clients.
+"""Encodes AMQP output: methods, confirms, deliveries. The server uses it, and shovels in the role of a client.
 
-Invariant: a stored message is sent as it is; what is packed is the method frame before it. Names that clients gave are
-packed by hand, because pamqp refuses names that RabbitMQ allows.
+Invariant: a stored message is sent unchanged; only the method frame before it is packed. Names from clients are packed
+by hand, because pamqp refuses some names that RabbitMQ allows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _FRAME = Struct(">BHI")
 _METHOD = Struct(">BHIHH")
 _CONFIRM = Struct(">BHIHHQBB")
 _MULTIPLE_REQUEUE = 0b11
-"""The flags of basic.nack, as one octet."""
+"""The flags of basic.nack, as an octet."""
 
 
 _RESERVED = {commands.Channel.Open.index: b"\x00", commands.Channel.OpenOk.index: b"\x00\x00\x00\x00"}
-"""Arguments of the methods whose reserved string is "0" for pamqp, which accepts no other text.
+"""Arguments of the methods whose reserved string is "0" in pamqp, which accepts no other text.
 
-RabbitMQ and its clients send an empty string. The JavaScript client of CloudAMQP expects it: it skips a fixed number of
-octets."""
+RabbitMQ and its clients send an empty string. The JavaScript client of CloudAMQP relies on that, because it skips a
+fixed number of octets."""
 
 
 def encode(channel: int, frame: base.Frame) -> bytes:
@@ -53,20 +53,20 @@ def encode(channel: int, frame: base.Frame) -> bytes:
 
 
 def connection_start(properties: Properties, mechanisms: str, locales: str) -> bytes:
-    """Encode connection.start of AMQP 0-9-1, with the properties in their order, which pamqp would sort."""
+    """Encode connection.start of AMQP 0-9-1, with the properties in the given order, which pamqp would sort."""
     arguments = b"\x00\x09" + _table(properties) + _longstr(mechanisms) + _longstr(locales)
     return method_frame(0, 10, 10, arguments)
 
 
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
-    """Encode basic.ack, of a server to a publisher or of a client to a server."""
+    """Encode basic.ack, from a server to a publisher or from a client to a server."""
     return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 80, tag, multiple, FRAME_END)
 
 
 def refusal_frame(channel: int, tag: int) -> bytes:
     """Encode basic.nack to a publisher, for all messages up to the tag.
 
-    RabbitMQ sets `multiple` also for one message, and `requeue`, which has no meaning for a publisher.
+    RabbitMQ sets `multiple` even for a single message, and `requeue`, which has no meaning for a publisher.
     """
     return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120, tag, _MULTIPLE_REQUEUE, FRAME_END)
 
@@ -81,14 +81,14 @@ def deliveries(
     messages: Sequence[bytes],
     out: list[bytes],
 ) -> None:
-    """Append basic.deliver and the message, for each message, to `out`; delivery tags count from `first_tag`."""
+    """Append basic.deliver and the message to `out` for each message. Delivery tags count from `first_tag`."""
     before = b"\x00\x3c\x00\x3c" + _shortstr(consumer_tag)
     after = bytes([redelivered]) + _shortstr(exchange) + _shortstr(routing_key)
     head = _FRAME.pack(FRAME_METHOD, channel, len(before) + 8 + len(after)) + before
     tail = after + _END
     pack = Struct(f">{len(head)}sQ{len(tail)}s").pack
     count = len(messages)
-    # Two interleaved slices instead of a loop: less than half the time.
+    # Two interleaved slices take less than half the time of a loop.
     frames = [b""] * (2 * count)
     frames[::2] = [pack(head, tag, tail) for tag in range(first_tag, first_tag + count)]
     frames[1::2] = messages
@@ -122,7 +122,7 @@ def declare_ok(channel: int, queue: str, messages: int, consumers: int) -> bytes
 
 
 def method_frame(channel: int, class_id: int, method_id: int, arguments: bytes) -> bytes:
-    """Encode the method of these numbers, whose arguments are encoded already."""
+    """Encode the method with these numbers. Its arguments are already encoded."""
     return _METHOD.pack(FRAME_METHOD, channel, 4 + len(arguments), class_id, method_id) + arguments + _END
 
 

@@ -1,6 +1,6 @@
-"""The arguments of AMQP methods: how bytes are checked and become values.
+"""Checks and decodes the arguments of AMQP methods.
 
-Invariant: the input is hostile. Every length is checked, and the work is linear in the length of the input.
+Invariant: the input is treated as hostile. Every length is checked, and the work is linear in the length of the input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _U64 = Struct(">Q")
 
 _CLASS_CONNECTION = 10
 UNIMPLEMENTED = "unimplemented method"
-"""What a client is told of a method that it may not send, or not there."""
+"""The error text for a method that the client may not send, or not in this state."""
 
 CLIENT_METHODS: dict[int, type[base.Frame]] = {
     method.index: method
@@ -69,7 +69,7 @@ CLIENT_METHODS: dict[int, type[base.Frame]] = {
         commands.Tx.Rollback,
     )
 }
-"""What a client may send; to anything else a server answers 503."""
+"""The methods that a client may send. The server answers any other method with 503."""
 
 
 class PublishArguments(NamedTuple):
@@ -82,17 +82,17 @@ class PublishArguments(NamedTuple):
 
 
 def decode_method(payload: bytes) -> base.Frame:
-    """Decode the payload of a method frame, which has four octets or more.
+    """Decode the payload of a method frame, which must have four octets or more.
 
     Raises ConnectionFault (502, 503), ChannelError (406).
     """
     index = int.from_bytes(payload[:4], "big")
     cls = CLIENT_METHODS.get(index)
     if cls is None:
-        # RabbitMQ's answer to a method that a client may not send; it drops the socket for one that does not
-        # exist.
+        # RabbitMQ's answer to a method that a client may not send. For a method that does not exist, RabbitMQ drops the
+        # socket.
         raise ConnectionFault(ReplyCode.COMMAND_INVALID, UNIMPLEMENTED, index >> 16, index & 0xFFFF)
-    # Not cls(): all fields are set below, and pamqp checks or warns in some constructors.
+    # Not cls(), because all fields are set below, and pamqp checks or warns in some constructors.
     method = cls.__new__(cls)
     try:
         _arguments(method, payload)
@@ -108,7 +108,7 @@ def decode_method(payload: bytes) -> base.Frame:
 
 
 def decode_publish(payload: bytes) -> PublishArguments:
-    """Decode the payload of a basic.publish method frame; raises ConnectionFault (502)."""
+    """Decode the payload of a basic.publish method frame. Raises ConnectionFault (502)."""
     try:
         # class (2), method (2), reserved (2), exchange, routing key, bits
         key_at = 7 + payload[6]

@@ -1,8 +1,8 @@
-"""AMQP frames: how bytes, as they come, become events.
+"""Parses AMQP frames: turns a stream of bytes into events.
 
-Invariant: the fast paths only take what is whole and right, and decline everything else; the slow path alone knows
-the errors. No byte is looked at more than a few times however the stream is cut, and what is held is bounded:
-one unfinished frame and `unfinished_max` bytes of unfinished messages.
+Invariant: the fast paths take only complete and correct frames, and leave all other input to the slow path, which alone
+raises errors. Each byte is examined only a few times, however the stream is cut. Memory is bounded: an incomplete
+frame, and `unfinished_max` octets of incomplete messages.
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
 FRAME_MAX_MIN = 4096
 """The least frame_max that may be negotiated (AMQP 0-9-1, frame-min-size; 8192 in RabbitMQ since 4.1)."""
 FRAME_MAX_UNTUNED = 8192
-"""The largest frame before tuning: what some clients say of themselves takes more than 4096."""
+"""The largest frame before tuning, in octets. The properties of some clients take more than 4096."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 FRAMES_AS_THEY_COME = 64
-"""So many body frames of a message are kept as they come. Of more, those that are small are joined: there may be
-millions, and whoever delivers the message would have to walk them each time."""
+"""Body frames of a message that are kept as received. Small frames behind them are joined: there may be millions, and
+each delivery of the message would have to iterate over them."""
 JOINED_BYTES = 128 * 1024
-"""What small frames are joined to has no more octets, envelope included."""
+"""Octets of a joined frame, at most, with its envelope."""
 UNFINISHED_MESSAGES_MAX = 4
-"""A connection's unfinished messages may take as many octets as this number of messages of the greatest size."""
+"""Incomplete messages of a connection may take as many octets as this number of messages of the greatest size."""
 UNFINISHED_BYTES_MIN = 1024 * 1024
-"""Octets that a connection's unfinished messages may take in any case: each of many channels may have a small one."""
+"""Octets that the incomplete messages of a connection may take in any case: each of many channels may have a small
+one."""
 LARGE_FRAME_BYTES = 256 * 1024
-"""A frame of which more octets have come is one of a large message: no method takes as many."""
+"""Octets of an incomplete frame above which it belongs to a large message, because no method is that long."""
 PUBLISHES_REMEMBERED_MAX = 256
-"""How many different basic.publish of a connection are remembered, so that they are not checked again."""
+"""Distinct basic.publish payloads of a connection that are cached as valid."""
 
 
 def stored_bytes_max(message_bytes_max: int, frame_max: int) -> int:
-    """The most octets that a message takes in the log, where it is kept in the frames that it came in.
+    """Return the most octets that a message takes in the log, which stores the frames of its publisher.
 
-    Its content header, its body, and a quarter more of frames around parts of that: that many come if each has 32
-    octets, and no client sends a large message in smaller ones.
+    They are its content header, its body, and a quarter more for frames around parts of the body. Frames of 32 octets
+    need that much, and clients send no large message in smaller frames.
     """
     return frame_max + message_bytes_max + message_bytes_max // 4 + UNFINISHED_BYTES_MIN
 
 
 _FRAME = Struct(">BHI")
 _HEADER = Struct(">BHIIQ")
-"""The start of a content header frame: frame header, class and weight as one number, body size."""
+"""The start of a content header frame: frame header, class and weight as a single number, body size."""
 _HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
 _FLAGS = Struct(">H")
 _CLASS_BASIC = 60
@@ -74,32 +75,32 @@ _ACK_FIELDS = Struct(">11xQ?x")
 _ACKS = re.compile(
     rb"(\x01..\x00\x00\x00\x0d\x00\x3c\x00\x50).{8}[\x00\x01]\xce(?:\1.{8}[\x00\x01]\xce)*", re.DOTALL
 )
-"""Consecutive basic.ack frames of one channel. Not possessive: CPython before 3.11.5 matches that wrongly."""
+"""Consecutive basic.ack frames of a channel. Not possessive, because CPython before 3.11.5 matches that wrongly."""
 
 _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 _ON_STOPPED_CHANNEL = {b"\x00\x14\x00\x0a", b"\x00\x14\x00\x28", _CHANNEL_CLOSE_OK}  # open, close
 _ON_STOPPED_CONNECTION = {b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33"}  # close, close-ok
 _CONNECTION_METHODS = b"\x00\x0a"
 _METHOD_BYTES = 4
-"""Class and method, with which the payload of a method frame begins."""
+"""Octets of class and method, with which the payload of a method frame begins."""
 _SNIPPET_BYTES = 16
 _PRINTABLE = re.compile(rb"[ !#-\[\]-~]+")
-"""Octets that Erlang, and so RabbitMQ, shows as a string, but for those that it would have to escape."""
+"""Octets that Erlang, and so RabbitMQ, shows as a string, except those that it would have to escape."""
 
 
 class Publishes(NamedTuple):
     """Consecutive messages published on a channel with the same basic.publish, byte for byte.
 
-    A message is its content header frame and body frames, frame envelopes included: as they came, unless there are many
-    small ones.
+    A message is its content header frame and body frames, with envelopes, as received. Only small frames beyond the
+    first FRAMES_AS_THEY_COME are joined.
     """
 
     channel: int
     method: bytes
-    """Payload of the method frame; `decode_publish` accepts it."""
+    """Payload of the method frame, which `decode_publish` has accepted."""
     messages: list[bytes]
     flags: int
-    """The property flags that any of the messages has."""
+    """The union of the property flags of all the messages."""
 
 
 class Acks(NamedTuple):
@@ -110,7 +111,7 @@ class Acks(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method other than a publish or an acknowledgement."""
+    """A method that is neither a publish nor an acknowledgement."""
 
     channel: int
     frame: base.Frame
@@ -121,14 +122,14 @@ class Heartbeat(NamedTuple):
 
 
 class ChannelFault(NamedTuple):
-    """The channel must be closed; its frames are dropped until close-ok or `FrameReader.keep`."""
+    """The channel must be closed. Its frames are dropped until close-ok or `FrameReader.keep`."""
 
     channel: int
     error: ChannelError
 
 
 class Fault(NamedTuple):
-    """The connection must be closed; always the last event."""
+    """The connection must be closed. Always the last event."""
 
     error: AmqpError
 
@@ -139,13 +140,13 @@ Event = Publishes | Acks | Method | Heartbeat | ChannelFault | Fault
 class _Mode(Enum):
     RUNNING = auto()
     STOPPED = auto()
-    """Only connection.close and close-ok are still of interest."""
+    """Only connection.close and close-ok are read."""
     BROKEN = auto()
-    """The stream has no frames any more."""
+    """The stream no longer consists of valid frames."""
 
 
 class _Content:
-    """A message of which only a part has come."""
+    """A partly received message."""
 
     __slots__ = ("_frames", "_joined", "came", "left", "method", "size", "wire")
 
@@ -153,18 +154,18 @@ class _Content:
         self.method = method
         self.wire = bytearray()
         self._frames = 0
-        """How many body frames are kept as they came."""
+        """Body frames kept as received."""
         self._joined = bytearray()
-        """The payloads of small frames behind these."""
+        """The payloads of small frames behind those."""
         self.came = 0
-        """How many octets its frames had when they came."""
+        """Octets of its frames as received."""
         self.left = -1
         """Body octets still to come; -1 before the content header."""
         self.size = size
-        """How many octets of it count as unfinished."""
+        """Octets that count as incomplete."""
 
     def add_body(self, channel: int, payload: bytes, frame: bytes) -> None:
-        """Add a body frame, with this payload."""
+        """Add a body frame with this payload."""
         if self._frames >= FRAMES_AS_THEY_COME and len(payload) < WORTHWHILE_BYTES:
             if len(self._joined) + len(payload) > JOINED_BYTES - FRAME_OVERHEAD:
                 self._end_frame(channel)
@@ -175,7 +176,7 @@ class _Content:
             self.wire += frame
 
     def end(self, channel: int) -> bytes:
-        """The whole message."""
+        """Return the complete message."""
         self._end_frame(channel)
         return bytes(self.wire)
 
@@ -186,10 +187,10 @@ class _Content:
 
 
 class FrameReader:
-    """Turns the bytes of one connection into events.
+    """Parses the byte stream of a connection into events.
 
-    `frame_max` may be changed between calls. `stepwise` makes `feed` return after one event and keep the
-    rest, for the handshake, where an event can change how the next bytes are read.
+    `frame_max` may be changed between calls. With `stepwise`, `feed` returns after a single event and keeps the rest.
+    The handshake needs that, because an event can change how the next bytes are read.
     """
 
     __slots__ = (
@@ -211,23 +212,24 @@ class FrameReader:
         self.frame_max = frame_max
         self.stepwise = False
         self.unfinished_bytes = 0
-        """The octets that are held for messages which are not complete, without the frame that is not."""
+        """Octets held for incomplete messages, excluding the current incomplete frame."""
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
         self._mode = _Mode.RUNNING
         self._rest = bytearray()
         self._need = 0
-        """How many octets, with those in `_rest`, are needed before anything can be said; 0 = not known."""
+        """Octets needed, including those in `_rest`, before the next frame can be processed; 0 if unknown."""
         self._contents: dict[int, _Content | None] = {}
-        """Channels that the fast path leaves alone: with an unfinished message, or (None) stopped."""
+        """Channels that the fast path must skip: with an incomplete message, or stopped (None)."""
         self._publishes: dict[bytes, None] = {}
-        """Payloads of basic.publish that were found to be valid."""
+        """Payloads of basic.publish that were found valid."""
 
     @property
     def frame_max(self) -> int:
-        """The largest frame, envelope included.
+        """The largest frame, with its envelope, in octets.
 
-        A frame is accepted if its payload is no larger, as by RabbitMQ: some clients count the payload only.
+        As in RabbitMQ, a frame is accepted if its payload alone is within this size, because some clients count only
+        the payload.
         """
         return self._payload_max
 
@@ -237,23 +239,23 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that this reader keeps for its peer, in bytes."""
+        """Octets of memory that this reader holds for its peer."""
         return len(self._rest) + self.unfinished_bytes
 
     @property
     def begun_bytes(self) -> int:
-        """The octets of messages that are not complete, those of a large frame that is not complete included."""
+        """Octets of incomplete messages, including those of a large incomplete frame."""
         rest = len(self._rest)
         is_large = rest > LARGE_FRAME_BYTES and self._mode is _Mode.RUNNING
         return self.unfinished_bytes + (rest if is_large else 0)
 
     @property
     def broken(self) -> bool:
-        """Whether nothing more can be read, not even the answer to a close."""
+        """Whether the stream can no longer be read, not even the answer to a close."""
         return self._mode is _Mode.BROKEN
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take the next bytes of the stream and return what they complete. Never raises on bad input."""
+        """Parse the next bytes of the stream, and return the completed events. Never raises on bad input."""
         rest = self._rest
         if rest:
             if len(rest) + len(data) < self._need:
@@ -275,17 +277,17 @@ class FrameReader:
         self._need = 0
 
     def drop(self, channel: int) -> None:
-        """Stop reading a channel: of its frames only channel.open, close and close-ok become events."""
+        """Stop reading a channel. Of its frames, only channel.open, close and close-ok become events."""
         self._forget(channel)
         self._contents[channel] = None
 
     def keep(self, channel: int) -> None:
-        """Read again a channel that was dropped; the client's close-ok has the same effect."""
+        """Resume reading a channel after `drop`. The client's close-ok has the same effect."""
         if self._contents.get(channel) is None:
             self._contents.pop(channel, None)
 
     def stop(self) -> None:
-        """Drop everything but connection.close and connection.close-ok from now on."""
+        """Drop all input except connection.close and connection.close-ok from now on."""
         if self._mode is _Mode.RUNNING:
             self._mode = _Mode.STOPPED
             self._contents.clear()
@@ -294,7 +296,7 @@ class FrameReader:
     # --- frames
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Turn `data` into events and return where the first incomplete frame begins."""
+        """Parse `data` into events. Return the position of the first incomplete frame."""
         at, end = 0, len(data)
         contents = self._contents
         while end - at >= 7 and not (events and self.stepwise):
@@ -356,10 +358,10 @@ class FrameReader:
     def _read_publishes(
         self, data: bytes, at: int, method_stop: int, channel: int, events: list[Event]
     ) -> int:
-        """Take the complete messages published with the method frame at `at`, and the same again and again.
+        """Read the complete messages published with the method frame at `at`, and with repetitions of that frame.
 
-        Returns where it stopped. `_need` is set if that is a message which the fast path can take once more
-        of it has come; if not, and nothing was taken, the slow path has to look.
+        Return the position at which it stopped. `_need` is set if the fast path can read the message there after more
+        octets have arrived. If it is not set and no message was read, the slow path must process the frame.
         """
         frame = data[at:method_stop]
         method = frame[7:-1]
@@ -417,8 +419,8 @@ class FrameReader:
                     break
             append(data[header:stop])
             flags |= properties[0] << 8 | properties[1]
-            # Most publishers send the same thing again with another body: everything before the body is then
-            # equal, frame by frame, to what has just been checked.
+            # Most publishers repeat the same frames with a new body of the same length. Then all octets before the body
+            # equal those that were just checked, and a comparison suffices.
             envelope = data[at:envelope_stop]
             size = stop - at
             at = stop
@@ -444,7 +446,7 @@ class FrameReader:
         return True
 
     def _await(self, data: bytes, at: int, frame: int, kind: int, channel: int) -> None:
-        """Say how much more is needed, if what has come of the frame at `frame` fits the frame that is due."""
+        """Set `_need` if the part of the frame at `frame` that has arrived is valid for the expected frame."""
         if len(data) - frame < 7:
             self._need = frame + 7 - at
             return
@@ -454,7 +456,7 @@ class FrameReader:
             self._need = stop - at
 
     def _body_stop(self, data: bytes, at: int, channel: int, left: int) -> int:
-        """Return the end of a body of several frames; 0 if it is not complete or not right."""
+        """Return the end of a body of several frames, or 0 if it is incomplete or invalid."""
         end = len(data)
         while left > 0 and end - at >= FRAME_OVERHEAD:
             kind, frame_channel, size = _FRAME.unpack_from(data, at)
@@ -480,7 +482,7 @@ class FrameReader:
             if kind == FRAME_METHOD and payload[:4] in _ON_STOPPED_CHANNEL:
                 events.append(Method(channel, decode_method(payload)))
                 if payload[:4] == _CHANNEL_CLOSE_OK:
-                    # The number is the client's to use again, perhaps in the very next frame.
+                    # The client may use the number again, even in the very next frame.
                     self.keep(channel)
             return
         if kind == FRAME_METHOD:
@@ -561,12 +563,12 @@ class FrameReader:
             text = f"the body has {len(payload) - content.left} octets more than its content header says"
             raise ConnectionFault(ReplyCode.FRAME_ERROR, text, 60, 40)
         content.left -= len(payload)
-        if payload:  # an empty one adds nothing
+        if payload:  # an empty frame adds no octets
             content.add_body(channel, payload, frame)
             self._gather(channel, content, len(frame), events)
 
     def _gather(self, channel: int, content: _Content, came: int, events: list[Event]) -> None:
-        """Note how large the frame was that was added to the message; hand the message on if it was the last one."""
+        """Count the octets of a frame that was added to the message. Emit the message if it is complete."""
         content.came += came
         wire_max = stored_bytes_max(self._message_bytes_max, self._payload_max)
         if content.came > wire_max:
@@ -594,10 +596,10 @@ class FrameReader:
         if content is not None:
             self.unfinished_bytes -= content.size
 
-    # --- streams without frames
+    # --- invalid streams
 
     def _bad_frame(self, events: list[Event], kind: int, size: int) -> None:
-        """Give up on a frame header, in RabbitMQ's words."""
+        """Report an invalid frame header in RabbitMQ's words."""
         why = (
             f"{{frame_too_large,{size},{self.frame_max - FRAME_OVERHEAD}}}"
             if size > self._payload_max
@@ -644,7 +646,7 @@ def _heartbeat(channel: int, payload: bytes) -> Heartbeat:
 
 
 def _unknown_frame(kind: int, payload: bytes) -> ConnectionFault:
-    """The error for a frame whose payload cannot be one of its kind."""
+    """Return the error for a frame whose payload is invalid for its type."""
     return ConnectionFault(ReplyCode.FRAME_ERROR, f"type {kind}, {_snippet(payload)}: unknown_frame")
 
 
@@ -657,7 +659,10 @@ def _unexpected(content: _Content) -> ConnectionFault:
 
 
 def _snippet(payload: bytes) -> str:
-    """Show the beginning of a payload as RabbitMQ does, but not what connection methods say: that may be a password."""
+    """Return the beginning of a payload as RabbitMQ shows it.
+
+    Of connection methods only class and method are shown, because they may contain a password.
+    """
     shown = _METHOD_BYTES if payload.startswith(_CONNECTION_METHODS) else _SNIPPET_BYTES
     begin = payload[:shown]
     octets = f'"{begin.decode()}"' if _PRINTABLE.fullmatch(begin) else ",".join(map(str, begin))

@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 on sockets: what turns clients' methods into what sessions ask the log for, and its effects into frames.
+"""AMQP 0-9-1 on sockets: turns clients' methods into session requests, and the log's effects into frames.
 
-The protocol itself, without sockets and without queues, is `qq.amqp`; what sessions are to the log is `qq.sessions`.
+The protocol itself, without sockets and queues, is `qq.amqp`. Sessions and their requests to the log are `qq.sessions`.
 """

@@ -1,9 +1,9 @@
-"""AMQP connections on sockets: bytes in and out, heartbeats, time limits, back-pressure.
+"""AMQP connections on sockets: bytes in and out, heartbeats, timeouts, back-pressure.
 
-Back-pressure, both ways. In: reading stops while the connection has asked for more than the log has taken in, while it
-sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
-once it has published, during an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written
-only while the socket takes them (`has_room`), and in portions, so that others have their turns in between; the rest
+Back-pressure works both ways. In: reading stops in four cases. The connection has requested more than the log has taken
+in. It sends too much behind a method that waits for the log. It does not read the answers to its requests. It has
+published, and there is an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written only
+while the socket takes them (`has_room`), and in portions, so that other connections are served in between. The rest
 stays in the log.
 """
 
@@ -60,65 +60,65 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 3.0
-"""How long a client may take to answer connection.close, or to read what is left for it.
+"""Seconds that a client may take to answer connection.close, or to read its remaining output.
 
-A client has as long to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the
-client for up to 30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
-"""
+A client also has this time to close the socket after the answer to its own connection.close. RabbitMQ leaves that to
+the client for up to 30 s. A client that reads the end of the stream together with close-ok may report a lost connection
+(aiormq)."""
 EXPIRY_LOOK_S = 60.0
-"""How often it is looked whether a token has expired, at least."""
+"""Seconds between checks of a token's expiry, at most."""
 LAST_WORDS_S = 1.0
-"""How long a connection stays open in which nothing can be done, until the client asks for something."""
+"""Seconds that a connection stays open that was opened only to tell its client why it is closed."""
 HELD_BYTES_MAX = 256 * 1024
-"""Octets that a client may send while one of its channels holds methods back until an earlier one is answered."""
+"""Octets that a client may send while its channels hold back methods behind an unanswered method."""
 BULK_BYTES = 64 * 1024
-"""A read of so many octets is likely to be followed by others. The event loop would read up to 32 times in a row, 8 MiB
-in all, before it looks at any other socket; so the connection is not read again until the others were. Not so with TLS:
-uvloop goes on reading the socket meanwhile, and drops what it has if the client hangs up behind it."""
+"""Octets of a read that is likely to be followed by more. The event loop would read up to 32 times in a row, 8 MiB in
+all, before it serves any other socket. So the connection is not read again until the other sockets were served. TLS is
+exempt: uvloop reads the socket even while paused, and drops what it has read if the client then hangs up."""
 UNJOINED_BYTES = 1024 * 1024
-"""A message that is so large is not copied once more to be written in one piece with what is around it."""
+"""Octets of a message above which it is written by itself, without a copy that joins it to its neighbours."""
 BEATS = 2
-"""How often in a heartbeat interval it is looked whether something was read and written."""
+"""Checks per heartbeat interval for octets read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
-"""A heartbeat is left out if something was written less than this fraction of a heartbeat interval ago.
+"""Fraction of a heartbeat interval: if a write is more recent than that, no heartbeat is sent.
 
 So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
-with Netty gives it up after one.
-"""
+with Netty closes the connection after one."""
 SILENT_BEATS_MAX = 2 * BEATS
-"""After so many beats without a sign of life a client is gone: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
+"""Checks without a sign of life after which a client counts as dead: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
 HANG_UP_LOOK_S = 1.0
-"""How often it is looked whether a client is still there that is not read while what it publishes waits for a limit."""
+"""Seconds between checks for a hang-up of a client that is not read while its publishes wait for a limit."""
 HUNG_UP = (b"\x07", b"\x08")
-"""States of a TCP socket in Linux (tcp_states.h): closed, and CLOSE_WAIT, that of one whose peer has closed it."""
+"""TCP socket states of Linux (tcp_states.h): closed, and CLOSE_WAIT, in which the peer has closed the connection."""
 UNREAD_BYTES_MAX = 16 * 1024
-"""The system may take no more than this from a client that is not read: heartbeats, too, may find no room then."""
+"""Unread octets in the socket at which an unread client counts as alive: even heartbeats may find no more room
+there."""
 PORTION_BYTES = 128 * 1024
-"""Octets, about, that are written to a client in one pass of the event loop: others wait until it ends, whose confirms
-are due. With 1 MiB they waited twice as long beside six clients that take a backlog at some 400 MB/s."""
+"""Octets, about, written to a client in a pass of the event loop. Meanwhile other clients wait for their confirms. With
+1 MiB they waited twice as long beside six clients that consume a backlog at some 400 MB/s."""
 PUBLISH_CACHE_MAX = 1024
-"""Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
+"""Distinct basic.publish methods (exchange, routing key, flags) cached in decoded form for each connection."""
 GUESSES = {
-    b"\x16\x03": ", but TLS",  # it has come to the wrong port
-    b"PROXY ": ", but the PROXY protocol",  # of a proxy that the configuration does not name
+    b"\x16\x03": ", but TLS",  # the client uses the wrong port
+    b"PROXY ": ", but the PROXY protocol",  # the configuration does not name this proxy
     b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
 }
-"""What those begin with who do not speak AMQP, and what the log then says of it."""
+"""First bytes of other protocols, and the addition to the log line about them."""
 SHOWN_NAME_MAX = 64
-"""Characters of what a stranger gives as its name that are logged."""
+"""Characters of an unauthenticated client's user name in a log line."""
 
 
 class Peer(NamedTuple):
-    """Where a connection comes from."""
+    """The address of a client."""
 
     host: str
     port: int
     proxy_host: str = ""
-    """The address of the proxy that has told `host` and `port`; empty if there was none."""
+    """Address of the proxy that has sent `host` and `port`; empty without a proxy."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection. It is the `Carrier` of its channels."""
+    """An AMQP client's connection. It is the `Carrier` of its channels."""
 
     __slots__ = (
         "_amqp",
@@ -184,10 +184,10 @@ class ClientConnection(asyncio.Protocol):
         name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
         own: TokenUser | None = None,
     ) -> None:
-        """The connection leaves its `place` when it is gone.
+        """Create a connection, which releases its slot `place` when it is closed.
 
-        With TLS, `name_in` tells the name of the user in a client's certificate that was checked. `own` is who a client
-        in this process is that logs in as a certificate would have it.
+        With TLS, `name_in` returns the user name in a client's verified certificate. `own` is the user of an in-process
+        client, which logs in as with a certificate.
         """
         self._server = server
         self._broker = broker = server.broker
@@ -196,17 +196,18 @@ class ClientConnection(asyncio.Protocol):
         self._portion_bytes = min(PORTION_BYTES, broker.limits.write_buffer_bytes)
         self.id = broker.new_id()
         self.lane = Lane(self)
-        """The lane in which what it asks the log for waits."""
+        """The lane in which this connection's requests to the log wait."""
         self.user = ""
         self.scopes: Scopes | None = None
-        """What the user may do, if a token vouches for the user."""
+        """The user's permissions, if a token vouches for the user; else None."""
         self._expiry: Timer | None = None
-        """When it is looked whether the token has expired."""
+        """The next check of whether the token has expired."""
         self._renews = False
-        """Whether the client has sent another token, which waits for the keys of its issuer."""
+        """Whether a newer token from the client waits for its issuer's keys."""
         self.vhost = ""
         self.in_log = False
-        """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
+        """Whether the log was asked to admit the connection, so that the end of the connection must be submitted,
+        too."""
         self.is_admitted = False
         self._name_in = name_in
         self._own = own
@@ -226,32 +227,33 @@ class ClientConnection(asyncio.Protocol):
         self._reasons_to_pause: dict[object, None] = {}
         self._publishes = False
         self._unfinished_bytes = 0
-        """What the client had sent of messages that were not complete, when something came last."""
+        """Octets of partly received messages, as of the last read."""
         self._unused_turns = 0
-        """In how many turns to finish a message nothing has come, since something came last."""
+        """Turns to finish a message in which the client has sent no octets, since its last octets."""
         self._unused_s = 0.0
-        """When the last one of these was counted."""
+        """Monotonic time, in seconds, at which `_unused_turns` was last increased."""
         self._blocked = False
         self._has_read = False
         self._written_s = 0.0
         self._silent_beats = 0
         self._stalled_at = 0, 0
-        """How much the client had not taken, and had sent that was not read, when that was looked at last."""
+        """Octets not taken by the client, and octets not read from it, at the last check."""
         self._refused = False
-        """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
+        """Whether the login failed and the client does not understand a refusal. It must wait, so that guessing takes
+        time."""
         self._leaves = False
-        """Whether the client has asked to close the connection, and what it published before still has to wait."""
+        """Whether the client has sent connection.close while its earlier publishes still wait."""
         self._last_words = ""
-        """Why the connection will be closed at once, though it was opened; empty if it will not."""
+        """The reason to close a connection that was opened only to send it; empty for other connections."""
         self._withholds = False
-        """Whether all that is to be written waits until the end of the connection's claims is applied."""
+        """Whether all output waits until the end of the connection's claims is applied."""
         self._parting = False
-        """Whether the client has closed the connection in good order: then it closes the socket, too."""
+        """Whether the client has closed the connection properly, and so is expected to close the socket, too."""
         self._deadline: Timer | None = None
-        """Runs out when the handshake has taken too long or, at the end, when the client should be gone."""
+        """Timeout of the handshake or, at the end, of the client's disconnection."""
         self._heartbeat: Timer | None = None
         self._lookout: Timer | None = None
-        """When it is looked whether the client has hung up, which is not heard of while it is not read."""
+        """The next check of whether the client has hung up, which is not noticed while it is not read."""
 
     # Socket
 
@@ -279,13 +281,13 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def name(self) -> str:
-        """RabbitMQ's name of a connection."""
+        """The connection's name in RabbitMQ's form."""
         host, port = self._address
         return f"{self.peer_host}:{self.peer_port} -> {host}:{port}"
 
     @property
     def _address(self) -> tuple[str, int]:
-        """Where the client has connected to."""
+        """The node's address that the client has connected to."""
         host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
         return host, port
 
@@ -322,13 +324,13 @@ class ClientConnection(asyncio.Protocol):
         if unfinished_bytes or self._unfinished_bytes:
             self._unfinished_bytes = unfinished_bytes
             self._server.unfinished.note(self, unfinished_bytes, len(data))
-            self.publishes()  # else a first message that never ends would be taken in whatever memory there is
+            self.publishes()  # so that a first message that never ends waits for memory, too
 
     def _others_were_served(self) -> None:
         self.resume_for(_OTHERS)
 
     def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
-        """Carry out the events that `take` makes of what the client has sent, and write what is to be written."""
+        """Carry out the events that `take` returns for the received bytes, and write the output."""
         try:
             self._handle_all(take(*arguments))
         except Exception as error:  # noqa: BLE001  # it is logged
@@ -344,9 +346,9 @@ class ClientConnection(asyncio.Protocol):
             self._place.step(Stage.HEADER)
 
     def unexpected(self, error: Exception) -> None:
-        """End the connection because of an error in the node itself.
+        """Close the connection because of an error in the node itself.
 
-        If a client's input could stop a node in this way, the client would go on and stop the next one.
+        The node must survive. A client whose input could stop a node would go on and stop the next node.
         """
         log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
@@ -360,7 +362,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._place.leave()
-        level = logging.INFO if self.user else logging.DEBUG  # strangers come and go as often as they like
+        # clients without a login may connect as often as they like
+        level = logging.INFO if self.user else logging.DEBUG
         log.log(
             level, "connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else ""
         )
@@ -386,7 +389,7 @@ class ClientConnection(asyncio.Protocol):
     def _handle_all(self, events: list[Event]) -> None:
         for event in events:
             if self._amqp.phase is Phase.CLOSING:
-                return  # one of them has failed the connection: nothing behind that is carried out or answered
+                return  # an earlier event has failed the connection, so later events are dropped
             match event:
                 case CloseRequested() if self._last_words:
                     self._part()
@@ -409,7 +412,7 @@ class ClientConnection(asyncio.Protocol):
                     if channel is not None:
                         channel.receive(event)
                     elif isinstance(event, ChannelCloseRequested):
-                        # Both sides have closed: nothing is left to be done before the answer.
+                        # Both sides have closed the channel, so no work is left before the answer.
                         self._amqp.channel_closed(event.channel)
 
     def _open_channel(self, number: int) -> None:
@@ -453,14 +456,17 @@ class ClientConnection(asyncio.Protocol):
     # Tokens
 
     def _go_by(self, user: TokenUser) -> None:
-        """Have what the client may do, and for how long, follow from this token."""
+        """Apply the scopes and the expiry of this token."""
         self.scopes = user.scopes
         for channel in self._channels.values():
             channel.core.access.renew(user.scopes)
         self._expire_at(user.expires_s)
 
     def _expire_at(self, expires_s: float) -> None:
-        """Close the connection when the token has expired. The wall clock may be set meanwhile, so it is looked at."""
+        """Close the connection when the token has expired.
+
+        The wall clock may be set meanwhile, so it is checked again.
+        """
 
         def look() -> None:
             if self._broker.runtime.wall_ms() >= expires_s * 1000:
@@ -475,7 +481,10 @@ class ClientConnection(asyncio.Protocol):
         self._expiry = self._broker.runtime.call_later(min(max(left_s, 0.0), EXPIRY_LOOK_S), look)
 
     def _renew_secret(self, secret: bytes) -> None:
-        """Take another token of the same user. Passwords do not expire: as in RabbitMQ a new one is only answered."""
+        """Accept a newer token of the same user.
+
+        As in RabbitMQ, a password does not expire, so a new one is ignored.
+        """
         if self.scopes is None:
             self._amqp.accept_secret()
             return
@@ -507,7 +516,7 @@ class ClientConnection(asyncio.Protocol):
         self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 70))
 
     def _why_not_in(self, vhost: str) -> str | None:
-        """Why somebody who is known by a token may not enter a virtual host; None if that is no reason."""
+        """Return why the user of a token may not enter a virtual host, or None if the token does not prevent it."""
         if self.scopes is None:
             return None
         if not self.scopes.opens(vhost):
@@ -535,7 +544,7 @@ class ClientConnection(asyncio.Protocol):
             self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
         if self._broker.is_full:
-            # Clients that come again and again would fill the memory of a node without a majority.
+            # Without a majority, clients that reconnect again and again would fill the node's memory.
             text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
             return
@@ -550,24 +559,27 @@ class ClientConnection(asyncio.Protocol):
             self._broker.connect(self)
 
     def admitted(self) -> None:
-        """The log has let the connection into its virtual host."""
+        """Open the connection, because the log has admitted it to its virtual host."""
         if self._amqp.phase is not Phase.VHOST or self._transport.is_closing():
             return
         self._stop_timers()
         if self._amqp.heartbeat_s:
-            self._beat_later()  # not now: the answer to connection.open is what the client hears first
+            self._beat_later()  # not now: the client must get the answer to connection.open first
         log.info(
             "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
         )
         self._go_on(self._amqp.accept_vhost)
 
     def not_admitted(self, failure: Failed) -> None:
-        """The log has refused to let the connection into its virtual host."""
+        """Close the connection, because the log has refused to admit it to its virtual host."""
         if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
             self.fail(error_of(failure))
 
     def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
-        """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""
+        """Return exchange, routing key and mandatory flag of a raw basic.publish.
+
+        Raises ConnectionFault on `immediate`.
+        """
         fields = self._publish_fields.get(method)
         if fields is None:
             if len(self._publish_fields) >= PUBLISH_CACHE_MAX:
@@ -583,7 +595,7 @@ class ClientConnection(asyncio.Protocol):
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an error."""
         if self._leaves:
-            self._part()  # what the client wants anyway
+            self._part()  # the client is closing the connection anyway
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             if self.user:
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
@@ -594,22 +606,22 @@ class ClientConnection(asyncio.Protocol):
             self._let_go()
             self._amqp.fail(error)
             self._unfinished_bytes = 0
-            self._server.unfinished.left(self)  # else the close-ok might have to wait for others
+            self._server.unfinished.left(self)  # otherwise close-ok might wait for other connections' turns
             self._ask_flush()
             self._close_later()
-            # Only close-ok is of interest now, and all before it has to be read to get there.
+            # Only close-ok matters now, and all octets before it must be read to reach it.
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
 
     def told_to_close(self, effect: ConnectionForced) -> None:
-        """Close the connection for an operator; one that is not open yet is not told why."""
+        """Close the connection for an operator. A connection that is not open yet gets no reason."""
         if self._amqp.phase is Phase.OPEN or self._leaves:
             self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
     def shut_down(self, text: str) -> None:
-        """Tell the client to go to another node, and why."""
+        """Close the connection with a reason, so that the client connects to a different node."""
         self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
         self._flush()
 
@@ -623,7 +635,7 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def channel_closed(self, channel: NumberedChannel) -> None:
-        """Answer the client, which has closed the channel: what that was doing has ended."""
+        """Answer the client's channel.close, after the work of the channel has ended."""
         self._forget(channel.number)
         self._amqp.channel_closed(channel.number)
         self._ask_flush()
@@ -634,12 +646,12 @@ class ClientConnection(asyncio.Protocol):
             self._pumping.pop(channel.outgoing, None)
 
     def close_now(self) -> None:
-        """Drop the socket; nothing more is carried out, not even what channels have held back."""
+        """Drop the socket at once. Methods that channels hold back are not carried out."""
         self._end()
         self._transport.abort()
 
     def _hang_up(self) -> None:
-        """Close the socket once everything is written; it is dropped if the client takes too long to read it."""
+        """Close the socket after all output is written. Drop it if the client takes too long to read the output."""
         if self._refused or self._parting or self._transport.is_closing():
             return
         if header := self._amqp.foreign_header:
@@ -650,9 +662,9 @@ class ClientConnection(asyncio.Protocol):
         self._close_socket()
 
     def _leave_when_answered(self) -> None:
-        """Answer the client's connection.close behind the methods before it, which RabbitMQ carries out, too.
+        """Answer the client's connection.close after the methods before it, which RabbitMQ carries out, too.
 
-        Answers of the log are awaited for a limited time: without a majority they do not come.
+        The wait for answers of the log is limited, because without a majority there are none.
         """
         self._leaves = True
         self._leave()
@@ -660,7 +672,7 @@ class ClientConnection(asyncio.Protocol):
             self._leave_later()
 
     def _leave(self) -> None:
-        """Go on with the client's connection.close if nothing that came before it is left to be carried out."""
+        """Continue with the client's connection.close if all earlier methods have been carried out."""
         is_busy = self._broker.throttle.holds(self.id) or any(
             channel.is_busy for channel in self._channels.values()
         )
@@ -681,9 +693,10 @@ class ClientConnection(asyncio.Protocol):
             self._part()
 
     def _let_go(self) -> None:
-        """End the connection's claims in the log, and write nothing more before that is applied.
+        """End the connection's claims in the log, and write no more until that is applied.
 
-        The client may connect to another node as soon as it hears of the end, and must find its queues unlocked there.
+        The client may connect to a different node as soon as the connection ends, and must find its queues unlocked
+        there.
         """
         self._flush()
         self._withholds = self._broker.let_go(self, self._log_has_let_go)
@@ -694,7 +707,7 @@ class ClientConnection(asyncio.Protocol):
             self._flush()
 
     def _part(self) -> None:
-        """Answer the client's connection.close; nothing of the connection is left then but its socket."""
+        """Answer the client's connection.close. After that, only the socket is left."""
         self._end()
         self._let_go()
         self._amqp.closed()
@@ -728,16 +741,16 @@ class ClientConnection(asyncio.Protocol):
             self._end_login(why)
 
     def _end_login(self, why: str) -> None:
-        """Close a connection whose login is not decided, with the reason if the client understands it."""
+        """Close a connection whose login is undecided, with the reason if the client understands it."""
         if self._amqp.phase is Phase.LOGIN and self._amqp.capabilities.authentication_failure_close:
             self.shut_down(f"{why}; {_TRY_AGAIN}")
         else:
             self._transport.abort()
 
     def _let_in_to_say(self, why: str) -> None:
-        """Open a connection that cannot be decided about, and close it with the reason as soon as the client asks.
+        """Open an undecidable connection only to close it with the reason at the client's next request.
 
-        Clients take what comes in place of connection.open-ok, or at once behind it, for a refusal of the virtual host,
+        Clients mistake a close in place of connection.open-ok, or directly after it, for a refusal of the virtual host,
         or do not read it.
         """
         self._last_words = f"{why}; {_TRY_AGAIN}"
@@ -757,9 +770,9 @@ class ClientConnection(asyncio.Protocol):
     # Heartbeats
 
     def _beat(self) -> None:
-        """Send a heartbeat if nothing else was sent of late, and count how often nothing came.
+        """Send a heartbeat unless there was recent output, and count the checks without input.
 
-        Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
+        Checks are counted, not seconds, so that a client is not blamed for a time in which the node itself stalled.
         """
         self._silent_beats = 0 if self._is_heard() else self._silent_beats + 1
         if self._silent_beats >= SILENT_BEATS_MAX:
@@ -777,10 +790,11 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _is_heard(self) -> bool:
-        """Whether there was something of the client since the last beat.
+        """Return whether the client has shown a sign of life since the last check.
 
-        One that is not read because it does not read itself is there as long as it takes something, or the system has
-        more of what it sends, such as heartbeats. Who is not read for any other reason is waiting, and not blamed.
+        A client may be unread because it does not read itself. It is alive while it takes output, or while the system
+        receives more of its input, such as heartbeats. A client that is unread for any other reason is waiting, and not
+        blamed.
         """
         if self._has_read or not self._reasons_to_pause:
             return self._has_read
@@ -788,10 +802,11 @@ class ClientConnection(asyncio.Protocol):
         if (
             client is None
             or self._reasons_to_pause.keys() != {_ANSWERS}
-            or self._transport.get_extra_info("ssl_object") is not None  # uvloop reads these all the same
+            # uvloop reads TLS sockets even while paused
+            or self._transport.get_extra_info("ssl_object") is not None
         ):
             return True
-        # The system, too, keeps what is not taken, and takes more of what is written only when much of that has gone.
+        # The system, too, buffers output, and takes more of it only after the client has taken much of that.
         untaken = self._transport.get_write_buffer_size() + _queued_bytes(client, TIOCOUTQ)
         unread = _queued_bytes(client, FIONREAD)
         before, self._stalled_at = self._stalled_at, (untaken, unread)
@@ -809,7 +824,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """What the client has told of itself when it connected."""
+        """The properties that the client sent about itself when it connected."""
         return self._amqp.client_properties
 
     @property
@@ -829,7 +844,7 @@ class ClientConnection(asyncio.Protocol):
         return not self._writing_paused and self._out_bytes < self._portion_bytes
 
     def write(self, buffers: Sequence[bytes]) -> None:
-        """Queue bytes for the socket; they leave together at the end of this pass of the loop."""
+        """Queue bytes for the socket. They are written together at the end of this pass of the event loop."""
         self._amqp.out += buffers
         self._out_bytes += sum(map(len, buffers))
         self._ask_flush()
@@ -840,7 +855,7 @@ class ClientConnection(asyncio.Protocol):
             self._broker.runtime.call_soon(self._flush)
 
     def pump_later(self, waiting: Pumped) -> None:
-        """Let a channel go on writing when the socket has room."""
+        """Call `pump` of the channel when the socket has room."""
         self._pumping[waiting] = None
 
     def _flush(self) -> None:
@@ -873,7 +888,7 @@ class ClientConnection(asyncio.Protocol):
                 break
             del waiting[each]
             each.pump()
-        # Those that had no turn come before those that have more to write.
+        # Channels that had no turn go before those that have more to write.
         self._pumping = waiting | self._pumping
 
     # In
@@ -883,7 +898,7 @@ class ClientConnection(asyncio.Protocol):
         return self._amqp.phase is Phase.OPEN and (self._uncommitted_bytes > 0 or bool(self._holding))
 
     def count_uncommitted(self, size: int) -> None:
-        """Count octets that this connection has asked for (size > 0) or that the log has now taken in (size < 0)."""
+        """Add `size` octets to those requested and not yet taken in by the log. Taken in octets are negative."""
         self._uncommitted_bytes += size
         limit = self._broker.uncommitted_bytes_max
         if self._uncommitted_bytes > (limit // 2 if self._broker.is_full else limit):
@@ -894,13 +909,13 @@ class ClientConnection(asyncio.Protocol):
             self.resume_for(_UNCOMMITTED)
 
     def publishes(self) -> None:
-        """Note that the client publishes: it is one of those who wait while there is an alarm."""
+        """Mark the client as a publisher, so that it waits while there is an alarm."""
         if not self._publishes:
             self._publishes = True
             self.alarm_changed()
 
     def alarm_changed(self) -> None:
-        """Stop or go on reading, as there is an alarm on this node or not; only clients that have published wait."""
+        """Pause or resume reading after a change of the alarm. Only clients that have published wait."""
         if self._amqp.phase is not Phase.OPEN:
             return
         reason = self._broker.alarm
@@ -915,7 +930,10 @@ class ClientConnection(asyncio.Protocol):
         self.turn_changed()
 
     def turn_changed(self) -> None:
-        """Wait for the end of the alarm, or finish a message if that gives back memory and nothing else is short."""
+        """Pause during an alarm, unless it is this connection's turn to free memory by finishing a message.
+
+        The turn counts only if memory alone is short.
+        """
         if self._amqp.phase is not Phase.OPEN:
             return
         goes_on = self._broker.alarm == _MEMORY_SHORT and self._server.unfinished.has_turn(self)
@@ -929,9 +947,11 @@ class ClientConnection(asyncio.Protocol):
         return not self._reasons_to_pause
 
     def turn_unused(self) -> None:
-        """Drop the connection if the client is dead: what that has begun would be there for ever, and have turns.
+        """Drop the connection if its client is dead.
 
-        It is not read between its turns, so these are counted, one in each beat at most.
+        Otherwise its partly received message would keep memory and turns for ever.
+
+        The client is not read between its turns, so turns are counted, at most one in each check interval.
         """
         interval_s, now_s = self._amqp.heartbeat_s, self._broker.runtime.monotonic()
         if interval_s and self._amqp.phase is Phase.OPEN and now_s - self._unused_s >= interval_s / BEATS:
@@ -941,16 +961,16 @@ class ClientConnection(asyncio.Protocol):
                 self._missed_heartbeats()
 
     def give_up(self) -> None:
-        """Close the connection of a client that does not go on with a message while memory is short."""
+        """Close the connection of a client that makes no progress with a message while memory is short."""
         text = "memory is short, and the rest of a large message has not come for too long: publish it again"
         self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))
 
     def holds_back(self, channel: NumberedChannel) -> None:
-        """Note that the channel keeps the client's methods, for now, without carrying them out."""
+        """Record that the channel holds back methods of the client for now."""
         self._holding[channel.number] = None
 
     def released(self, channel: NumberedChannel) -> None:
-        """Note that the channel has carried out all that it kept."""
+        """Record that the channel has carried out all methods that it held back."""
         self._holding.pop(channel.number, None)
         if not self._holding:
             self._held_bytes = 0
@@ -963,7 +983,10 @@ class ClientConnection(asyncio.Protocol):
             self._lookout = self._broker.runtime.call_later(HANG_UP_LOOK_S, self._look_for_end)
 
     def _look_for_end(self) -> None:
-        """Drop the connection of a client that has hung up: else what waits would be published for it for hours."""
+        """Drop the connection if the client has hung up.
+
+        Otherwise its waiting messages would be published for hours.
+        """
         self._lookout = None
         if self._transport.is_closing() or _HELD not in self._reasons_to_pause:
             return
@@ -975,7 +998,7 @@ class ClientConnection(asyncio.Protocol):
         self._look_for_end_later()
 
     def pause_for(self, reason: object) -> None:
-        """Stop reading from the client, for one reason of perhaps several."""
+        """Stop reading from the client for this reason. Several reasons may hold at a time."""
         if not self._reasons_to_pause and not self._transport.is_closing():
             self._transport.pause_reading()
         self._reasons_to_pause[reason] = None
@@ -988,7 +1011,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _queued_bytes(client: socket.socket, request: int) -> int:
-    """How much the system has that was not read yet (FIONREAD), or that the client has not taken yet (TIOCOUTQ)."""
+    """Return the octets that the system holds unread (FIONREAD), or not yet taken by the client (TIOCOUTQ)."""
     return int.from_bytes(ioctl(client.fileno(), request, bytes(4)), sys.byteorder)
 
 
@@ -999,4 +1022,4 @@ _ANSWERS = "answers are not read"
 _OTHERS = "others have their turn after a large read"
 _ALARM = "publishers must wait"
 _MEMORY_SHORT = reason_of(Alarm.MEMORY)
-"""The alarm that may be there because of messages that are not complete."""
+"""The alarm that may be due to partly received messages."""

@@ -1,7 +1,7 @@
-"""Clients of this node that run in its own process: shovels with an end in this cluster.
+"""AMQP clients that run in the node's own process: shovels that have an end in this cluster.
 
-Invariant: such a client speaks AMQP like any other, over a socket that nobody else can have; it is vouched for instead
-of asked for a password, for one virtual host.
+Invariant: such a client speaks AMQP like any other client, over a socket that no other process can get. The node
+vouches for it instead of asking for a password, for a single virtual host.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 USER = "rmq-shovel"
-"""What RabbitMQ calls the user of its shovels. It need not be among the cluster's users."""
+"""The user name of RabbitMQ's shovels. It need not exist among the cluster's users."""
 
 
 async def connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
-    """Connect to this node, reading ahead `limit` octets; the client may do everything in this virtual host.
+    """Connect to this node with a read buffer of `limit` octets and all permissions in this virtual host.
 
-    Raises OSError. Whoever gives up waiting for it leaves no connection behind.
+    Raises OSError. A cancelled caller leaves no connection behind.
     """
-    # uvloop, if it is broken off in here, closes a socket without a word to the protocol that it has told of it.
+    # If uvloop is cancelled in here, it closes the socket without calling the protocol's `connection_lost`.
     connecting = asyncio.ensure_future(_connect(server, vhost, limit))
     try:
         return await asyncio.shield(connecting)
@@ -55,7 +55,7 @@ async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
         place.leave()
         raise
     everything = [f"{permission}:{quote(vhost, safe='')}/*" for permission in sorted(PERMISSIONS)]
-    # What is passed on may be of any user (`user-id`).
+    # Messages that are passed on may be from any user (`user-id`).
     user = TokenUser(USER, Scopes([*everything, "tag:impersonator"]), inf)
     peer = Peer(*ours.getsockname()[:2])
     await asyncio.get_running_loop().connect_accepted_socket(
@@ -65,10 +65,13 @@ async def _connect(server: AmqpServer, vhost: str, limit: int) -> Streams:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection: sockets without addresses would be unlike all others that connections have."""
+    """Return both ends of a TCP connection.
+
+    A Unix socket pair would have no addresses, unlike all other connections.
+    """
     with socket.create_server((HOST, 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
-        while True:  # anybody on this machine may have been faster
+        while True:  # another process of this machine may have connected first
             theirs, address = listener.accept()
             if address == ours.getsockname():
                 break

@@ -1,7 +1,7 @@
-"""The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
+"""The AMQP ports: accept connections, read a proxy's header, and do the TLS handshake before AMQP begins.
 
-Invariant: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only
-proxies that the configuration names are asked, and believed, whose connection it is.
+Invariant: a connection counts as unauthenticated from the accepted socket to its login, in every phase between. A PROXY
+header is read and believed only from proxies that the configuration names.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 GOODBYE_S = 3.0
-"""How long the other side may take for its part of the end of a TLS connection."""
+"""Seconds that the client may take for its part of closing a TLS connection."""
 TLS_PER_S = 300
-"""TLS handshakes that a port begins in a second. Each is 0.5 to 0.8 ms of work, so a flood of them takes a quarter of a
-core, and 2,000 clients that come back at once have all begun in 7 s."""
+"""TLS handshakes that a port begins in a second. Each takes 0.5 to 0.8 ms, so a flood of them uses a quarter of a core,
+and 2,000 clients that reconnect at once have all begun in 7 s."""
 TLS_AT_ONCE = 30
-"""TLS handshakes that may begin together after some quiet: other clients wait for 20 ms then."""
+"""TLS handshakes that may begin together after a quiet time. Other clients then wait for 20 ms."""
 
 
 class Tls(NamedTuple):
-    """How a port speaks TLS."""
+    """The TLS of a port."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the TLS context, with the newest certificate, for a connection that begins now."""
     name_in: Callable[[Mapping[str, Any]], str | None]
-    """Returns the name of the user in a client's certificate that was checked; None if there is none."""
+    """Returns the user name in a client's verified certificate; None if it contains no name."""
 
 
 class AmqpPort:
-    """Listens on one address."""
+    """Listens on an address."""
 
     def __init__(
         self, server: AmqpServer, tls: Tls | None = None, proxies: Sequence[IPv4Network | IPv6Network] = ()
     ) -> None:
-        """What comes from the networks of `proxies` begins with a header of the PROXY protocol."""
+        """Create a port. Connections from the networks of `proxies` must begin with a PROXY protocol header."""
         self._server = server
         self._tls = tls
         self._proxies = proxies
@@ -61,7 +61,7 @@ class AmqpPort:
         self._listeners: list[socket.socket] = []
 
     async def listen(self, host: str, port: int) -> None:
-        """Take the address; raises OSError."""
+        """Bind the address. Raises OSError."""
         self._listeners = await listen_on(host, port, BACKLOG)
 
     @property
@@ -69,9 +69,9 @@ class AmqpPort:
         return self._listeners[0].getsockname()[1]
 
     async def serve(self) -> None:
-        """Accept connections until cancelled, and give the address free then."""
+        """Accept connections until cancelled, then release the address."""
         try:
-            # The inner group ends first: what it has accepted must be begun, or nobody closes those sockets.
+            # The inner group ends first: its accepted sockets must be passed on, or they would never be closed.
             async with asyncio.TaskGroup() as beginnings, asyncio.TaskGroup() as accepting:
 
                 def take(sock: socket.socket, address: Any) -> None:
@@ -97,7 +97,7 @@ class AmqpPort:
             place.leave()
             return
         try:
-            # From here on the socket is the transport's.
+            # From here on the transport owns the socket.
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: ClientConnection(self._server, peer, place, self._tls.name_in if self._tls else None),
                 sock,
@@ -107,12 +107,12 @@ class AmqpPort:
                 else None,
                 ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
             )
-        except OSError as error:  # also for time and TLS
+        except OSError as error:  # also TimeoutError and ssl.SSLError
             self._complain(peer, str(error) or type(error).__name__)
             place.leave()
 
     async def _first_heard(self, sock: socket.socket, source: Source, place: Place) -> Peer | None:
-        """Wait for what comes before AMQP; returns whose connection it is, or None if it is not to be served."""
+        """Read a proxy's header and wait for TLS to begin, if due. Return the client's address, or None to drop it."""
         peer = Peer(source.host, source.port)
         try:
             if self._is_proxy(source.host):
@@ -120,7 +120,8 @@ class AmqpPort:
                 if not place.comes_from(peer.host):
                     return None
             if self._tls:
-                # The state of a TLS connection takes ten times the memory of the rest: a silent client gets none.
+                # The state of a TLS connection takes ten times the memory of the rest, so it is allocated when the
+                # client sends.
                 async with asyncio.timeout(self._server.broker.limits.tls_handshake_timeout_s):
                     await readable(sock)
                 await self._tls_rate.wait(place.source)
@@ -146,7 +147,7 @@ class AmqpPort:
         return any(address in network for network in self._proxies)
 
     async def _proxied(self, sock: socket.socket, source: Source) -> Peer:
-        """Read the proxy's header, and return whose connection it passes on. Raises ProxyError."""
+        """Read the proxy's header, and return the client's address. Raises ProxyError."""
         header = ProxyHeader()
         try:
             async with asyncio.timeout(self._server.broker.limits.handshake_timeout_s):

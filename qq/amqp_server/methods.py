@@ -1,6 +1,6 @@
-"""Which method of AMQP a command of the log was, for the error that closes its channel or connection.
+"""Maps commands of the log to AMQP methods, for the error that closes a channel or connection.
 
-Invariant: every command that a client waits for, or that may fail its channel, has a method.
+Invariant: every command whose answer a client waits for, or that may fail its channel, has a method.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     ConnectVouched: (10, 40),
     OpenChannel: (20, 10),
 }
-"""The numbers of AMQP's class and method for each command."""
+"""AMQP's class and method numbers for each command."""
 
 _METHOD_OF = {OPCODES[kind]: method for kind, method in METHODS.items()} | {NO_COMMAND: NO_METHOD}
 
 
 def error_of(failure: Failed) -> ChannelError | ConnectionFault:
-    """The error with which a client is told that the log has refused a command."""
+    """Return the AMQP error for a command that the log has refused."""
     return amqp_error(failure.code, failure.text, *_METHOD_OF[failure.opcode])

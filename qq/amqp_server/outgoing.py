@@ -1,8 +1,8 @@
-"""What leaves a channel: answers, confirms, returned and delivered messages, and the delivery tags they leave under.
+"""The output of a channel: answers, confirms, returned messages and deliveries, with their delivery tags.
 
-Invariant: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
-messages. Whatever the client asked for and does not read counts, and stops the reading of its requests; deliveries and
-confirms do not count, since they must not keep a client that publishes first and reads later from publishing.
+Invariant: all items leave in the order in which they were added. A waiting item is small: it refers to messages, and
+holds none. Answers that the client requested and does not read are counted; too many stop the reading of its requests.
+Deliveries and confirms are not counted, because a client that publishes first and reads later must be able to publish.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from qq.sessions.session_info import SessionCounts
 
 ANSWERS_WAITING_MAX = 1000
-"""Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
+"""Answers and returned messages that may wait behind deliveries. Above it, the node stops reading from the
+connection."""
 REPLIES_WAITING_MAX = 50_000
-"""Runs of direct replies that wait for a client that does not read. What comes on top is lost, and so is what waits for
-so long that the log does not hold it any more: RabbitMQ promises no more (at most once), and nobody need keep the log
-for a client that asks and does not listen. So many are some 15 MB, and more than clients ask for before they read."""
+"""Runs of direct replies that may wait for a client that does not read. Further replies are lost, and so are replies
+that wait until the log no longer holds them. RabbitMQ promises delivery at most once, and the log need not be kept for
+such a client. So many runs take some 15 MB, and are more than clients request before they read."""
 WRITTEN_AT_EASE = 200
-"""Up to so many messages that were written to a channel, no consumer without a prefetch limit, which has some 2000 on
-their way at a time, waits for the log to hear of them."""
+"""Messages written to a channel up to which their settlement or credit is submitted without urgency. A consumer without
+a prefetch limit has some 2000 messages on their way, so it does not wait for that."""
 READ_AHEAD_RANGES = 64
-"""How many of the ranges that wait are looked at for entries that will have to be read."""
+"""Waiting ranges that are searched for entries to read ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +55,18 @@ class OutgoingConsumer:
     no_ack: bool
     """Whether the messages of this consumer are settled when they are written (`no_ack` of basic.consume)."""
     paced: bool
-    """Whether the consumer has no prefetch limit: it may have more messages as its earlier ones are written."""
+    """Whether the consumer has no prefetch limit: it gets credit for more messages as earlier ones are written."""
     cancel_on_failover: bool
     live_prefetch: bool
     """Whether a later basic.qos changes the prefetch of this consumer."""
     started: bool = False
-    """Whether the log has answered that the consumer is there."""
+    """Whether the log has confirmed that the consumer exists."""
     next_id: int = 0
-    """The message id of the first message that this consumer has not been given yet."""
+    """The message id of the first message that has not been delivered to this consumer yet."""
 
 
 class Tagged(NamedTuple):
-    """What consecutive delivery tags stand for: consecutive message ids of a consumer."""
+    """The value of consecutive delivery tags: consecutive message ids of a consumer."""
 
     consumer: int
     first_id: int
@@ -73,7 +74,7 @@ class Tagged(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Delivery:
-    """Messages checked out to a consumer and not yet written; `next_id` is the message id of the first."""
+    """Messages checked out to a consumer and not yet written. `next_id` is the message id of the first."""
 
     consumer: OutgoingConsumer
     next_id: int
@@ -89,9 +90,9 @@ class _Confirm(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Got:
-    """Messages that basic.get has got and that are not yet written, each an answer of its own.
+    """Messages that basic.get has fetched and that are not yet written, each an answer of its own.
 
-    `next_id` is the message id of the first; behind the last, `remaining` are ready in the queue.
+    `next_id` is the message id of the first. After the last, `remaining` messages are ready in the queue.
     """
 
     consumer: int
@@ -117,7 +118,7 @@ _Item = _Answer | _Delivery | _Confirm | _DirectReply
 
 
 class Outgoing:
-    """The deliveries and other frames on their way out of one channel, in their order."""
+    """The frames on their way out of a channel, in order."""
 
     def __init__(self, broker: Broker, connection: Carrier, number: int, counts: SessionCounts) -> None:
         self._broker = broker
@@ -125,7 +126,7 @@ class Outgoing:
         self._connection = connection
         self._number = number
         self._waiting: deque[_Item] = deque()
-        """What is to be written. Whatever the first of it waits for, room or a read, has `pump` called in the end."""
+        """The items to write. If the first waits for room or a read, that eventually calls `pump`."""
         self._answers_waiting = 0
         self._replies_waiting = 0
         self._reading = False
@@ -133,15 +134,18 @@ class Outgoing:
         self._recovering = False
         self._closed = False
         self._written = 0
-        """How many messages were written since the connection's lane last had nothing to be served."""
+        """Messages written since the connection's lane last had no requests."""
         self._next_tag = 1
         self._confirmed = 0
         self._unacked: RangeMap[Tagged] = RangeMap()
 
-    # What is to leave
+    # Adding output
 
     def send(self, frame: bytes) -> None:
-        """Send a method. It does not wait for room: the connection limits methods by not reading more requests."""
+        """Send a method frame.
+
+        It need not wait for room, because the connection limits methods by reading fewer requests.
+        """
         if self._closed:
             return
         if self._waiting:
@@ -169,7 +173,7 @@ class Outgoing:
         self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
 
     def got(self, result: Got, *, no_ack: bool) -> None:
-        """Send the messages that basic.get has got, of which there is one at least."""
+        """Send the messages, at least one, that basic.get has fetched."""
         consumer, ranges, remaining, histories, count_contract = result
         self._put_answer(_Got(consumer, no_ack, deque(ranges), remaining, histories, count_contract))
 
@@ -177,7 +181,10 @@ class Outgoing:
         self._put_answer(_Return(effect))
 
     def confirm(self, published: int, *, refused: bool = False) -> None:
-        """Confirm, or refuse, all up to a publish sequence number; of two that wait, the later one says it all."""
+        """Confirm, or refuse, all up to a publish sequence number.
+
+        A later confirm replaces a waiting one of the same kind.
+        """
         last = self._waiting[-1] if self._waiting else None
         if type(last) is _Confirm and last.refused == refused:
             self._waiting[-1] = _Confirm(published, refused)
@@ -188,11 +195,11 @@ class Outgoing:
 
     @property
     def unacked(self) -> int:
-        """How many messages the client holds."""
+        """Messages that the client holds unacknowledged."""
         return len(self._unacked)
 
     def take(self, tag: int, *, multiple: bool, method: tuple[int, int]) -> list[Piece[Tagged]]:
-        """Give up a delivery tag, or all up to it; raises ChannelError if the client does not hold it.
+        """Remove and return a delivery tag, or all up to it; raises ChannelError if the client does not hold it.
 
         AMQP 0-9-1 1.8.3.13: multiple with tag 0 means all outstanding.
         """
@@ -216,7 +223,7 @@ class Outgoing:
             self._unacked.append(piece.first, piece.count, first)
 
     def tag_of(self, consumer: int, message_id: int) -> int | None:
-        """The delivery tag of a consumer's message; None if the client does not hold it."""
+        """Return the delivery tag of a consumer's message, or None if the client does not hold it."""
         for piece in self._unacked.pieces():
             offset = message_id - piece.value.first_id
             if piece.value.consumer == consumer and piece.offset <= offset < piece.offset + piece.count:
@@ -224,11 +231,11 @@ class Outgoing:
         return None
 
     def begin_recovery(self) -> None:
-        """Write nothing until `end_recovery`: everything unacked is about to return to its queue."""
+        """Stop writing until `end_recovery`, because all unacknowledged messages are about to return to a queue."""
         self._recovering = True
 
     def end_recovery(self) -> None:
-        """Forget all deliveries and delivery tags, since everything unacked has returned, and go on writing."""
+        """Discard all deliveries and delivery tags, because their messages have returned. Then continue writing."""
         self._recovering = False
         self._unacked.take_all()
         kept: deque[_Item] = deque()
@@ -242,7 +249,7 @@ class Outgoing:
         self.pump()
 
     def needed_from(self) -> int | None:
-        """The index of the first entry with something that waits here and is in no queue now, or None."""
+        """Return the lowest log index with a message that waits here and is in no queue now, or None."""
         if not self._answers_waiting:
             return None
         return min((index for index in map(_needed_index, self._waiting) if index is not None), default=None)
@@ -250,19 +257,19 @@ class Outgoing:
     # Ends
 
     def hurry_answers(self) -> None:
-        """Write the answers that are due before deliveries: the channel closes in good order, close-ok is next."""
+        """Write the waiting answers without the deliveries, because the client closes the channel: close-ok is next."""
         self._connection.write([item for item in self._waiting if type(item) is bytes])
 
     def close(self) -> None:
-        """Drop the frames that wait: nothing more leaves the channel."""
+        """Discard the waiting items. The channel writes no more."""
         self._closed = True
         self._waiting.clear()
         self._connection.resume_for(self)
 
-    # Out
+    # Writing
 
     def pump(self) -> None:
-        """Write what waits, as far as the socket takes it and the messages are in memory."""
+        """Write the waiting items, as far as the socket takes them and their messages are in memory."""
         waiting, connection = self._waiting, self._connection
         while waiting and not (self._reading or self._recovering or self._closed):
             if not connection.has_room:
@@ -294,13 +301,14 @@ class Outgoing:
             self._connection.resume_for(self)
 
     def _write(self, item: _Item) -> bool:
-        """Write an item; False if its messages must be read first, or the socket is full half-way."""
+        """Write an item. Return False if its messages must be read first, or the socket is full half-way."""
         match item:
             case bytes():
                 self._connection.write((item,))
                 return True
             case _Confirm():
-                # RabbitMQ sets `multiple` of basic.ack for several only, and some clients count no other confirms.
+                # RabbitMQ sets `multiple` of basic.ack only for several messages, and some clients do not count any
+                # other confirm.
                 multiple, self._confirmed = item.published > self._confirmed + 1, item.published
                 frame = (
                     refusal_frame(self._number, item.published)
@@ -325,7 +333,7 @@ class Outgoing:
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
-                # Their queue was deleted while they waited here; the consumer hears that by itself.
+                # The queue was deleted while these messages waited; its consumers are notified separately.
                 delivery.next_id += part.count
                 ranges.popleft()
                 continue
@@ -399,7 +407,7 @@ class Outgoing:
         return True
 
     def _write_got_range(self, item: _Got, part: Range, stored: list[Messages]) -> None:
-        """Write the first range of what was got."""
+        """Write the first range of the messages that basic.get has fetched."""
         out: list[bytes] = []
         tag, redelivered = self._next_tag, part.deliveries > 0
         behind = item.remaining + sum(each.count for each in item.ranges)
@@ -425,13 +433,13 @@ class Outgoing:
         self._next_tag = tag
 
     def _write_get_empty(self, count: int) -> None:
-        """Answer basic.get with get-empty: the queue was deleted, and the messages with it."""
+        """Answer basic.get with get-empty, because the queue was deleted with its messages."""
         self._broker.counters.get_empty += count
         self._counts.get_empty += count
         self._connection.write((encode(self._number, Basic.GetEmpty()),) * count)
 
     def _write_lost(self) -> bool:
-        """Fail the connection: the log was replaced by a snapshot while the last copy of a message waited here."""
+        """Fail the connection: a snapshot replaced the log while the last copy of a message waited here."""
         text = "a message for this client was lost while the node was away from its cluster"
         self._connection.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, text))
         return False
@@ -477,7 +485,7 @@ class Outgoing:
         return True
 
     def _next_portion(self, ranges: deque[Range]) -> Range:
-        """The first range, without what is too much to be taken at once with its first messages."""
+        """Return the first range, after splitting off the messages that are too large to be taken with it."""
         part = ranges[0]
         count = self._broker.entries.portion(part)
         if count < part.count:
@@ -486,7 +494,7 @@ class Outgoing:
         return ranges[0]
 
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
-        """The messages of `part`; None while they are being read, with those of `ahead` behind them.
+        """Return the messages of `part`; None while they are being read, together with those of `ahead`.
 
         Raises MessagesGone.
         """
@@ -509,7 +517,7 @@ class Outgoing:
     def _framed(
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None
     ) -> Sequence[bytes]:
-        """The frames as this channel must send them: usually as they came."""
+        """Return the messages as frames of this channel. Usually these are the stored frames unchanged."""
         messages: Sequence[bytes] = stored.messages
         if part.deliveries or history is not None:
             messages = delivered(messages, part, history, count_contract=count_contract)

@@ -1,8 +1,8 @@
-"""Messages of which only a part has come, over all connections of a node.
+"""Bounds the memory for partly received messages, over all connections of a node, by giving connections turns.
 
-Invariant: what has begun can end. If all who have sent a part waited for memory, nobody would ever give any back. And
-what has begun takes no more than the memory at which publishers wait: the connections of clients that stop in the
-middle of messages are closed then, one after the other.
+Invariant: a message that has begun can be finished. If all clients with partly sent messages waited for memory, none of
+that memory would ever be freed. And partly received messages take no more than the memory at which publishers wait:
+above that, the connections of clients that stop within a message are closed in sequence.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Runtime, Timer
 
 SHARE = 4
-"""Unfinished messages may take one part in so many of the memory at which publishers wait."""
+"""Partly received messages may take a SHARE-th of the memory at which publishers wait."""
 SMALL_BYTES = 256 * 1024
-"""Whoever holds less than this, or an equal share of half of all if that is less, never waits for others."""
+"""Octets below which a connection never waits for its turn. With many connections it is half of an equal share, if
+less."""
 FIRST_LOOK_S = 0.05
-"""When it is looked whether the one whose turn it is sends something: what was sent while it waited comes at once."""
+"""Seconds until the first check of a new turn. Octets that the client sent while it waited arrive at once."""
 LOOK_S = 1.0
-"""How often it is looked after that."""
+"""Seconds between later checks."""
 PATIENT_LOOK_S = 5.0
-"""How often if all together hold more than twice of what they may. Clients that send in bursts would lose their turns
-between these, and each would add a burst in each turn, until they held all that they have begun."""
+"""Seconds between later checks if all connections together hold more than twice what they may. With shorter checks,
+clients that send in bursts would lose their turn between two bursts. Each turn would add a burst, until the clients
+hold all the messages that they have begun."""
 ENOUGH_BYTES = 64 * 1024
-"""Who sends less than this between two looks has not gone on: others would wait for hours for who sends some octets."""
+"""Octets between two checks that count as progress. Otherwise a client could keep its turn for hours with few
+octets."""
 _WAITS = "others finish their messages first"
 
 
 class Begun(Protocol):
-    """A connection whose client has begun messages."""
+    """A connection whose client has sent parts of messages."""
 
     @property
     def is_read(self) -> bool:
-        """Whether what the client sends is read: if not, it is not to blame that nothing comes."""
+        """Whether the connection is being read. If not, the client is not to blame for its silence."""
         ...
 
     def pause_for(self, reason: object, /) -> None: ...
@@ -43,21 +46,21 @@ class Begun(Protocol):
     def resume_for(self, reason: object, /) -> None: ...
 
     def turn_changed(self) -> None:
-        """It has become the connection's turn, or is not any more: whose turn it is does not wait for memory."""
+        """React to gaining or losing the turn. The connection with the turn is read even during a memory alarm."""
 
     def turn_unused(self) -> None:
-        """The connection was read in its turn, and nothing has come from it."""
+        """React to a turn in which the connection was read and the client sent no octets."""
 
     def give_up(self) -> None:
-        """Close the connection: its client does not go on, and what all have begun takes all memory there is for it."""
+        """Close the connection: its client makes no progress, and partly received messages take all their memory."""
 
 
 class Unfinished:
-    """Lets the connections that hold much go on one after the other while all together hold more than `bytes_max`.
+    """Gives large holders their turn in sequence while all connections together hold more than `bytes_max`.
 
-    A turn ends with the end of a message, or when nothing comes for a while. Whoever waits is found to have hung up, or
-    to be dead, when it has its turn. While all hold more than `SHARE` times `bytes_max`, which is the memory at which
-    publishers wait, whoever does not go on in its turn is given up.
+    A turn ends with the end of a message, or when the client sends nothing for a while. In its turn, a waiting client
+    is found to have hung up or died. Above `SHARE` times `bytes_max`, which is the memory at which publishers wait, a
+    client that makes no progress in its turn is disconnected.
     """
 
     def __init__(self, runtime: Runtime, bytes_max: int, connections: Callable[[], int]) -> None:
@@ -65,28 +68,28 @@ class Unfinished:
         self._bytes_max = bytes_max
         self._connections = connections
         self._sizes: dict[Begun, int] = {}
-        """What each of those holds that hold much, in the order in which they have turns."""
+        """Octets held by each connection that holds much, in the order of turns."""
         self._bytes = 0
         self._has_turn: Begun | None = None
-        """Whose turn it is; None if all may go on."""
+        """The connection whose turn it is; None if all connections may continue."""
         self._is_new_turn = False
-        """Whether it was not looked yet what the one whose turn it is does with it."""
+        """Whether the turn has not been checked yet."""
         self._sent_bytes = 0
-        """How much the one whose turn it is has sent since it was looked last."""
+        """Octets that the connection with the turn has sent since the last check."""
         self._timer: Timer | None = None
 
     def waits(self, connection: Begun) -> bool:
-        """Whether the connection is not read because it is another's turn."""
+        """Return whether the connection is not read because a different connection has the turn."""
         return self._has_turn is not None and self._has_turn is not connection and connection in self._sizes
 
     def has_turn(self, connection: Begun) -> bool:
-        """Whether the others wait for this connection to finish a message."""
+        """Return whether this connection has the turn."""
         return self._has_turn is connection
 
     def note(self, connection: Begun, size: int, came: int = 0) -> None:
-        """Note how many octets a connection holds now, after so many have come from it.
+        """Record the octets that a connection holds now, after `came` octets have arrived from it.
 
-        It holds no more yet if these are of a frame that is not complete.
+        Arrived octets of an incomplete frame do not add to `size` yet.
         """
         before = self._sizes.get(connection, 0)
         if size <= SMALL_BYTES and size <= self._bytes_max // (2 * max(1, self._connections())):
@@ -98,7 +101,7 @@ class Unfinished:
         if connection is self._has_turn:
             self._sent_bytes += came
             if size < before:
-                self._sizes[connection] = self._sizes.pop(connection)  # behind all others
+                self._sizes[connection] = self._sizes.pop(connection)  # to the end of the order
                 self._next()
                 return
         elif not before and self._has_turn is not None:
@@ -106,7 +109,7 @@ class Unfinished:
         self._look_at_all()
 
     def left(self, connection: Begun) -> None:
-        """Note that a connection holds little, or is gone."""
+        """Remove a connection that holds little or is closed."""
         size = self._sizes.pop(connection, 0)
         if not size:
             return
@@ -127,7 +130,7 @@ class Unfinished:
             self._all_go_on()
 
     def _next(self) -> None:
-        """It is the turn of the first of them now, and not of the one that had it."""
+        """End the present turn, and give the turn to the first connection in the order."""
         had_turn, self._has_turn = self._has_turn, None
         if had_turn is not None:
             had_turn.turn_changed()
@@ -164,7 +167,7 @@ class Unfinished:
             return
         takes_all = self._bytes > SHARE * self._bytes_max
         goes_on = self._sent_bytes >= (1 if self._is_new_turn else ENOUGH_BYTES)
-        # Nobody is given up at the first look: a node that was busy may not have read what has come.
+        # Disconnect no client at the first check: a busy node may not have read octets that have arrived.
         if goes_on or (takes_all and self._is_new_turn):
             self._is_new_turn, self._sent_bytes = False, 0
             self._look_later(LOOK_S if self._bytes <= 2 * self._bytes_max else PATIENT_LOOK_S)

@@ -1,7 +1,6 @@
-"""What a channel asks of its connection.
+"""The port between a channel and its connection.
 
-Invariant: a channel never sees a socket; what it writes leaves at the end of this pass of the loop, in the order of
-writing.
+Invariant: a channel never sees a socket. Its writes leave in order, at the end of the current pass of the event loop.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class Pumped(Protocol):
     """A channel that waits for room in the socket."""
 
     def pump(self) -> None:
-        """Go on writing to the socket."""
+        """Continue writing to the socket."""
         ...
 
 
 class NumberedChannel(Protocol):
-    """A channel, as far as its connection has to tell it from others."""
+    """A channel, identified by its number in the connection."""
 
     @property
     def number(self) -> int: ...
@@ -47,37 +46,40 @@ class Carrier(Connection, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes more bytes, in this pass of the event loop."""
+        """Whether the socket takes more bytes in this pass of the event loop."""
         ...
 
     def write(self, buffers: Sequence[bytes], /) -> None: ...
 
     def pump_later(self, waiting: Pumped, /) -> None:
-        """Have `Pumped.pump` called when the socket has room."""
+        """Call `Pumped.pump` when the socket has room."""
         ...
 
     # In
 
     def pause_for(self, reason: object, /) -> None:
-        """Stop reading from the client, for one reason of perhaps several."""
+        """Stop reading from the client for this reason. Several reasons may hold at a time."""
         ...
 
     def resume_for(self, reason: object, /) -> None: ...
 
     def publish_fields(self, method: bytes, /) -> tuple[str, str, bool]:
-        """Exchange, routing key and mandatory flag of a raw basic.publish. Raises ConnectionFault on `immediate`."""
+        """Return exchange, routing key and mandatory flag of a raw basic.publish.
+
+        Raises ConnectionFault on `immediate`.
+        """
         ...
 
     def publishes(self) -> None:
-        """Note that the client publishes: it is one of those who wait while there is an alarm."""
+        """Mark the client as a publisher, so that it waits while there is an alarm."""
         ...
 
     def holds_back(self, channel: NumberedChannel, /) -> None:
-        """Note that the channel keeps the client's methods, for now, without carrying them out."""
+        """Record that the channel holds back methods of the client for now."""
         ...
 
     def released(self, channel: NumberedChannel, /) -> None:
-        """Note that the channel has carried out all that it kept."""
+        """Record that the channel has carried out all methods that it held back."""
         ...
 
     # Ends
@@ -87,11 +89,11 @@ class Carrier(Connection, Protocol):
         ...
 
     def unexpected(self, error: Exception, /) -> None:
-        """End the connection because of an error in the node itself."""
+        """Close the connection because of an error in the node itself."""
         ...
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError, /) -> None: ...
 
     def channel_closed(self, channel: NumberedChannel, /) -> None:
-        """Note that the client has closed the channel, and that what it was doing has ended."""
+        """Answer the client's channel.close, after the work of the channel has ended."""
         ...

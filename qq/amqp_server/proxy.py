@@ -1,7 +1,7 @@
-"""The header with which a proxy says whose connection it passes on: the PROXY protocol, versions 1 and 2.
+"""Parser of the PROXY protocol header, versions 1 and 2, with which a proxy reports its client's address.
 
-Invariant: bytes go in, an address comes out; nothing behind the header is asked for, so TLS or AMQP begins with the
-next byte; whatever comes, what is held is bounded.
+Invariant: bytes go in, and an address comes out, without I/O. The parser never requests bytes behind the header, so TLS
+or AMQP begins with the next byte. Its memory is bounded for any input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 V1_BYTES_MAX = 107
 V2_BODY_BYTES_MAX = 4096
-"""Octets behind the head of version 2: addresses, and what else proxies like to tell (of TLS, of themselves)."""
+"""Octets behind the fixed fields of a version 2 header, at most: addresses, and extensions (about TLS, or the
+proxy)."""
 
 _V1 = b"PROXY "
 _V1_END = b"\r\n"
@@ -22,7 +23,7 @@ _V2_HEAD = Struct(">BBH")
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
 _WITHOUT_ADDRESS = (0x00, 0x01, 0x31)
-"""Families of addresses, unspecified and Unix sockets, with which the header does not tell whose connection it is."""
+"""Address families (unspecified, Unix sockets) without a client address."""
 _V2_ADDRESSES = {_TCP4: Struct(">4s4sHH"), _TCP6: Struct(">16s16sHH")}
 _SHOWN_BYTES_MAX = 16
 _PORT_DIGITS_MAX = 5
@@ -30,28 +31,28 @@ _PORT_MAX = 65_535
 
 
 class ProxyError(Exception):
-    """The bytes that came are no header of the PROXY protocol."""
+    """The bytes are not a valid PROXY protocol header."""
 
 
 class Source(NamedTuple):
-    """The address of the client for whom a proxy connects."""
+    """The address of the client for which a proxy connects."""
 
     host: str
     port: int
 
 
 class ProxyHeader:
-    """Reads the PROXY protocol's header of one connection."""
+    """Parses the PROXY protocol header of a connection."""
 
     def __init__(self) -> None:
         self.wanted = len(_V2)
-        """How many bytes of the header are certainly still to come; 0: it is complete."""
+        """Octets of the header that are certainly still to come; 0 if the header is complete."""
         self.source: Source | None = None
-        """The client's address; None: the proxy speaks for itself, or does not know."""
+        """The client's address; None if the proxy speaks for itself, or does not know the address."""
         self._data = b""
 
     def receive(self, data: bytes) -> None:
-        """Take at most `wanted` bytes, but at least one. Raises ProxyError."""
+        """Take at least 1 and at most `wanted` octets. Raises ProxyError."""
         self._data += data
         if self._data.startswith(_V2):
             self._read_v2()
@@ -65,7 +66,7 @@ class ProxyHeader:
     def _read_v1(self) -> None:
         data = self._data
         if not data.endswith(_V1_END):
-            # Every line ends with CR LF: at least what is missing of that is still to come.
+            # Every line ends with CR LF, so at least the missing part of that is still to come.
             self.wanted = 1 if data.endswith(b"\r") else 2
             if len(data) + self.wanted > V1_BYTES_MAX:
                 raise ProxyError(f"a PROXY line of more than {V1_BYTES_MAX} bytes")
@@ -110,7 +111,7 @@ def _source(protocol: bytes, rest: list[bytes]) -> Source:
 
 def _host(protocol: bytes, text: str) -> str:
     kind = {b"TCP4": IPv4Address, b"TCP6": IPv6Address}[protocol]
-    return str(kind(text.replace("%", " ")))  # a zone is no part of an address on the wire
+    return str(kind(text.replace("%", " ")))  # a zone is not part of an address on the wire
 
 
 def _port(text: str) -> int:

@@ -1,6 +1,6 @@
-"""What all AMQP connections of a node share.
+"""The parts that all AMQP connections of a node share.
 
-Invariant: built whole by the composition root, and never changed.
+Invariant: the composition root builds it completely, and it never changes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 COMPLAINTS_PER_S = 10
-"""Lines about strangers that are logged in a second, of each kind."""
+"""Log lines about unauthenticated connections, per second and kind."""
 
 
 def complaints() -> Complaints:
-    """Make the log of complaints about strangers: at most COMPLAINTS_PER_S lines a second of each kind."""
+    """Return a log for events of unauthenticated connections: at most COMPLAINTS_PER_S lines a second of each kind."""
     return Complaints(logging.getLogger(__name__), COMPLAINTS_PER_S)
 
 
@@ -35,18 +35,18 @@ class AmqpServer(NamedTuple):
 
     broker: Broker
     settings: Settings
-    """What connections tell their clients of the node, and what they agree on with them."""
+    """The node's properties in connection.start, and its limits for connection.tune."""
     places: Places
-    """Decides how many clients may be connected, and how many of them without having logged in."""
+    """The connection slots: limit the clients, and the clients that have not authenticated."""
     complaints: Complaints
-    """Logs what is wrong with clients that have not logged in."""
+    """The rate-limited log for events of clients that have not authenticated."""
     unfinished: Unfinished
-    """Decides whose messages go on while those that are not complete take too much memory."""
+    """Gives connections their turn while partly received messages take too much memory."""
     make_channel: Callable[[Broker, Carrier, int], Channel] = Channel
-    """Makes the channels: it is decided once, at the start of the node, whether they trace messages (traced.py)."""
+    """Makes the channels. Whether they trace messages (traced.py) is decided once, when the node starts."""
 
     @property
     def current_settings(self) -> Settings:
-        """The settings, with the name that operators have given the cluster."""
+        """The settings, with the cluster name that operators have set."""
         name = self.broker.machine.catalog.cluster_name
         return self.settings if name is None else replace(self.settings, cluster_name=name)

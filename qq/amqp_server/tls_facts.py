@@ -1,4 +1,4 @@
-"""What a client's TLS connection says of itself, for operators."""
+"""Properties of a client's TLS connection, for operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tls_facts(connection: SSLObject | None) -> TlsFacts | None:
-    """The TLS of a connection; None if it has none."""
+    """Return the TLS properties of a connection, or None if it has no TLS."""
     if connection is None:
         return None
     cipher, *_ = connection.cipher() or ("",)
@@ -31,5 +31,5 @@ def tls_facts(connection: SSLObject | None) -> TlsFacts | None:
 
 
 def _moment(text: str) -> str:
-    """A time of a certificate, as RabbitMQ writes it."""
+    """Return a time of a certificate in RabbitMQ's format."""
     return datetime.fromtimestamp(cert_time_to_seconds(text), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,12 +1,11 @@
-"""Channels that trace messages: what they publish, are given and settle becomes spans.
+"""Channels that trace messages: publishes, deliveries and settlements become spans.
 
-A publish lasts from when the node reads it until its batch is applied, a delivery from when the log gives the message
-to the consumer until it is written, and a settlement until its batch is applied. What is not committed, because its
-transaction is rolled back, ends then.
+A publish span lasts from the read of the publish until its batch is applied. A delivery span lasts from the moment when
+the log gives the message to the consumer until the message is written. A settlement span lasts until its batch is
+applied. Spans of a transaction that is rolled back end with the rollback.
 
-Invariant: these are subclasses, chosen when a node starts: where nothing is traced, no message has anything asked for
-it. Nothing here changes what a client sees. What is remembered is bounded: by what a connection may have asked for, and
-by DELIVERED_MAX.
+Invariant: tracing is in subclasses, chosen when a node starts, so it costs nothing per message if it is off. It never
+changes a client's view. Its memory is bounded: by the limit of a connection's requests, and by DELIVERED_MAX.
 """
 
 from __future__ import annotations
@@ -43,17 +42,16 @@ if TYPE_CHECKING:
     from qq.stored.properties import Attributes
 
 DELIVERED_MAX = 10_000
-"""Traced messages that a client of a channel holds, of which it is remembered that they are traced; the settlements of
-others are not."""
+"""Traced deliveries that are remembered for each channel. Settlements of further messages are not traced."""
 _OPERATIONS = {ACK: "ack", NACK: "nack", REJECT: "reject"}
 COMMITTED = "commit"
-"""The event of a span when what was asked for is on a majority's disks, and applied here."""
+"""The event of a span when its request is on the disks of a majority, and applied here."""
 UNKNOWN, REFUSED, ROLLED_BACK = "outcome_unknown", "refused", "rolled_back"
-"""Kinds of what keeps a step from being committed."""
+"""Kinds of errors with which a span ends uncommitted."""
 
 
 class _Shown(NamedTuple):
-    """Messages that are being written, with where they are told to have been published to."""
+    """Messages that are being written, with the exchange and routing key shown to the consumer."""
 
     exchange: str
     routing_key: str
@@ -61,27 +59,27 @@ class _Shown(NamedTuple):
 
 
 class ChannelSpans:
-    """The traced steps of a channel: those that wait for the log, and deliveries that the client may settle."""
+    """The open spans of a channel: steps that wait for the log, and deliveries that the client may settle."""
 
     def __init__(self, broker: Broker, connection: Carrier) -> None:
         self._submissions = broker.submissions
         self._connection = connection
         self._transaction: list[TraceSpan] = []
-        """Steps that wait for tx.commit."""
+        """Spans that wait for tx.commit."""
         self._delivered: dict[int, TraceSpan] = {}
-        """The deliveries of traced messages that the client holds, by their tags, in the order of these."""
+        """Traced deliveries that the client holds, by delivery tag, in the order of the tags."""
         self._uncommitted: dict[int, TraceSpan] = {}
-        """Those that were settled since the last tx.commit."""
+        """Traced deliveries that were settled since the last tx.commit, by delivery tag."""
 
     # Deliveries
 
     def hold(self, spans: Mapping[int, TraceSpan]) -> None:
-        """Remember traced deliveries, which are the newest, by their tags, as far as there is room."""
+        """Remember traced deliveries by delivery tag, as far as there is room. They are the newest deliveries."""
         room = max(0, DELIVERED_MAX - len(self._delivered))
         self._delivered.update(islice(spans.items(), room))
 
     def take(self, tag: int, *, multiple: bool) -> dict[int, TraceSpan]:
-        """Forget the traced deliveries that an acknowledgement is about, and return them by their tags."""
+        """Remove the traced deliveries that an acknowledgement covers, and return them by delivery tag."""
         delivered = self._delivered
         if not multiple:
             return {tag: delivered.pop(tag)} if tag in delivered else {}
@@ -91,33 +89,33 @@ class ChannelSpans:
         return taken
 
     def recovered(self) -> None:
-        """All that the client held has returned to its queues."""
+        """Forget all deliveries, because the messages have returned to their queues."""
         self._delivered.clear()
 
     # The log
 
     def settled(self, delivered: Mapping[int, TraceSpan], spans: list[TraceSpan], core: ChannelCore) -> None:
-        """Have the spans of settlements of these deliveries end when they are committed."""
+        """End the spans of settlements of these deliveries when they are committed."""
         if core.transaction is not None:
             self._uncommitted |= delivered
         self.wait(spans, core, is_urgent=False)
 
     def wait(self, spans: list[TraceSpan], core: ChannelCore, *, is_urgent: bool = True) -> None:
-        """Have the spans end when what the channel has asked for so far is committed and applied."""
+        """End the spans when all of the channel's requests so far are committed and applied."""
         if core.transaction is not None:
             self._transaction += spans
         elif spans:
             self._end_when_applied(spans, core, is_urgent=is_urgent)
 
     def committed(self, core: ChannelCore) -> None:
-        """The client has committed its transaction, and another one has begun."""
+        """React to tx.commit: the spans of the transaction end when it is applied."""
         spans, self._transaction = self._transaction, []
         self._uncommitted.clear()
         if spans:
             self._end_when_applied(spans, core, is_urgent=True)
 
     def rolled_back(self) -> None:
-        """Nothing of a transaction is carried out, and the client holds again what it has settled in it."""
+        """End the spans of a transaction that is rolled back. The client holds its settled messages again."""
         spans, self._transaction = self._transaction, []
         if self._uncommitted:
             self._delivered = dict(sorted((self._delivered | self._uncommitted).items()))
@@ -130,7 +128,7 @@ class ChannelSpans:
         unseen_before = submissions.times_unseen
 
         def applied() -> None:
-            # A channel in which the log has refused something has had some of what it asked for carried out, or none.
+            # After a refusal by the log, it is unknown which of the channel's later requests were carried out.
             is_known = submissions.times_unseen == unseen_before and not core.has_failed
             for span in spans:
                 if is_known:
@@ -150,7 +148,7 @@ class TracedPublishing(PublishingMethods):
         self._tracer = tracer
         self._spans = spans
         self._unconfirmed_spans: dict[int, TraceSpan] = {}
-        """The spans of messages that wait for their confirm, by their publish sequence numbers."""
+        """The spans of messages that wait for their confirm, by publish sequence number."""
 
     def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
         began_ns, core = time_ns(), self._core
@@ -186,7 +184,7 @@ class TracedPublishing(PublishingMethods):
 
 
 class TracedOutgoing(Outgoing):
-    """What leaves a channel that traces messages."""
+    """The output of a channel that traces messages."""
 
     def __init__(
         self,
@@ -201,10 +199,9 @@ class TracedOutgoing(Outgoing):
         self._tracer = tracer
         self._spans = spans
         self._given: dict[int, deque[tuple[int, int]]] = {}
-        """When the log has given messages to consumers, while any wait to be written.
+        """Times at which the log gave messages to consumers, while messages wait to be written.
 
-        Of each consumer the first message id and the time of each gift.
-        """
+        By consumer: the first message id, and the time in nanoseconds since 1970, of each delivery by the log."""
         self._shown: list[_Shown] = []
         """The messages that are being written."""
 
@@ -244,14 +241,14 @@ class TracedOutgoing(Outgoing):
         return is_written
 
     def _given_ns(self, consumer: int, message_id: int) -> int:
-        """When the log has given a message to its consumer."""
-        given = self._given[consumer]  # it was given before it could be written
+        """Return the time, in nanoseconds since 1970, at which the log gave a message to its consumer."""
+        given = self._given[consumer]  # a message is given before it can be written
         while len(given) > 1 and given[1][0] <= message_id:
             given.popleft()
         return given[0][1]
 
     def _trace(self, operation: str, consumer: int, tag: int, began_ns: int, *, holds: bool) -> None:
-        """Make the spans of the messages that were just written, under the delivery tags from `tag` on."""
+        """Make the spans of the messages that were just written. Their delivery tags begin with `tag`."""
         broker, connection = self._broker, self._connection
         spans: dict[int, TraceSpan] = {}
         known = broker.machine.consumers.get((broker.name, consumer))

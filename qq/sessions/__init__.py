@@ -1,6 +1,8 @@
-"""What clients' sessions are to a node, whatever protocol they speak: the log on one side, protocols on the other.
+"""Client sessions of a node, independent of the client protocol.
 
-A protocol's package (qq/amqp_server; what operators do over HTTP, in qq/management) implements the ports of ports.py
-and asks `broker.Broker` for what its clients want. Nothing here knows of sockets, frames or methods, and nothing here
-does I/O or knows the time but through the ports of cluster/runtime/ports.py: so the simulation runs all of it.
+The package sits between the log and the protocols. A protocol's package (qq/amqp_server; for operators' HTTP requests,
+qq/management) implements the ports of ports.py and passes its clients' requests to `broker.Broker`.
+
+Invariant: this package knows no sockets, frames or methods of a protocol. It does I/O and reads the time only through
+the ports of cluster/runtime/ports.py, so the simulation runs all of it.
 """

@@ -1,9 +1,10 @@
-"""What the user of a session may do: RabbitMQ's permissions, asked before a command is submitted to the log.
+"""Permission checks for a session's user, made before a command is submitted to the log, as in RabbitMQ.
 
-Whoever is known by a token has the permissions of its scopes (qq/scopes.py), and none of the log's.
+A user who logged in with a token has the permissions of the token's scopes (qq/scopes.py). The permissions in the log
+then do not apply.
 
-Invariant: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they
-are. An answer that depends on more than those, on what is declared, is looked for each time.
+Invariant: a session caches grants only, never refusals. The cache is cleared when users, permissions or virtual hosts
+change. An answer that also depends on declared queues or exchanges is computed each time.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ KeyPermission = Literal["write", "read"]
 Kind = Literal["queue", "exchange"]
 
 GRANTS_MAX = 1000
-"""Answers, and methods of publishing, that one session remembers."""
+"""Entries of each cache of a session: granted permissions, granted topic permissions, checked publish methods."""
 PATTERNS_MAX = 1000
-"""Compiled patterns that the node remembers: many users and sessions have the same."""
+"""Compiled patterns that the node caches. Many users and sessions have the same patterns."""
 _EVERYTHING = ".*"
-"""The pattern that most users have: it need not be looked for in every new name."""
+"""The pattern that most users have: it matches every name, so no regular expression is run for it."""
 _SPECIAL = frozenset("\\^$.|?*+()[]{}-")
-"""What is escaped in names that take the place of variables (rabbit_re:escape)."""
+"""Characters to escape in a value that replaces a variable of a pattern (rabbit_re:escape)."""
 
 
 class AccessRefused(Exception):
-    """What a client wants is forbidden, as far as this node knows; the text is for the client."""
+    """The user lacks a permission, as far as this node has applied the log. The text is for the client."""
 
 
 class Access:
-    """The permissions of one user in one virtual host, for one session. What is not permitted raises AccessRefused."""
+    """The permissions of a user in a virtual host, for a session.
+
+    Checks raise AccessRefused if the permission is missing.
+    """
 
     __slots__ = (
         "_grants",
@@ -59,9 +63,13 @@ class Access:
     )
 
     def __init__(self, machine: QueueMachine, user: str, vhost: str, scopes: Scopes | None = None) -> None:
-        """If a token vouches for the user, its `scopes` count and not the permissions in the log."""
+        """Create the checks.
+
+        `scopes` replaces the permissions in the log if a token vouches for the user; else it is None.
+        """
         self.certain = False
-        """Whether this node has applied all that the cluster had committed when it was asked: then a refusal counts."""
+        """Whether this node has applied all entries that were committed when the check was requested. Then a refusal is
+        final."""
         self._machine = machine
         self._user = user
         self._vhost = vhost
@@ -70,25 +78,28 @@ class Access:
         self._grants: set[tuple[Permission, Kind, str]] = set()
         self._publishes: dict[bytes, bool] = {}
         self._keys: set[tuple[KeyPermission, str, str]] = set()
-        """The topic permissions that were granted: permission, exchange and routing key."""
+        """The granted topic permissions: permission, exchange and routing key."""
 
     def renew(self, scopes: Scopes) -> None:
-        """Go by the scopes of another token from now on."""
+        """Replace the scopes, after the client has presented a newer token."""
         self._scopes = scopes
         self._revision = -1
 
     # Publishing
 
     def known_publish(self, method: bytes) -> bool | None:
-        """What `publish` said of the same method, if it was granted and nothing has changed since; else None."""
+        """Return the cached result of `publish` for the same method, or None.
+
+        It is None if the method was not granted, or if users, permissions or virtual hosts have changed since.
+        """
         if self._revision != self._machine.revision:
             return None
         return self._publishes.get(method)
 
     def publish(self, method: bytes, exchange: str) -> bool:
-        """Check a publication, and remember the answer under `method`, the bytes of its method in the protocol.
+        """Check the right to publish to `exchange`, and cache the result under `method` (the method frame's bytes).
 
-        Returns whether the keys of the messages have to be checked, too.
+        Return whether the routing keys of the messages must be checked, too.
         """
         self.check("write", "exchange", exchange)
         if len(self._publishes) >= GRANTS_MAX:
@@ -97,12 +108,15 @@ class Access:
         return restricts
 
     def publish_keys(self, exchange: str, keys: Iterable[str]) -> None:
-        """Check all routing keys of messages. To be called if `publish` has said that the exchange restricts them."""
+        """Check the routing keys of messages.
+
+        The caller must call this if `publish` has returned True for the exchange.
+        """
         for key in keys:
             self._check_key("write", exchange, key)
 
     def publish_all_keys(self, exchange: str) -> None:
-        """Check messages of which nobody knows the routing keys yet."""
+        """Check the right to publish to all topics of an exchange, while the messages' routing keys are unknown."""
         if self._restricts_keys(exchange) and self._may_be_topic_exchange(exchange):
             where = f"exchange '{exchange}' in vhost '{self._vhost}'"
             raise AccessRefused(f"write access to all topics in {where} refused for user '{self._user}'")
@@ -110,7 +124,7 @@ class Access:
     # Queues
 
     def check(self, permission: Permission, kind: Kind, name: str) -> None:
-        """Check one permission."""
+        """Check a permission for a queue or an exchange."""
         if not self._has(permission, kind, name):
             thing = f"{kind} '{_shown(kind, name)}' in vhost '{self._vhost}'"
             text = f"{permission} access to {thing} refused for user '{self._user}'"
@@ -118,7 +132,7 @@ class Access:
 
     def declare_queue(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         if passive:
-            return  # in RabbitMQ 4.0 whoever is in the virtual host may ask what is there
+            return  # as in RabbitMQ 4.0, every user of the virtual host may ask whether a queue exists
         there = self._here and self._here.queues.get(name)
         self._declare("queue", name, there, arguments, "x-dead-letter-exchange")
 
@@ -127,20 +141,21 @@ class Access:
     def declare_exchange(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         name = stripped(name)
         if not name or passive:
-            return  # nobody may declare the default exchange; whoever is in the virtual host may ask what is there
+            # the log refuses the default exchange; every user of the virtual host may ask whether an exchange exists
+            return
         there = self._here and self._here.exchanges.get(name)
         self._declare("exchange", name, there, arguments, "alternate-exchange")
 
     def delete_exchange(self, name: str) -> None:
         name = stripped(name)
-        if name and not name.startswith(RESERVED):  # the log refuses that to everybody
+        if name and not name.startswith(RESERVED):  # for these names, the log refuses every user
             self.check("configure", "exchange", name)
 
     def bind(self, kind: Kind, destination: str, source: str, routing_key: str) -> None:
-        """Check what adds or removes a binding."""
+        """Check the permissions for adding or removing a binding."""
         source, destination = stripped(source), stripped(destination)
         self.check("write", kind, destination)
-        if source and (destination or kind == "queue"):  # the default exchange has no other bindings
+        if source and (destination or kind == "queue"):  # the default exchange cannot be bound
             self.check("read", "exchange", source)
             self._check_key("read", source, routing_key)
 
@@ -154,9 +169,10 @@ class Access:
         arguments: Mapping[str, object],
         forwarding: str,
     ) -> None:
-        """Check a declaration whose argument `forwarding` may name an exchange that its messages will go to.
+        """Check a declaration whose argument `forwarding` may name an exchange that receives its messages.
 
-        To forward them is to read them here and to publish them there, unless what is `there` has the same argument.
+        To forward messages, the user must be allowed to read from the declared object and to write to that exchange.
+        This check is skipped if the existing object `there` has the same argument.
         """
         self.check("configure", kind, name)
         exchange = arguments.get(forwarding)
@@ -229,9 +245,10 @@ class Access:
         return self._machine.catalog.access.topic_permissions(self._user, self._vhost, exchange)
 
     def _may_be_topic_exchange(self, name: str) -> bool:
-        """Whether the exchange may be a topic exchange: only those restrict keys.
+        """Return whether the exchange may be a topic exchange: only topic exchanges restrict routing keys.
 
-        One that is not there may be, unless the answer is `certain`: then the log refuses what is asked for.
+        An exchange that this node does not know may be a topic exchange, unless the answer is `certain`: then the log
+        refuses the request because the exchange is missing.
         """
         vhost = self._here
         exchange = vhost.exchanges.get(name) if vhost else None
@@ -255,7 +272,10 @@ def _compiled(text: str) -> Pattern | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a pattern matches. As in RabbitMQ an empty one matches the empty name, and one that is wrong nothing."""
+    """Return whether `pattern` matches `name`.
+
+    As in RabbitMQ, an empty pattern matches only the empty name, and an invalid pattern matches no name.
+    """
     if pattern == _EVERYTHING:
         return True
     compiled = _compiled(pattern)

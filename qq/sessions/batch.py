@@ -1,6 +1,6 @@
-"""A batch: what is about to go to the log together.
+"""A batch: the commands and messages that are submitted to the log together.
 
-Invariant: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger.
+Invariant: a batch has at most BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX octets, or consists of a single larger part.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Command, Enqueue, Publish, StoreFragment
 
 BATCH_BYTES_MAX = 256 * 1024
-"""A batch of so many octets is full. Larger ones carry hardly more, and whoever comes next waits longer."""
+"""Octets at which a batch is full. A larger batch hardly raises throughput, and makes the next requests wait longer."""
 LARGE_BYTES = 2 * 1024 * 1024
-"""A message whose frames behind the content header have more octets is stored in fragments: nobody has to wait for all
-of it."""
+"""Octets behind the content header above which a message is stored in fragments, so that no client waits for all of
+it."""
 FRAGMENT_BYTES = 127 * 1024
-"""The most octets of a fragment: a batch has room for two."""
+"""Octets of a fragment, at most. A batch has room for two."""
 STEP_BYTES = 200
-"""Octets that count as a step, a microsecond, where shares and waiting are concerned: so long takes what a cluster does
-for them, at some 200 MB/s."""
+"""Octets that cost as much as a step (a microsecond), for shares and waiting: a cluster carries some 200 MB/s."""
 
 
 class Payer(Protocol):
-    """Somebody who is stopped from asking for more than the log takes in, as a connection is."""
+    """The source of requests, such as a connection, that must pause while the log has too much of it to take in."""
 
     def count_uncommitted(self, size: int, /) -> None:
-        """Count octets that the log has yet to take in or, if negative, has taken in."""
+        """Add `size` to the octets that the log has yet to take in. A negative size subtracts octets taken in."""
         ...
 
 
@@ -41,31 +40,31 @@ class Unconfirmed(Protocol):
     """A publisher that waits for confirms."""
 
     def confirm(self, published: int, /) -> None:
-        """Note that all up to this publish sequence number is safe, except what was refused before."""
+        """Confirm all publishes up to this sequence number, except those that were refused before."""
         ...
 
     def refuse_unconfirmed(self, published: int, /) -> None:
-        """Note that nobody knows the outcome of what is not confirmed up to this publish sequence number."""
+        """Refuse all unconfirmed publishes up to this sequence number, because their outcome is unknown."""
         ...
 
 
 class PartOutcome(Enum):
-    """What became of a part that a batch was to take."""
+    """The result of offering a part to a batch."""
 
     TAKEN = 0
     NO_ROOM = 1
-    """The batch has no room for all of it; some of it may have been taken."""
+    """The batch has no room for all of the part. Some of it may have been taken."""
     PUT_OFF = 2
-    """Its price is not known yet, and no more routes are looked for in this pass of the event loop."""
+    """The part's price is unknown, and this pass of the event loop searches no more routes."""
     GOES_ON = 4
-    """Some of it was taken, and there may be room for more."""
+    """Some of the part was taken, and there may be room for more."""
     REFUSED = 3
     NOT_YET = 5
-    """It is charged for what it will cost, and is taken when its lane is next again."""
+    """The part's cost is charged to its lane now. The part is taken when the lane is next again."""
 
 
 class Batch:
-    """The commands and messages that are about to go to the log together."""
+    """The commands and messages that are submitted to the log together."""
 
     def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
         """Messages of more than `large_bytes` are stored in fragments of at most half of that, or FRAGMENT_BYTES."""
@@ -74,16 +73,17 @@ class Batch:
         self._commands: list[Command] = []
         self._messages: list[Buffer] = []
         self.steps = 0
-        """What the batch is expected to cost every node, in steps, without its octets."""
+        """The estimated cost for every node, in steps, without the cost of the batch's octets."""
         self.bytes = 0
         self.confirms: dict[Unconfirmed, int] = {}
         """The last publish sequence number in the batch, for each publisher that waits for confirms."""
         self.asked_s: list[float] = []
-        """When the runs of messages in it were asked for, each its first message."""
+        """Monotonic times, in seconds, at which the message runs in this batch were requested: of each run, its first
+        message."""
         self.asked_bytes: dict[Payer, int] = {}
-        """How many of the batch's octets each payer has asked for."""
+        """The batch's octets by the payer that requested them."""
         self.callbacks: list[Callable[[], None]] = []
-        """The functions that are called when the batch has been applied."""
+        """Functions to call when the batch has been applied."""
 
     @property
     def is_empty(self) -> bool:
@@ -95,15 +95,15 @@ class Batch:
 
     @property
     def cost(self) -> int:
-        """What the batch costs in steps, octets included."""
+        """The cost of the batch in steps, octets included."""
         return self.steps + self.bytes // STEP_BYTES
 
     def fits(self, steps: int, size: int) -> bool:
-        """Whether the batch is within its limits with so many more steps and octets."""
+        """Return whether the batch stays within its limits with `steps` and `size` octets added."""
         return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
 
     def has_room(self, steps: int, size: int) -> bool:
-        """Whether another part may be added. A part that is larger than a batch has one for itself."""
+        """Return whether another part may be added. A part that is larger than a batch needs an empty batch."""
         return self.fits(steps, size) or not self._commands
 
     def add(self, payer: Payer, command: Command, steps: int, size: int) -> None:
@@ -129,5 +129,5 @@ class Batch:
         self.asked_bytes[payer] = self.asked_bytes.get(payer, 0) + size
 
     def payload(self) -> Sequence[Buffer]:
-        """The batch in the form in which it is submitted to the log."""
+        """Return the batch in the encoding that is submitted to the log."""
         return encode_batch(self._commands, self._messages)

@@ -1,6 +1,6 @@
-"""The broker of one node: what all its sessions share, whatever protocol their clients speak.
+"""The broker of a node: the parts that all its sessions share, for every client protocol.
 
-Invariant: a connection and a session are told to the log when they begin, and once when they end.
+Invariant: the start of each connection and session is submitted to the log, and its end exactly once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LET_GO_S = 2.0
-"""How long a client waits for close-ok, or for connection.close, at most until the end of its connection is applied."""
+"""Seconds that a client waits for close-ok, or for connection.close, at most, until the end of its connection is
+applied."""
 _IMPERSONATOR = "impersonator"
 
 
 class Broker:
-    """The sessions of this node. It is the `GroupEvents` of the group whose log it is given."""
+    """The sessions of this node and their shared parts.
+
+    Implements `GroupEvents` for the group whose log it receives.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class Broker:
         loopback_users: Sequence[str],
         limits: NodeLimits,
     ) -> None:
-        """`disk` is asked to read what is in the log of the group and not in memory any more."""
+        """Create the parts. `disk` reads log entries of the group that are no longer in memory."""
         self.name = name
         self.machine = machine
         self.limits = limits
@@ -62,9 +66,10 @@ class Broker:
         self.elections = 0
         """Changes of leader that this node has seen."""
         self.alarm: str | None = None
-        """Why publishers must wait; None if they need not."""
+        """Why publishers must wait; None if there is no alarm."""
         self.live = False
-        """Whether this incarnation's first batch is applied: then the node has caught up and may serve."""
+        """Whether the first batch of this process start is applied: then the node has caught up and may serve
+        clients."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk, machine.fragments_of)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
@@ -84,24 +89,30 @@ class Broker:
         self._leader: str | None = None
 
     def new_id(self) -> int:
-        """A number for a connection, session or consumer; never used twice while the process lives."""
+        """Return a new number for a connection, session or consumer.
+
+        Numbers are never reused while the process runs.
+        """
         self._last_id += 1
         return self._last_id
 
     def server_name(self, prefix: str) -> str:
-        """A name nobody else has, in RabbitMQ's form: the node draws it, so that the log holds it like any other."""
+        """Return `prefix` with a random unique suffix in RabbitMQ's form.
+
+        The node draws it, so the log gets an ordinary name.
+        """
         return prefix + base64.urlsafe_b64encode(self.runtime.random.randbytes(16)).rstrip(b"=").decode()
 
-    # What is counted
+    # Counters
 
     @property
     def routed(self) -> int:
-        """How often messages of its clients went into a queue since this process began."""
+        """How often messages of this node's clients went into a queue since this process began."""
         return self.machine.routed.get(self.name, 0) if self.live else 0
 
     @property
     def dropped(self) -> int:
-        """How many messages of its clients that were not mandatory have reached no queue since then."""
+        """Messages of this node's clients that were not mandatory and reached no queue, since this process began."""
         return self.machine.dropped.get(self.name, 0) if self.live else 0
 
     # Connections and sessions
@@ -124,18 +135,18 @@ class Broker:
         self.throttle.connection_left(connection)
         self.counters.connections_closed += 1
         self.connection_left(connection)
-        connection.lane.payer = None  # nothing is counted for it any more, and it refers to its lane
+        connection.lane.payer = None  # breaks the reference cycle; no more octets are counted
 
     def connection_left(self, connection: Connection) -> None:
-        """Tell the log, once, that a connection is gone; its socket may linger."""
+        """Submit, once, that a connection has ended. Its socket may still be open."""
         if connection.in_log:
             connection.in_log = False
             self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
     def let_go(self, connection: Connection, gone: Callable[[], None]) -> bool:
-        """Tell the log that a connection is gone, and call `gone` when its claims have ended, or after LET_GO_S.
+        """Submit that a connection has ended, and call `gone` when its claims have ended, or after LET_GO_S.
 
-        Returns False, and never calls `gone`, if the connection has no claims or there is no leader.
+        Return False, and never call `gone`, if the connection has no claims or no leader is known.
         """
         was_in_log = connection.in_log
         self.connection_left(connection)
@@ -151,17 +162,20 @@ class Broker:
         return True
 
     def connect(self, connection: Connection) -> None:
-        """Ask the log to let a connection into its virtual host. Raises InvalidCommand if the log cannot."""
+        """Ask the log to admit a connection to its virtual host.
+
+        Raise InvalidCommand if the log cannot hold the request.
+        """
         connection.lane.tenant = self.submissions.tenant(connection.vhost)
         self.submissions.add(self.connection_command(connection), connection.lane)
         connection.in_log = True
 
     def connect_when_known(self, connection: Connection, connect: Callable[[], None]) -> None:
-        """Call `connect`, as soon as no claim of a dead node takes the connection's place within a limit."""
+        """Call `connect` as soon as no claim of a dead node uses up the limit that the connection counts against."""
         self._verdicts.when_known(self.connection_command(connection), connection.vhost, connect)
 
     def connection_command(self, connection: Connection) -> commands.Connect | commands.ConnectVouched:
-        """The command that lets a connection in; that for users of tokens is not known to release 0.1."""
+        """Return the command that admits a connection. Release 0.1 does not know the command for users of tokens."""
         is_vouched = connection.scopes is not None
         connect = commands.ConnectVouched if is_vouched else commands.Connect
         return connect(connection.id, connection.vhost, connection.user)
@@ -173,7 +187,10 @@ class Broker:
         self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
 
     def open_when_known(self, session: Session, open_session: Callable[[], None]) -> bool:
-        """Call `open_session`, as soon as no claim of a dead node takes its place; True if that is at once."""
+        """Call `open_session` when no claim of a dead node takes its place under a limit.
+
+        Return True if that is at once.
+        """
         connection = session.connection
         command = commands.OpenChannel(session.session, connection.id)
         return self._verdicts.when_known(command, connection.vhost, open_session)
@@ -181,9 +198,9 @@ class Broker:
     def ask_when_known(
         self, command: commands.Command, connection: Connection, is_over: Callable[[], bool]
     ) -> None:
-        """Submit a command, unless `is_over` by then, as soon as no claim of a dead node bars it.
+        """Submit a command as soon as no claim of a dead node bars it, unless `is_over()` is true by then.
 
-        Raises InvalidCommand at once if the log cannot hold the command.
+        Raise InvalidCommand at once if the log cannot hold the command.
         """
         if not self._verdicts.are_awaited(command, connection.vhost):
             self.submissions.add(command, connection.lane)
@@ -197,7 +214,7 @@ class Broker:
         self._verdicts.when_known(command, connection.vhost, submit)
 
     def session(self, number: int) -> Session | None:
-        """The session of this node that the log knows under this number."""
+        """Return this node's session with this number in the log, or None."""
         return self._dispatcher.sessions.get(number)
 
     def session_ended(self, session: Session) -> None:
@@ -206,7 +223,7 @@ class Broker:
             self.submissions.add(commands.SessionDown(session.session), session.connection.lane)
 
     def may_impersonate(self, connection: Connection) -> bool:
-        """Whether messages of its user may have any `user-id` (RabbitMQ's tag impersonator)."""
+        """Return whether the user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
         if connection.scopes is not None:
             return _IMPERSONATOR in connection.scopes.tags
         known = self.machine.users.get(connection.user)
@@ -214,16 +231,19 @@ class Broker:
 
     @property
     def leader(self) -> str | None:
-        """The node that leads, as far as this one knows; None if it knows of none yet."""
+        """The last leader known to this node; None before the first."""
         return self._leader
 
     # Back-pressure over all connections
 
     @property
     def uncommitted_bytes_max(self) -> int:
-        """Octets that one connection may have asked for and the log not taken in: all share half of the node's limit.
+        """Octets that a connection may have requested and the log not taken in.
 
-        So however many connections a client opens, others have room; only large messages can make the node full.
+        All connections share half of the node's limit.
+
+        So other connections have room however many connections a client opens. Only large messages can make the node
+        full.
         """
         limits = self.limits
         share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
@@ -242,12 +262,12 @@ class Broker:
         self._full[connection] = None
 
     def alarm_changed(self, reason: str | None) -> None:
-        """Let publishers wait for a reason, or go on (None)."""
+        """Make publishers wait for `reason`, or let them continue (None)."""
         self.alarm = reason
         for connection in self.connections.values():
             connection.alarm_changed()
 
-    # What the log says
+    # Events from the log
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:  # noqa: ARG002
         name, carry_out = self.name, self._dispatcher.carry_out
@@ -265,7 +285,7 @@ class Broker:
         self._mover.submit_step()
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
-        """Go on from a snapshot: batches up to `sequence` are applied; only the effects in `outstanding` are told."""
+        """Continue from a snapshot: batches up to `sequence` are applied, only effects in `outstanding` are known."""
         self._dispatcher.resume(outstanding)
         if sequence:
             self._confirmed(sequence, unseen=True)
@@ -287,7 +307,7 @@ class Broker:
     def _expelled(self) -> None:
         if self.connections:
             log.error("the cluster gave this node up while it was away; its clients must connect again")
-        # First of all: the log does not know their sessions any more, and nothing may be asked for in those.
+        # Close the connections first: the log has forgotten their sessions, so they must submit no more commands.
         for connection in list(self.connections.values()):
             connection.close_now()
         self.submissions.give_up()

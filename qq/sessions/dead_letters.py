@@ -1,12 +1,13 @@
-"""Dead letters on their way: what the leader does for messages that have died.
+"""The leader's work of moving dead-lettered messages to their targets.
 
-The machine knows that messages died and where; what they were published with is in the log, which it cannot read. So
-the leader reads it, and submits `DeadLetter` commands that name it. Their apply moves the messages in one step, so
-nothing is lost or doubled whoever submits what how often.
+The machine knows which messages died, and their queues. Their exchange, routing key and headers are in the log, which
+the machine cannot read. So the leader reads the log, and submits `DeadLetter` commands with these properties. Applying
+a command moves its messages in a single step. A repeated command has no effect, so no message is lost or doubled
+whichever node submits it, and however often.
 
-Invariant: one step is under way at a time; a step is bounded, however many messages die at once, in however many
-queues. What a command tells of messages has passed the reader's checks (qq/stored/fields.py) when they were published,
-so the log can hold it; a step that changes nothing all the same is not repeated at once.
+Invariant: a single step is under way at a time. A step is bounded, however many messages die at once, in however many
+queues. The properties in a command passed the reader's checks (qq/stored/fields.py) when the messages were published,
+so the log can hold them. If a step has no effect nevertheless, it is repeated only after a delay.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RANGES_MAX = 500
-"""How many ranges of each queue one step handles."""
+"""Ranges of each queue in a step."""
 MESSAGES_MAX = 20_000
-"""How many messages of all queues one step handles: some 20 ms of the leader's loop if each is looked into."""
+"""Messages of all queues in a step: some 20 ms of the leader's event loop if each message is parsed."""
 CONTENT_MESSAGES_MAX = 1000
-"""How many messages of one queue one step handles if each is routed by its own content."""
+"""Messages of a queue in a step, if each message is routed by its own content."""
 BYTES_MAX = 1024 * 1024
-"""Octets of one queue's commands in one step at which no more are added."""
+"""Octets of a queue's commands at which a step adds no more of them."""
 STEPS_MAX = 10_000
-"""Cost of all commands of one step, as machine/costs.py counts it, at which no more are made."""
+"""Cost of a step's commands, in steps of machine/handlers/cost_estimate.py, at which no more commands are made."""
 RETRY_S = 1.0
-"""How long to wait before a step that changed nothing is repeated."""
+"""Seconds before a step without effect is repeated."""
 
 
 _PLACE = 1 + DeadLetter._fields.index("count")
-"""How many of a command's first fields say which messages it is about. It changes something only once: then other
-messages are the first of their queue."""
+"""How many leading fields of a command identify its messages. A command with given values changes the state only once,
+because afterwards other messages are first in the queue."""
 
 
 class _Published(NamedTuple):
-    """The properties with which consecutive messages were published."""
+    """The properties of consecutive messages, as they were published."""
 
     exchange: str
     routing_key: str
@@ -72,7 +73,7 @@ _UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
 
 
 class DeadLetters:
-    """Has dead letters moved to where they go, while this node is the leader."""
+    """Moves dead-lettered messages to their targets while this node is the leader."""
 
     def __init__(
         self, machine: QueueMachine, submissions: Submissions, entries: Entries, runtime: Runtime
@@ -84,20 +85,20 @@ class DeadLetters:
         self._lane = Lane()
         self._leads = False
         self._first = 0
-        """Which of the queues comes first in the next step."""
+        """Ordinal number of the queue that comes first in the next step."""
         self._awaited = 0
-        """How many reads and submissions of the step under way have not come to their end."""
+        """Pending reads and submissions of the current step."""
         self._last_places: set[tuple[object, ...]] = set()
-        """The messages that the last step was about: the first fields (_PLACE) of its commands."""
+        """The messages of the last step: the first fields (_PLACE) of its commands."""
 
     def lead(self, leads: bool) -> None:
-        """Begin to move dead letters if this node leads now; else leave that to the node that leads."""
+        """Start moving dead-lettered messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._last_places = set()
         self.submit_step()
 
     def submit_step(self) -> None:
-        """Submit the next step for every queue, unless one is under way."""
+        """Submit the next step for all queues, unless a step is under way."""
         if self._awaited or not self._leads:
             return
         step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
@@ -109,12 +110,12 @@ class DeadLetters:
                 if steps >= STEPS_MAX:
                     break
             if self._awaited:
-                break  # what comes next must be read first
+                break  # the next messages must be read first
             self._first += 1
             if left <= 0:
                 break
             if steps >= STEPS_MAX:
-                self._first = start + 1  # those behind it have not had their turn
+                self._first = start + 1  # the queues behind it have not had their turn
                 break
         places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
         last, self._last_places = self._last_places, places
@@ -159,11 +160,11 @@ class DeadLetters:
                     return
 
     def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
-        """What the log holds of `messages`, which are in the range at `position`; None while their entry is read."""
+        """Return the stored `messages`, part of the range at `position`; None while their entry is being read."""
         try:
             stored = self._entries.messages(messages, only_beginnings=True)
         except MessagesGone:
-            # Nothing that is referred to goes, so this is a fault of ours; those behind it need not suffer.
+            # The state still refers to these messages, so this is a bug of qq. The messages behind them continue.
             log.exception("dying messages of entry %d cannot be read", messages.index)
             return []
         if stored is None:
@@ -174,7 +175,7 @@ class DeadLetters:
 
 
 def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Published, int]]:
-    """The properties that the first of the messages was published with, and how many in a row share them."""
+    """Yield the properties of consecutive messages, with the number of messages in a row that share them."""
     last: _Published | None = None
     last_header = header = b""
     count = 0
@@ -187,7 +188,7 @@ def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Pu
             if needs_content:
                 content = content_of(message, 0)
                 headers, properties = dict(content.headers), dict(content.properties)
-                # Python takes 1 and true for the same, exchanges do not.
+                # Python treats 1 and True as equal, exchanges do not.
                 header = message[FLAGS_AT : frame_stop(message, 0)]
             place = messages.exchange, messages.routing_key
             published = _Published(*place, cc, bcc, expiration, priority, needs_content, headers, properties)

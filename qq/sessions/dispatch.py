@@ -1,8 +1,8 @@
-"""Telling the sessions of this node the effects of the log.
+"""Dispatch of the log's effects to the sessions of this node.
 
-Every node computes the same effects from the same log; each carries out those of its own sessions.
+Every node computes the same effects from the same log. Each node carries out those of its own sessions.
 
-Invariant: an effect is told in the order in which the log has it, and whoever is told never waits.
+Invariant: effects are dispatched in the order of the log, and no receiver waits.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """The connections and sessions of this node by their numbers, and which of them is told an effect."""
+    """The connections and sessions of this node by number. Calls the method of a session for each of its effects."""
 
     def __init__(self, counters: Counters) -> None:
         self.connections: dict[int, Connection] = {}
         self.sessions: dict[int, Session] = {}
         self._counters = counters
         self.is_live = False
-        """Whether the effects are of this incarnation: those before, an earlier one has counted."""
+        """Whether effects belong to this process start. An earlier process has already counted the effects before
+        that."""
 
     def carry_out(self, effect: Effect) -> None:
-        """Tell an effect that concerns this node to the session that it is about, if that still exists."""
+        """Pass an effect to the session that it concerns, if the session still exists."""
         if isinstance(effect, OriginExpelled):
             return
         if isinstance(effect, DeadLettered):
@@ -73,18 +74,21 @@ class Dispatcher:
                 session.timed_out(effect)
             case ConsumerGone():
                 session.consumer_gone(effect.consumer)
-            # The first is told in `resume` only, the second never to a session.
+            # `Known` reaches a session only through `resume`; `ConnectionForced` always goes to a connection.
             case Known() | ConnectionForced():
                 pass
 
     def _tell_connection(self, effect: SessionEffect) -> None:
-        """Tell an effect about a connection itself, if the connection still exists; its id is no session's."""
+        """Pass an effect to the connection that it concerns, if the connection still exists.
+
+        Its id is never a session's.
+        """
         connection = self.connections.get(effect.session)
         if connection is None:
             return
         match effect:
             case Reply():
-                if not connection.is_admitted:  # after a snapshot the last answer is told again
+                if not connection.is_admitted:  # after a snapshot, the last answer arrives again
                     connection.is_admitted = True
                     connection.admitted()
             case Failed():
@@ -95,7 +99,7 @@ class Dispatcher:
                 pass
 
     def resume(self, outstanding: Iterable[Effect]) -> None:
-        """Tell what the state owes this node's sessions, instead of the effects that a snapshot has skipped."""
+        """Pass on the effects that the state owes this node's sessions, in place of those that a snapshot skipped."""
         for effect in outstanding:
             if isinstance(effect, OriginExpelled | DeadLettered):
                 continue
@@ -106,6 +110,6 @@ class Dispatcher:
                 resume(session, effect)
 
     def needed_from(self) -> int | None:
-        """The index of the first entry with something that waits for a client and is in no queue now, or None."""
+        """Return the lowest log index with a message that waits for a client and is in no queue now, or None."""
         indexes = [session.needed_from() for session in self.sessions.values()]
         return min((index for index in indexes if index is not None), default=None)

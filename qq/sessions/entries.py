@@ -1,11 +1,12 @@
-"""Finding the bytes of messages by their references.
+"""Reads the stored bytes of messages by their references.
 
-Bodies live in the log only. A delivery names ranges (index, slot, count); here they become the frames to write. Recent
-entries are in memory; older ones are read on the disk's reader thread, and the caller is told when they are there. Of
-entries below the log only live messages are left: what waited for too long may find its messages gone.
+Message bodies are stored in the log only. A delivery names ranges (index, slot, count). This module turns a range into
+the frames to write. Recent entries are in memory. Older entries are read on the disk's reader thread, and a callback
+reports when they are available. Below the start of the log, compaction keeps only live messages. So a range that was
+requested long ago may refer to messages that were removed.
 
-A large message is stored in fragments, each as if it were a message of its own: when all of them have been read, they
-are joined to what is stored under the message's own reference.
+A large message is stored in fragments, each like a message of its own. After all fragments have been read, they are
+joined to the content header, which is stored under the message's own reference.
 
 Invariant: never reads a file on the event loop.
 """
@@ -32,48 +33,49 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
-"""Octets of entries kept in decoded form. An entry has a mebibyte at most, about, or a single larger message."""
+"""Octets of decoded entries kept in memory. An entry has about a mebibyte at most, or a single larger message."""
 READ_AHEAD_MIN = 4
-"""Entries that may be read together even if they are large: a consumer of a backlog will want the next ones."""
+"""Entries that may be read together even if they are large, because a consumer of a backlog needs the next entries
+soon."""
 READ_AHEAD_MAX = 512
 READ_AHEAD_GROWTH = 4
 READ_AHEAD_BYTES = 1024 * 1024
-"""Octets, about, up to which small entries are read together: what a read costs is shared by their messages."""
+"""Octets, about, up to which small entries are read together. Their messages share the cost of the read."""
 READ_BYTES_MAX = 4 * READ_AHEAD_BYTES
-"""Octets at which a read ends if the entries turn out to be larger than those before them."""
+"""Octets at which a read ends if the entries turn out to be larger than the entries before them."""
 
 
 class ReadAhead:
-    """How far somebody who reads entries reads ahead: farther with each read that goes on where the last one ended."""
+    """How far a reader of entries reads ahead. Each read that continues where the last read ended goes farther."""
 
     def __init__(self) -> None:
         self._count = 1
         self.end: int | None = None
-        """The place below which all that is wanted is read, or being read; None if nothing was read ahead."""
+        """The place below which all wanted entries are read or being read; None if no entries were read ahead."""
 
     def is_due(self, index: int) -> bool:
-        """Whether the next entries should be read: `index` lies in the second half of those that were read last."""
+        """Return whether the next entries should be read: `index` lies in the second half of the last read."""
         return self.end is not None and self.end - self._count // 2 <= index < self.end
 
     def count(self, index: int, most: int) -> int:
-        """How many entries to read from `index` on; at most `most`."""
+        """Return how many entries to read from `index` on, at most `most`."""
         goes_on = self.end is not None and abs(index - self.end) <= READ_AHEAD_MAX
         self._count = min(READ_AHEAD_GROWTH * self._count, most) if goes_on else 1
         return self._count
 
     def stop(self) -> None:
-        """Begin again with one entry: no read follows this one, or what was read ahead is gone."""
+        """Begin again with a single entry, because no read follows this read or its entries were removed."""
         self.end = None
 
 
 class _Missing(Enum):
     GONE = auto()
     MOVED = auto()
-    """The result of a read that did not find the entry where it was looked for: it was moved, or is gone."""
+    """The result of a read that did not find the entry at its place: the entry was moved or removed."""
 
 
 class Messages(NamedTuple):
-    """Stored messages of one publication in wire form, with what their delivery needs to say."""
+    """Stored messages of a publication in wire form, with the properties that their delivery must contain."""
 
     exchange: str
     routing_key: str
@@ -82,15 +84,15 @@ class Messages(NamedTuple):
     more_keys: tuple[str, ...] = ()
     """Further routing keys, from the headers CC and BCC."""
     goes_on: bool = False
-    """Whether these are only the beginnings of large messages, which go on with fragments."""
+    """Whether `messages` holds only the content headers of large messages. Their fragments are stored separately."""
 
 
 class MessagesGone(LookupError):
-    """The messages are not stored any more: they were settled, or their queue was deleted."""
+    """The messages are no longer stored, because they were settled or their queue was deleted."""
 
 
 class _BatchView:
-    """One batch's messages, or those that were kept of it: where each lies in the bytes around it, and what it is."""
+    """The stored messages of a batch, or those that compaction kept: their positions and their publications."""
 
     def __init__(self, payload: bytes, start: int, end: int) -> None:
         self._payload = payload
@@ -122,7 +124,7 @@ class _BatchView:
 
 
 class _EntryView:
-    """One entry as it was appended to the log; its batches are decoded when first asked for."""
+    """An entry as it was appended to the log. A batch is decoded when its messages are first requested."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -140,7 +142,7 @@ class _EntryView:
 
 
 class _CompactedView:
-    """An entry of which compaction has kept only a part, or nothing at all."""
+    """An entry that compaction has reduced to its live messages, or to an empty entry."""
 
     def __init__(self, parts: Mapping[int, memoryview]) -> None:
         self._views = {ordinal: _BatchView(bytes(part), 0, len(part)) for ordinal, part in parts.items()}
@@ -159,32 +161,35 @@ _View = _EntryView | _CompactedView
 def _view(entry: bytes) -> _View:
     if is_compacted(entry):
         return _CompactedView(compacted_parts(entry))
-    # Nothing refers to another entry, but whoever reads ahead meets the one with which a leader begins.
+    # References always name regular entries, but read-ahead also meets the entry that begins a leader's term.
     return _EntryView(entry) if is_regular(entry) else _CompactedView({})
 
 
 class _Lacking(NamedTuple):
-    """An entry with large messages that cannot be joined yet."""
+    """An entry with large messages that must be joined with fragments still to be read."""
 
     view: _View
     slots: dict[int, None]
 
 
 class _Gathering(NamedTuple):
-    """The large messages of an entry whose fragments are being read, and who waits for that."""
+    """A read of the fragments of an entry's large messages, with the callbacks that wait for it."""
 
     view: _View
     slots: dict[int, None]
     waiting: list[Callable[[], None]]
     wanted: deque[tuple[int, Fragment]]
-    """Which fragments are still to be read, each with the slot of its message."""
+    """The fragments that are still to be read, each with the slot of its message."""
     found: dict[int, list[bytes] | None]
-    """What has been read of each message, by slot; None if some of it is gone."""
+    """The fragments read so far of each message, by slot; None if a fragment was removed."""
     ahead: ReadAhead
 
 
 class Entries:
-    """The node's window on the messages in its logs; `indexes` are places (qq/ranges.py)."""
+    """Reads messages from the node's logs.
+
+    An `index` in this class is a place: group number and log index (qq/ranges.py).
+    """
 
     def __init__(
         self,
@@ -192,7 +197,10 @@ class Entries:
         disk: Disk,
         fragments_of: Callable[[int], Mapping[int, Sequence[Fragment]]],
     ) -> None:
-        """`logs` holds the log of each group, at the group's number; `fragments_of` is the machine's."""
+        """Create a reader with no entry decoded yet.
+
+        `logs` holds each group's log at the group's number. `fragments_of` is the machine's method.
+        """
         self._logs = logs
         self._disk = disk
         self._fragments_of = fragments_of
@@ -200,16 +208,17 @@ class Entries:
         self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
         self._lacking: dict[int, _Lacking] = {}
-        """The entries with large messages that were asked for and whose fragments must be read first, by place."""
+        """Requested large messages that need fragments still to be read, by place."""
         self._gathering: dict[int, _Gathering] = {}
-        """What is read of large messages, by their place."""
+        """The reads of fragments that are under way, by the place of the large messages."""
         self._gathered: dict[tuple[int, int], list[bytes] | None] = {}
-        """The fragments that were read, by place and slot, while those are told who wait; None if some are gone."""
+        """Fragments that have just been read, by place and slot, while the callbacks run; None if a fragment is
+        gone."""
 
     def messages(self, part: Range, *, only_beginnings: bool = False) -> list[Messages] | None:
-        """The messages of a range, in order, or None if they must be read first (`load`). Raises MessagesGone.
+        """Return the messages of a range in order, or None if they must be read first (`load`). Raises MessagesGone.
 
-        With `only_beginnings`, large messages are what is stored under their own reference: the content header.
+        With `only_beginnings`, return the content header of a large message instead of the whole message.
         """
         view = self._views.get(part.index)
         if view is None:
@@ -225,9 +234,9 @@ class Entries:
         return found
 
     def portion(self, part: Range) -> int:
-        """How many of the first messages of a range to take at once: one large message is the last of them.
+        """Return how many of a range's first messages to take together: a large message is the last of them.
 
-        An entry may end very many large messages, and all of them together are too much for the memory.
+        An entry may complete very many large messages, and all of them together would take too much memory.
         """
         fragments = self._fragments_of(part.index)
         if not fragments:
@@ -236,7 +245,10 @@ class Entries:
         return min((slot + 1 for slot in fragments if part.slot <= slot < end), default=end) - part.slot
 
     def _joined(self, part: Range, found: Sequence[Messages], view: _View) -> list[Messages] | None:
-        """The same messages whole, or None if fragments must be read first. Raises MessagesGone."""
+        """Return the same messages with their fragments, or None if fragments must be read first.
+
+        Raises MessagesGone.
+        """
         joined: list[Messages] = []
         lacking: dict[int, None] = {}
         slot = part.slot
@@ -259,7 +271,7 @@ class Entries:
         return joined
 
     def _fragments(self, index: int, slot: int) -> Sequence[bytes] | None:
-        """What a large message goes on with, or None if some of it must be read first. Raises MessagesGone."""
+        """Return the fragments of a large message, or None if a fragment must be read first. Raises MessagesGone."""
         if (index, slot) in self._gathered:
             gathered = self._gathered[index, slot]
             if gathered is None:
@@ -282,15 +294,15 @@ class Entries:
         return index in self._views or self._logs[index >> INDEX_BITS].payload(index & INDEX_MASK) is not None
 
     def _fragment(self, fragment: Fragment) -> bytes | None:
-        """The octets of a fragment, or None if its entry must be read first. Raises MessagesGone."""
+        """Return the octets of a fragment, or None if its entry must be read first. Raises MessagesGone."""
         found = self.messages(Range(fragment.index, fragment.slot, 1))
         return None if found is None else found[0].messages[0]
 
     def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
-        """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
+        """Read the entries at `indexes`, and call `done` when the first entry, which is needed now, is available.
 
-        With `ahead`, which says how far to read ahead, entries behind those are read, too: somebody who works through a
-        backlog will need them. An entry that is gone counts as read.
+        With `ahead`, which says how far to read ahead, the entries behind those are read, too, because a reader of a
+        backlog will need them. A removed entry counts as read.
         """
         if indexes[0] in self._lacking or indexes[0] in self._gathering:
             self._gather(indexes[0], done)
@@ -298,9 +310,9 @@ class Entries:
             self._load(indexes, done, ahead)
 
     def _gather(self, index: int, done: Callable[[], None]) -> None:
-        """Read what the large messages of an entry go on with that were asked for, then call `done`."""
+        """Read the fragments of the requested large messages of an entry, then call `done`."""
         if index in self._gathering:
-            # Who waits for another message of the entry asks again.
+            # If the caller waits for a different message of the entry, it requests that message again afterwards.
             self._gathering[index].waiting.append(done)
             return
         view, slots = self._lacking.pop(index)
@@ -314,7 +326,8 @@ class Entries:
         self._go_on_gathering(index)
 
     def _go_on_gathering(self, index: int) -> None:
-        # A method, and no function that refers to itself: nobody would look for what such a circle has read.
+        # This is a method, because a nested function that refers to itself would form a reference cycle: the entries
+        # that it read would stay in memory until a garbage collection.
         gathering = self._gathering[index]
         wanted, found = gathering.wanted, gathering.found
         while wanted:
@@ -333,13 +346,13 @@ class Entries:
             wanted.popleft()
         gathered = {(index, slot): octets for slot, octets in found.items()}
         self._gathered |= gathered
-        self._keep(index, gathering.view)  # there may have been no room for it beside the fragments
+        self._keep(index, gathering.view)  # the fragments may have pushed it out of the cache
         for waiting in self._gathering.pop(index).waiting:
             waiting()
         for key in gathered:
             del self._gathered[key]
         if index not in self._gathering:
-            self._lacking.pop(index, None)  # nobody waits for the others of its messages any more
+            self._lacking.pop(index, None)  # no caller waits for the other messages of this entry any more
 
     def _load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None) -> None:
         if indexes[0] in self._loading:
@@ -359,7 +372,7 @@ class Entries:
         self._read(named, following, ahead)
 
     def load_more(self, ahead: ReadAhead) -> None:
-        """Read the entries behind those that were read ahead, before somebody has to wait for them."""
+        """Read the entries behind those that were read ahead, before the reader must wait for them."""
         assert ahead.end is not None
         following = self._following(ahead, ahead.end, ahead.count(ahead.end, self._read_ahead_max()))
         if following:
@@ -368,7 +381,10 @@ class Entries:
             ahead.stop()
 
     def _following(self, ahead: ReadAhead, first: int, count: int) -> list[int]:
-        """Which of the `count` entries from `first` on must be read: they count as being read from now on."""
+        """Return those of the `count` entries from `first` on that must be read.
+
+        From now on they count as being read.
+        """
         stored = list(takewhile(self._is_stored, range(first, first + count)))
         ahead.end = first + len(stored)
         following = [index for index in stored if not self._is_here(index)]
@@ -376,7 +392,7 @@ class Entries:
         return following
 
     def _read_ahead_max(self) -> int:
-        """How many entries may be read together, given how large those are that are kept."""
+        """Return how many entries may be read together, estimated from the size of the cached entries."""
         if not self._views:
             return READ_AHEAD_MIN
         fitting = READ_AHEAD_BYTES * len(self._views) // max(self._views_bytes, 1)
@@ -386,9 +402,9 @@ class Entries:
         return index in self._views or index in self._loading
 
     def _is_stored(self, index: int) -> bool:
-        """Whether an entry is on the disk and not in memory; it may turn out to be gone.
+        """Return whether an entry is on disk and not in memory. The read may still find that it was removed.
 
-        One that is not applied does not count: another leader may put another one into its place.
+        An entry that is not applied does not count, because another leader may overwrite it.
         """
         log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
         return index <= log.applied_index and log.payload(index) is None
@@ -396,7 +412,7 @@ class Entries:
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
     ) -> None:
-        """Read entries of one log that are needed, and with them some that `ahead` will need."""
+        """Read needed entries of a log, and with them the entries that `ahead` will need."""
         wanted = [*named, *following]
         log = self._logs[wanted[0] >> INDEX_BITS]
         try:
@@ -425,10 +441,10 @@ class Entries:
                 log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
             elif found is _Missing.GONE and len(wanted) == 1:
                 self._arrived(wanted[0], _CompactedView({}))
-                # It need not stay away: a log that was lost comes back from the other nodes.
+                # Keep no record of a missing entry, because a lost log is copied again from other nodes.
                 self._forget(wanted[0])
             elif isinstance(found, _Missing):
-                # One of them was not where it was looked for: the others are read all the same.
+                # A single entry was not at its place. Read each entry again by itself.
                 read_again(named, following)
             else:
                 for index, payload in zip(wanted, found, strict=False):
@@ -439,7 +455,7 @@ class Entries:
         self._disk.submit_read(read, loaded)
 
     def _only_awaited(self, following: Sequence[int]) -> list[int]:
-        """Which of these entries somebody waits for by now; the others are no longer being read."""
+        """Return those of the entries that a caller waits for by now. The rest is no longer being read."""
         awaited = [index for index in following if self._loading[index]]
         for index in following:
             if not self._loading[index]:
@@ -447,7 +463,7 @@ class Entries:
         return awaited
 
     def _arrived(self, index: int, view: _View) -> None:
-        # Those who wait use the entry before the next one is kept, which might have this one forgotten.
+        # Call the waiting callbacks before keeping the next entry, because that might push this entry out of the cache.
         self._keep(index, view)
         for waiting in self._loading.pop(index):
             waiting()

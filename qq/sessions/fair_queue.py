@@ -1,13 +1,17 @@
-"""Whose turn it is, when many ask for more than the log takes in at once.
+"""Start-time fair queueing of requests when clients request more than the log takes in at once.
 
-Invariant: who has asked for little is served before who has asked for much, however many of those there are; within a
-lane the order is that of asking. First it is the turn of a tenant, which is a virtual host, or the node itself; then of
-one of the tenant's lanes: so it is no use to open many connections. Both orders are start-time fair queueing (Goyal,
-Vin and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, goes on by the cost of what it is served, and of
-what is looked for to know that; whoever is least far is next. One that has asked for nothing for a while is put `AHEAD`
-of those that have been served meanwhile, so that its first command waits for none of them. So the cost of a transaction
-that is larger than a batch is in the time of its lane before it is served: else any number of new connections, with one
-transaction each, would be ahead of who asks for little again and again.
+Two orders decide which lane is served next. The first is among tenants: a tenant is a virtual host, or the node itself.
+The second is among the tenant's lanes, so a client gains no larger share by opening many connections. Both use
+start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the time of a lane, and of its tenant, advances by the
+cost of its served requests and of finding out that cost. The lane with the lowest time is next. A lane that was idle
+for a while is put `AHEAD` of the lanes served meanwhile, so its first command waits for none of their commands.
+
+The cost of a transaction larger than a batch is added to the time of its lane before the transaction is served.
+Otherwise any number of new connections, each with a single transaction, would stay ahead of a lane that regularly makes
+small requests.
+
+Invariant: lanes with small requests are served before lanes with large ones, however many of the latter there are.
+Within a lane, requests keep their order.
 """
 
 from __future__ import annotations
@@ -24,29 +28,29 @@ if TYPE_CHECKING:
     from qq.sessions.batch import Batch, PartOutcome, Payer
 
 QUANTUM = 500
-"""Cost in steps that a lane is served before it is looked whether another one is next: a tenth of a batch."""
+"""Cost in steps served from a lane before the order is consulted again: a tenth of a batch."""
 AHEAD = 5_000
-"""Cost in steps, that of a batch, by which a lane that was idle is put ahead of those served meanwhile."""
+"""Cost in steps by which a formerly idle lane is put ahead of those served meanwhile: the cost of a batch."""
 
 
 class Part(Protocol):
-    """A command or a run of messages that waits in a lane until a batch takes it in."""
+    """A command or a run of messages that waits in a lane until a batch takes it."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> PartOutcome:
-        """Have the batch take this part in, or as much of it as there is room for."""
+        """Add this part to the batch, or as much of the part as the batch has room for."""
         ...
 
 
 class Growing(Part, Protocol):
-    """Consecutive message ids of one consumer that are settled alike."""
+    """Consecutive message ids of a consumer that are settled alike."""
 
     def goes_on(self, first: int, last: int) -> bool:
-        """Add these message ids if they follow at once; returns whether they do."""
+        """Add these message ids if they follow directly. Return whether they do."""
         ...
 
 
 class Turned(Protocol):
-    """Something that has turns."""
+    """A member of an order: a tenant or a lane."""
 
     is_waiting: bool
     """Whether it has its place in the order of service, or is being served."""
@@ -57,21 +61,21 @@ T = TypeVar("T", bound=Turned)
 
 
 class Order(Generic[T]):
-    """Those that have something to be served, in the order of service."""
+    """The members with requests, in the order of service."""
 
     __slots__ = ("_arrivals", "_time", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, T]] = []
         self._time = 0
-        """The time of the one that had got farthest when its turn came."""
+        """The highest time that a member had when it was taken out to be served."""
         self._arrivals = count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def enter(self, one: T) -> bool:
-        """Have one served that had nothing to serve until now; returns whether it asks for little beside others."""
+        """Add a member that had no requests until now. Return whether it asks for little compared with the rest."""
         first = self._time - AHEAD
         asks_little = one.time <= first
         one.is_waiting = True
@@ -80,7 +84,7 @@ class Order(Generic[T]):
         return asks_little
 
     def next(self) -> T:
-        """The one that is next; it is in the order no more until it is pushed again."""
+        """Take out the next member. It is outside the order until it is pushed again."""
         one = heappop(self._waiting)[2]
         self._time = max(self._time, one.time)
         return one
@@ -89,7 +93,7 @@ class Order(Generic[T]):
         heappush(self._waiting, (one.time, next(self._arrivals), one))
 
     def clear(self) -> list[T]:
-        """Take out all that wait."""
+        """Take out and return all members."""
         left = [one for _, _, one in self._waiting]
         for one in left:
             one.is_waiting = False
@@ -98,7 +102,7 @@ class Order(Generic[T]):
 
 
 class Tenant:
-    """Lanes that have one turn together: those of the connections to a virtual host, or those of the node itself."""
+    """Lanes that share a place in the order of tenants: those of a virtual host's connections, or the node's own."""
 
     __slots__ = ("__weakref__", "is_waiting", "lanes", "time")
 
@@ -109,49 +113,51 @@ class Tenant:
 
 
 class Lane:
-    """What one connection, or one part of the node itself, has asked for, in the order of asking."""
+    """The requests of a connection, or of an internal part of the node, in order of arrival."""
 
     __slots__ = ("charged", "is_waiting", "parts", "payer", "settlements", "tenant", "time")
 
     def __init__(self, payer: Payer | None = None) -> None:
         self.payer = payer
         self.tenant: Tenant | None = None
-        """The tenant whose turn this lane's is, told before anything is asked for; None: the node itself."""
+        """The tenant that this lane belongs to, set before the first request; None means the node itself."""
         self.parts: deque[Part] = deque()
         self.settlements: dict[tuple[type[Settlement], int], Growing] = {}
-        """The settlements, keyed by kind and consumer, to which the message ids that follow may still be added."""
+        """The settlements, keyed by kind and consumer, that may still be extended by message ids that follow
+        directly."""
         self.is_waiting = False
         self.time = 0
         self.charged = 0
-        """The cost of the first part, if that is in the lane's time already, before it is served."""
+        """Cost of the first part, in steps, if it is already included in the lane's time before it is served; else
+        0."""
 
     def count_uncommitted(self, size: int) -> None:
-        """Tell the payer, if there is one, of octets that the log has yet to take in or, if negative, has taken in."""
+        """Report `size` octets to the payer, if there is one, that the log has yet to take in; negative if it has."""
         if self.payer is not None:
             self.payer.count_uncommitted(size)
 
 
 class Lanes:
-    """The lanes that have something to be served, in the order of service."""
+    """The lanes with requests, in the order of service."""
 
     def __init__(self) -> None:
         self._order: Order[Tenant] = Order()
         self._node = Tenant()
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-        """The tenants of which there is a lane, by virtual host."""
+        """The tenants that have a lane, by virtual host."""
 
     def __bool__(self) -> bool:
         return bool(self._order)
 
     def tenant(self, vhost: str) -> Tenant:
-        """The tenant that the lanes of a virtual host's connections belong to."""
+        """Return the tenant of a virtual host's connections. It is made if it does not exist."""
         tenant = self._tenants.get(vhost)
         if tenant is None:
             tenant = self._tenants[vhost] = Tenant()
         return tenant
 
     def enter(self, lane: Lane) -> bool:
-        """Have a lane served that had nothing to serve until now; returns whether it asks for little beside others."""
+        """Add a lane that had no requests until now. Return whether it asks for little compared with the rest."""
         tenant = self._tenant_of(lane)
         asks_little = tenant.lanes.enter(lane)
         if tenant.is_waiting:
@@ -159,11 +165,11 @@ class Lanes:
         return self._order.enter(tenant) or asks_little
 
     def next(self) -> Lane:
-        """The lane that is next; neither it nor its tenant is in the order until it was `served` or `put_off`."""
+        """Take out the next lane. It and its tenant are outside the order until `served` or `put_off` is called."""
         return self._order.next().lanes.next()
 
     def served(self, lane: Lane, cost: int) -> None:
-        """Put a lane back into the order, if it has more to be served, after service that cost so many steps."""
+        """Put a lane back into the order, if it has more requests, after a service that cost `cost` steps."""
         lane.time += cost
         if lane.parts:
             self._tenant_of(lane).lanes.push(lane)
@@ -172,12 +178,12 @@ class Lanes:
         self._charge(lane, cost)
 
     def put_off(self, lane: Lane, cost: int) -> None:
-        """Leave a lane out of the order until it is to `go_on`, after service that cost so many steps."""
+        """Keep a lane out of the order until `go_on`, after a service that cost `cost` steps."""
         lane.time += cost
         self._charge(lane, cost)
 
     def go_on(self, lane: Lane) -> None:
-        """Put a lane that was put off back into the order."""
+        """Return a lane that was put off to the order."""
         tenant = self._tenant_of(lane)
         tenant.lanes.push(lane)
         if not tenant.is_waiting:
@@ -185,7 +191,7 @@ class Lanes:
             self._order.push(tenant)
 
     def clear(self) -> list[Lane]:
-        """Forget what was asked for; returns the lanes that had something, with what they had."""
+        """Discard all orders. Return the lanes that had requests, with their requests."""
         return [lane for tenant in self._order.clear() for lane in tenant.lanes.clear()]
 
     def _tenant_of(self, lane: Lane) -> Tenant:

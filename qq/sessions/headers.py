@@ -1,6 +1,6 @@
-"""What a message tells its consumer of its life in the broker: the headers that RabbitMQ would have added.
+"""Headers that the broker adds to a delivered message, as RabbitMQ does: delivery counts and `x-death`.
 
-Invariant: the names and the types of the fields are RabbitMQ's, to the octet that says what type it is.
+Invariant: names and types of the fields are RabbitMQ's, to the octet that encodes the type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
-    """Exchange and routing key to tell with a delivery: where the messages were published, or dead-lettered last."""
+    """Return the exchange and routing key of a delivery: from the publish, or from the last dead-lettering."""
     if history is None:
         return stored.exchange, stored.routing_key
     return history.exchange, history.routing_key
@@ -30,10 +30,10 @@ def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
 def delivered(
     messages: Sequence[bytes], part: Range, history: History | None, *, count_contract: CountContract | None
 ) -> Sequence[bytes]:
-    """Stored messages as a consumer gets them.
+    """Return stored messages in the form that a consumer gets.
 
-    `part` tells how often they were delivered before, `history` what befell them, if anything, and
-    `count_contract` which headers of their queue count the deliveries.
+    `part` holds the number of earlier deliveries, and `history` the dead-letter history or None. `count_contract` says
+    which headers of the queue count deliveries.
     """
     headers = redelivery_headers(part, count_contract=count_contract)
     if history is None:
@@ -41,14 +41,14 @@ def delivered(
     return with_headers(
         messages,
         additions=death_headers(history) | headers,
-        # A dead-letter routing key takes the place of all others: the header which told them goes, too.
+        # A dead-letter routing key replaces all other keys, so the header CC, which listed them, is removed, too.
         removals=("CC",) if history.cc_removed else (),
         drop_expiration=True,
     )
 
 
 def redelivery_headers(part: Range, *, count_contract: CountContract | None) -> dict[str, HeaderValue]:
-    """The headers that tell how often messages were delivered before; none at the first delivery.
+    """Return the headers with the number of earlier deliveries: an empty dict for a first delivery.
 
     A classic queue, whose `count_contract` is None, adds none: some clients cannot read 64-bit integers in headers.
     """
@@ -63,7 +63,7 @@ def redelivery_headers(part: Range, *, count_contract: CountContract | None) -> 
 
 
 def death_headers(history: History) -> dict[str, HeaderValue]:
-    """The headers that tell how a message became a dead letter, newest death first."""
+    """Return the headers that describe how a message became a dead letter, newest death first."""
     headers: dict[str, HeaderValue] = {"x-death": [_death(death) for death in history.deaths]}
     for which, cause in (("first", history.first), ("last", history.last)):
         for name, value in zip(("reason", "queue", "exchange"), cause, strict=True):
@@ -73,7 +73,7 @@ def death_headers(history: History) -> dict[str, HeaderValue]:
 
 def _death(death: Death) -> HeaderValue:
     table: dict[str, HeaderValue] = {}
-    if death.original_expiration is not None:  # first, as in RabbitMQ
+    if death.original_expiration is not None:  # first field, as in RabbitMQ
         table["original-expiration"] = death.original_expiration
     table |= {
         "count": death.count,

@@ -1,19 +1,20 @@
-"""Who may log in, and how long those wait who may not.
+"""Logins of clients: passwords, certificates and tokens, with delays that slow down guessing.
 
-Three rules. A login that fails is looked at again when this node has applied all that the cluster has committed: the
-user may just have been created through another node. The answer to a failure is held back, for longer with each from
-the same address for the same user. And an address, and a user, get `LOOKS_PER_S` failures a second, on however many
-connections and however soon those hang up: behind that many, the next login is looked at some moments later.
+Three rules limit failures. A failed login is checked again when this node has applied all that the cluster has
+committed, because the user may just have been created through a different node. The answer to a failure is delayed,
+longer with each failure of the same user from the same address. An address, and a user, get `LOOKS_PER_S` failed checks
+a second, on however many connections and however soon those close. Above that rate, the next login is checked some
+moments later.
 
-A right password is answered when it is looked at: at once, but behind a flood of failures of its address, or for its
-user. Even then it waits for `LOOK_WAIT_MAX_S` at most; a login that would wait for longer is turned away at once, so
-that another attempt may find a shorter wait. And who has logged in from an address before waits for nobody but those
-who guess at that user from that address.
+A right password is answered as soon as it is checked. It waits only during a flood of failures of its address or its
+user, and even then `LOOK_WAIT_MAX_S` at most. A login that would wait longer is refused at once, so that a later
+attempt may find a shorter wait. A user who has logged in from an address before waits only for failures of that user
+from that address.
 
-A password that is a token of OAuth 2 is judged by itself, if the node takes tokens. It is looked at again when the keys
-of whoever issues tokens have been fetched anew, and its failures cost the same.
+If the node takes tokens, a password that is an OAuth 2 token is verified by itself. A token that fails is verified
+again after the keys of its issuer have been fetched anew. Its failures cost the same.
 
-Invariant: no password is kept longer than it takes to answer, and none is ever part of a text.
+Invariant: a password is kept no longer than its login takes, and is never part of a log line or an error text.
 """
 
 from __future__ import annotations
@@ -43,32 +44,32 @@ log = logging.getLogger(__name__)
 
 SALT_BYTES = 4
 FIRST_DELAY_S = 0.1
-"""How long the answer to a user's first failed login from an address is held back; each further one twice as long."""
+"""Seconds of the delay after a user's first failed login from an address. Each further failure doubles the delay."""
 DELAY_MAX_S = 5.0
-"""The longest that an answer is held back: within the handshake timeout, so that the client still hears why."""
+"""Seconds of the longest delay. It is below the handshake timeout, so the client still gets the reason."""
 FAILURES_COUNTED_MAX = 16
-"""How many failures make the delay longer; further ones do not."""
+"""Failures that lengthen the delay. Further failures do not."""
 FORGOTTEN_AFTER_S = 300.0
-"""After how long without a failure a user's earlier ones at an address no longer count."""
+"""Seconds without a failure after which a user's earlier failures at an address no longer count."""
 LOOKS_PER_S = 100
-"""Failed logins of one address, and for one user, that are looked at."""
+"""Checks of failed logins, per second, for each address and for each user."""
 LOOK_WAIT_MAX_S = 3.5
-"""The longest that a login waits for its look; one that would wait for longer is turned away. It is less than the time
-for which its connection keeps its place, whatever comes (cluster/net/connection_slots.py)."""
+"""Seconds that a login waits for its check, at most; a login that would wait longer is refused. The value is below the
+time that a connection keeps its slot in any case (cluster/net/connection_slots.py)."""
 LOOKS_AT_ONCE = 100
-"""How many failed logins are looked at without a wait, after some quiet."""
+"""Failed logins that are checked without a wait after a quiet time."""
 BARRIER_INTERVAL_S = 0.05
-"""How long to wait before the log is asked again: logins that fail meanwhile are asked about together."""
+"""Seconds between two read barriers. Logins that fail meanwhile share the next barrier."""
 RECORDS_MAX = 30_000
-"""How many addresses, users and users at addresses are remembered; the one quiet for longest makes room."""
+"""Remembered addresses, users, and users at addresses. The least recently used record makes room."""
 USER_LENGTH_MAX = 255
-"""How many characters of a user's name count for what is remembered: strangers choose what they send."""
+"""Characters of a user name that count in a record, because unauthenticated clients choose the names."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
-"""The user that an unknown user's password is compared with: no password has an empty hash."""
+"""The user to compare with if the given name is unknown. No password has an empty hash."""
 
 
 class LoginsBusy(Exception):
-    """A login would wait for too long for its look, because so many logins fail."""
+    """A login would wait too long for its check, because so many logins fail."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(
@@ -78,53 +79,56 @@ class LoginsBusy(Exception):
 
 
 class InvalidToken(Exception):
-    """A token is not good, for this reason."""
+    """A token is invalid. The text is the reason."""
 
 
 class TokenVerifier(Protocol):
-    """Judges tokens of OAuth 2."""
+    """Verifies OAuth 2 tokens."""
 
     def is_token(self, password: bytes) -> bool:
-        """Whether a password is meant as a token."""
+        """Return whether a password is meant as a token."""
         ...
 
     def verify(self, token: bytes) -> TokenUser:
-        """Whom a token vouches for. Raises InvalidToken."""
+        """Return the user that a token vouches for. Raise InvalidToken if the token is invalid."""
         ...
 
     def renew_keys(self, token: bytes, renewed: Callable[[], None]) -> bool:
-        """Have keys fetched, and `renewed` called then, if the token may be good by another key; else return False."""
+        """Fetch keys and then call `renewed`, if another key may verify the token; otherwise return False."""
         ...
 
 
 Outcome = TokenUser | bool
-"""What comes of a login: whether the user is admitted, or whom a token vouches for."""
+"""The result of a login: the user of a valid token, or whether the user is admitted."""
 
 
 class Login(NamedTuple):
-    """The name and the password that a client gives, and the address that it comes from."""
+    """The name and the password that a client gives, and the client's address."""
 
     user: str
     password: bytes | None
     """The password; None if a certificate has vouched for the name."""
     peer_host: str
     proxy_host: str = ""
-    """The address of the proxy that has told `peer_host`; empty if there was none."""
+    """Address of the proxy that has sent `peer_host`; empty without a proxy."""
     protocol: str = "amqp091"
-    """The protocol of the client, in RabbitMQ's words."""
+    """The client's protocol, in RabbitMQ's spelling."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it comes from this machine: what a proxy elsewhere says of "its" loopback does not count."""
+        """Whether the client is on this machine.
+
+        A loopback address sent by a proxy on another machine does not count.
+        """
         return is_loopback(self.peer_host) and (not self.proxy_host or is_loopback(self.proxy_host))
 
     def __repr__(self) -> str:
-        """Tell everything but the password."""
+        """Show everything except the password."""
         return f"Login({self.user!r} from {self.peer_host})"
 
 
 class Attempt:
-    """A login under way, and what it waits for."""
+    """A login under way."""
 
     __slots__ = ("_logins", "answer", "budgets", "is_charged", "login", "timer", "wait_s")
 
@@ -133,32 +137,33 @@ class Attempt:
     ) -> None:
         self.login = login
         self.budgets = budgets
-        """The records that pay for a look at this login if it fails."""
+        """Keys of the records that are charged for a check of this login if it fails."""
         self.is_charged = False
-        """Whether the budgets have paid for this login."""
+        """Whether the records in `budgets` have been charged for this login."""
         self.answer: Callable[[Outcome], None] | None = answer
         self.wait_s = 0.0
-        """How many seconds this login waits altogether, for its look or for its answer."""
+        """Seconds that this login waits, for its check or for its answer."""
         self.timer: Timer | None = None
         self._logins = logins
 
     def cancel(self) -> None:
-        """Give the login up: nobody waits for the answer any more."""
+        """Cancel the login: its answer is no longer needed."""
         self._logins.cancel(self)
 
 
 _Key = tuple[str | None, str | None]
-"""An address and a user, of whom something is remembered; None stands for all addresses, or all users."""
+"""Key of a record: an address and a user. None stands for all addresses, or for all users."""
 
 
 class _Record:
-    """What is remembered about an address, about a user, or about a user at an address."""
+    """Failures of an address, of a user, or of a user at an address."""
 
     __slots__ = ("failures", "is_known", "last_failure_s", "paid_until_s")
 
     def __init__(self) -> None:
         self.paid_until_s = 0.0
-        """The (monotonic) time for which failed looks have paid, each for a `LOOKS_PER_S`-th of a second."""
+        """Monotonic time, in seconds, up to which failed checks have used up the rate: each adds 1 / `LOOKS_PER_S`
+        seconds."""
         self.failures = 0
         self.last_failure_s = 0.0
         self.is_known = False
@@ -166,7 +171,7 @@ class _Record:
 
 
 class Logins:
-    """The logins of one node."""
+    """The logins of a node."""
 
     def __init__(
         self,
@@ -177,7 +182,7 @@ class Logins:
         counters: Counters,
     ) -> None:
         self.verifier: TokenVerifier | None = None
-        """What judges tokens; None: there are no tokens, and each password is one."""
+        """The verifier of tokens; None if the node takes no tokens, and treats every password as a password."""
         self._complaints = Complaints(log)
         self._machine = machine
         self._submissions = submissions
@@ -186,19 +191,19 @@ class Logins:
         self._loopback_users = frozenset(loopback_users)
         self._counters = counters
         self.outcomes: Counter[tuple[str, bool]] = Counter()
-        """How many logins there were of each protocol that succeeded (True) and that failed. It may be cleared."""
+        """Logins by protocol and success (True or False). The reader may clear it."""
         self._records: dict[_Key, _Record] = {}
-        """The records of failed logins; those used latest are last."""
+        """The records of failed logins. The most recently used are last."""
         self._waiting: dict[Attempt, None] = {}
-        """Logins that have not been looked at yet."""
+        """Logins that wait for their first check."""
         self._unsure: dict[Attempt, None] = {}
-        """Logins that fail as far as this node knows: it asks the log about them next."""
+        """Logins that fail on this node's present state. The next read barrier decides about them."""
         self._is_asking = False
 
     def attempt(self, login: Login, answer: Callable[[Outcome], None]) -> Attempt | None:
-        """Have `answer` called with the outcome; None is returned if that has happened already.
+        """Check a login and call `answer` with the outcome. Return None if `answer` has already been called.
 
-        A good login is answered at once, unless it has to wait because others fail. Raises LoginsBusy.
+        A valid login is answered at once, unless failures of its address or user make it wait. Raises LoginsBusy.
         """
         key = _key_of(login)
         attempt = Attempt(self, login, self._budgets(key), answer)
@@ -215,14 +220,14 @@ class Logins:
         return attempt
 
     def may_come_from(self, user: str, peer_host: str) -> bool:
-        """Whether a user may be logged in from an address: some may be so from this machine only."""
+        """Return whether a user may log in from an address: some users may do so from this machine only."""
         return self._may_come_from(user, is_local=is_loopback(peer_host))
 
     def _may_come_from(self, user: str, *, is_local: bool) -> bool:
         return is_local or user not in self._loopback_users
 
     def cancel(self, attempt: Attempt) -> None:
-        """Give a login up. A look that was not made costs nothing; one that was made costs the same."""
+        """Cancel a login. It is charged only if its check has been made."""
         attempt.answer = None
         if attempt.timer is not None:
             attempt.timer.cancel()
@@ -232,7 +237,7 @@ class Logins:
         self._unsure.pop(attempt, None)
 
     def verify(self, token: bytes, answer: Callable[[TokenUser | InvalidToken], None]) -> None:
-        """Have `answer` called with whom another token of somebody who has logged in vouches for, or why for nobody."""
+        """Verify a newer token of a logged-in user. Call `answer` with the token's user or the reason to refuse it."""
         verifier = self.verifier
         if verifier is None:
             answer(InvalidToken("this node takes no tokens"))
@@ -245,7 +250,7 @@ class Logins:
             answer(outcome)
 
     def _found(self, login: Login) -> Outcome:
-        """Whether a login is good; whom its token vouches for, if it is one."""
+        """Return whether a login is valid, or the user that its token vouches for."""
         if not self._has_token(login):
             return self._admits(login)
         assert self.verifier is not None
@@ -268,11 +273,11 @@ class Logins:
             # An unknown user costs the same time as a wrong password.
             compared = known or _NOBODY
             hashed = hash_password(compared.salt, password, compared.hashing)
-            # Nobody logs in without a password, though it be the right one: as in RabbitMQ.
+            # As in RabbitMQ, an empty password is refused even if it is the right password.
             right = hmac.compare_digest(hashed, compared.hash) and password != b""
         return right and self._may_come_from(user, is_local=login.is_local)
 
-    # What failures cost
+    # The cost of failures
 
     def _budgets(self, key: _Key) -> Sequence[_Key]:
         record = self._records.get(key)
@@ -303,10 +308,10 @@ class Logins:
             del self._records[next(iter(self._records))]
         return record
 
-    # The way of a login
+    # The course of a login
 
     def _look(self, attempt: Attempt) -> None:
-        """Answer a login that is good; have any other one looked at again."""
+        """Answer a valid login. Otherwise arrange a second check."""
         self._waiting.pop(attempt, None)
         if found := self._found(attempt.login):
             self._admit(attempt, found)
@@ -386,8 +391,9 @@ def _judged(verifier: TokenVerifier, token: bytes) -> TokenUser | InvalidToken:
 
 
 def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:
-    """Hash a salt and a password in RabbitMQ's way, so that users exported from it can be taken over."""
-    # Where a policy of the machine forbids MD5, users that RabbitMQ has hashed with it can log in all the same.
+    """Return the hash of a salt and a password as RabbitMQ computes it, so that its exported users can log in."""
+    # With `usedforsecurity=False`, users with MD5 hashes from RabbitMQ can log in where the machine's policy forbids
+    # MD5.
     return hashlib.new(hashing, salt + password, usedforsecurity=False).digest()
 
 

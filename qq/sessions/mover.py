@@ -1,12 +1,13 @@
-"""Moves on their way: what the leader does for those who have asked for messages to be moved.
+"""The leader's work of moving messages between queues, for operators and shovels.
 
-The machine knows which messages are ready and where, and what befell them; their headers are in the log, which it
-cannot read. So the leader looks at a few messages of the source at a time, and submits `MoveMessages` commands that
-say which of them the move is for. Their apply moves the messages in one step, so nothing is lost or doubled whoever
-submits what how often; and how far a move has come is in the state, so that another leader goes on from there.
+The machine knows which messages are ready, where they are, and their dead-letter history. Their headers are in the log,
+which the machine cannot read. So the leader reads a few messages of the source at a time, and submits `MoveMessages`
+commands with the messages that match. Applying a command moves its messages in a single step. A repeated command has no
+effect, so no message is lost or doubled whichever node submits it, and however often. The progress of a move is part of
+the state, so a new leader continues there.
 
-Invariant: one step is under way at a time, of the moves in turn; a step is bounded, however large the source is.
-Whoever has asked for a move has to be permitted all of it as long as it goes on.
+Invariant: a single step is under way at a time, of the moves in turn. A step is bounded, however large the source is.
+While a move runs, its requester must have all permissions that it needs.
 """
 
 from __future__ import annotations
@@ -40,29 +41,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEP_MESSAGES = 250
-"""How many messages one step looks at: some 3 ms of the leader's loop."""
+"""Messages that a step examines: some 3 ms of the leader's event loop."""
 STEP_BYTES = 1024 * 1024
-"""Octets of messages at which a step looks at no more; a message is looked at whole."""
+"""Octets of messages at which a step examines no more. A message is always examined as a whole."""
 RETRY_S = 0.5
-"""How long to wait for room in a queue, for the end of an alarm, and before a step that was not taken is repeated."""
+"""Seconds to wait for room in a queue, for the end of an alarm, or before a step that was not taken is repeated."""
 TICK_S = 0.1
-"""How long to wait, at least, until a limited rate lets more messages pass."""
+"""Seconds to wait, at least, until a limited rate lets more messages pass."""
 
 
 @dataclass(slots=True)
 class _MovePace:
-    """How fast a move goes on, as this leader sees to it."""
+    """How fast this leader runs a move."""
 
     access: Access
     since_s: float
-    """When it was last counted how many messages may pass."""
+    """Monotonic time, in seconds, of the last update of `passing`."""
     passing: float = 0.0
-    """How many messages may pass at that moment, where the rate is limited."""
+    """Messages that may pass at that time, if the rate is limited."""
     due_s: float = 0.0
-    """When the next step may be taken."""
+    """Monotonic time, in seconds, at which the next step may be taken."""
 
     def allowed(self, rate: int, now_s: float) -> int:
-        """How many messages may be moved now, at this rate; 0 is no limit. What is not used is not saved up."""
+        """Return how many messages may be moved now at `rate` messages a second; 0 means no limit.
+
+        An unused rate is saved up for 2 * TICK_S seconds at most.
+        """
         if not rate:
             return STEP_MESSAGES
         self.passing = min(self.passing + (now_s - self.since_s) * rate, 1 + 2 * TICK_S * rate)
@@ -71,17 +75,17 @@ class _MovePace:
 
 
 class _Step(NamedTuple):
-    """A step of a move while it is put together."""
+    """A step of a move while it is being composed."""
 
     pieces: list[MovePiece]
-    """The messages to be moved, all in one place, and the next step begins there, too."""
+    """The messages to be moved. All are in the same place, at which the next step begins, too."""
     examined: int
     next_place: int
     next_key: int
 
 
 class Mover:
-    """Has messages moved, while this node is the leader."""
+    """Moves messages while this node is the leader."""
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class Mover:
         runtime: Runtime,
         must_wait: Callable[[], bool],
     ) -> None:
-        """`must_wait` tells whether publishers have to wait, because of an alarm: then moves wait, too."""
+        """Create a mover. `must_wait` returns whether an alarm makes publishers wait: then moves wait, too."""
         self._machine = machine
         self._submissions = submissions
         self._entries = entries
@@ -102,36 +106,37 @@ class Mover:
         self._is_busy = False
         """Whether a read or a step is under way."""
         self._wakes_s = inf
-        """When it is looked again whether a move may go on, if nothing happens before."""
+        """Monotonic time, in seconds, of the scheduled wake-up at which a waiting move may continue; infinite if there
+        is none."""
         self._waiting = 0
-        """How many moves there were when all of them had to wait until then; 0 if they need not."""
+        """The number of moves when all of them had to wait until then; 0 if at least one may continue."""
         self._paces: dict[tuple[str, str], _MovePace] = {}
-        """The pace of each move under way, by virtual host and id."""
+        """The pace of each running move, by virtual host and id."""
         self._last = ("", "")
-        """The move that had its turn last."""
+        """The move that was served last."""
 
     def lead(self, leads: bool) -> None:
-        """Begin to move messages if this node leads now; else leave that to the node that leads."""
+        """Start moving messages if this node is the leader now; otherwise stop."""
         self._leads = leads
         self._paces, self._waiting = {}, 0
         self.submit_step()
 
     def submit_step(self) -> None:
-        """Submit the next step of the move whose turn it is, unless one is under way."""
+        """Submit the next step of the next move in turn, unless a step is under way."""
         running = self._machine.moves.running
         if self._is_busy or not self._leads or not running:
             return
         if len(running) == self._waiting and self._runtime.monotonic() < self._wakes_s:
-            return  # they all wait, as they did when it was last asked for with some entry
+            return  # all of them wait, as they did when an earlier entry was applied
         move = self._next(running)
         if move is not None:
             self._last = move.vhost, move.id
             self._go_on(move)
 
-    # Whose turn it is
+    # Scheduling
 
     def _next(self, running: Mapping[tuple[str, str], MoveState]) -> MoveState | None:
-        """The move whose turn it is; None if all have to wait, and then it is looked again in time."""
+        """Return the next move in turn. If all moves must wait, return None and schedule a wake-up."""
         now_s, due_s = self._runtime.monotonic(), inf
         keys = list(running)
         after = keys.index(self._last) + 1 if self._last in running else 0
@@ -159,7 +164,7 @@ class Mover:
             pace = self._paces[move.vhost, move.id] = _MovePace(access, self._runtime.monotonic())
         return pace
 
-    # One step
+    # A step
 
     def _go_on(self, move: MoveState) -> None:
         pace, now_s = self._pace(move), self._runtime.monotonic()
@@ -181,9 +186,9 @@ class Mover:
             allowed = min(allowed, move.count - move.moved)
         step = self._step(move, pace.access, allowed)
         if step is None:
-            return  # it goes on when the messages are read
+            return  # it continues when the messages have been read
         if move.is_endless and not step.examined and self._has_queues(move):
-            pace.due_s = now_s + TICK_S  # as long as there is nothing, nothing is said of that
+            pace.due_s = now_s + TICK_S  # an idle move submits no commands
             self.submit_step()
             return
         pace.passing -= sum(piece.count for piece in step.pieces)
@@ -206,11 +211,12 @@ class Mover:
         self._submissions.read_barrier(applied, self._lane)
 
     def _step(self, move: MoveState, access: Access, allowed: int) -> _Step | None:
-        """Look for the next messages that the move is for, `allowed` at most; None while they are being read."""
+        """Find the next messages that the move applies to, at most `allowed`. Return None while they are being read."""
         source = self._queue(move, move.source, move.source_number)
         if source is None:
-            return _Step([], 0, move.place, move.key)  # the machine finds out, too
-        # What came back lies before the place of the last step, and such a move passes nothing over.
+            return _Step([], 0, move.place, move.key)  # the machine detects the missing queue, too
+        # Search an endless move's source from its start, because messages may have been returned there. Such a move
+        # skips no messages, so each is examined only once.
         place, key = (RETURNED, 0) if move.is_endless else (move.place, move.key)
         found = source.look(place, key, move.end_of(place), STEP_MESSAGES)
         while not found and place < PLACES:
@@ -221,7 +227,7 @@ class Mover:
         return self._look_at(move, access, source, place, found, allowed)
 
     def _queue(self, move: MoveState, name: str, number: int) -> Queue | None:
-        """The queue of this name, if it is still the one that was meant."""
+        """Return the queue of this name if it is still the queue that the move was begun with, or None."""
         queue = self._machine.vhosts[move.vhost].queues.get(name)
         return queue if queue is not None and queue.number == number else None
 
@@ -270,14 +276,14 @@ class Mover:
         return _Step(pieces, examined, place, key)
 
     def _stored(self, part: Range) -> Sequence[bytes | None] | None:
-        """The messages of a range, of large ones the headers only, with None for those that are not there.
+        """Return the messages of a range, of large messages only the headers; None if they must be read first.
 
-        None if they have to be read.
+        A message that cannot be read is None in the list.
         """
         try:
             groups = self._entries.messages(part, only_beginnings=True)
         except MessagesGone:
-            # Nothing that is referred to goes, so this is a fault of ours; it stays where it is.
+            # The state still refers to these messages, so this is a bug of qq. They stay in their queue.
             log.exception("messages of entry %d cannot be read, and are not moved", part.index)
             return [None] * part.count
         if groups is None:
@@ -288,7 +294,7 @@ class Mover:
         def loaded() -> None:
             self._is_busy = False
             if self._leads and move.is_running:
-                self._go_on(move)  # at once: what was read need not stay in memory
+                self._go_on(move)  # at once, while the entries that were read are in memory
             else:
                 self.submit_step()
 
@@ -297,7 +303,7 @@ class Mover:
 
 
 def _check(access: Access, move: MoveState) -> None:
-    """Raise AccessRefused if the user may not do any more what the move does; a shovel may."""
+    """Raise AccessRefused if the user has lost a permission that the move needs. A shovel needs none."""
     if move.shovel:
         return
     access.check("read", "queue", move.source)
@@ -306,7 +312,7 @@ def _check(access: Access, move: MoveState) -> None:
 
 
 def _is_for(move: MoveState, access: Access, history: History | None) -> bool:
-    """Whether a move may be for messages with this history, as far as that tells."""
+    """Return whether a move may apply to messages with this history, judged by the history alone."""
     if history is None:
         return bool(move.destination) and not (move.reason or move.from_queue)
     reason, queue, _ = history.last
@@ -322,12 +328,12 @@ def _is_for(move: MoveState, access: Access, history: History | None) -> bool:
 
 
 def _fitting(messages: Range, octets: int) -> int:
-    """How many of equally large messages have so many octets together; one at least."""
+    """Return how many of equally large messages fit into `octets`, at least 1."""
     return max(1, min(messages.count, octets * messages.count // max(messages.size, 1)))
 
 
 def _has(message: bytes, headers: Mapping[str, object]) -> bool:
-    """Whether a message has these headers, with these values."""
+    """Return whether a message has these headers, with these values."""
     if not headers:
         return True
     found = content_of(message, 0).headers
@@ -335,12 +341,12 @@ def _has(message: bytes, headers: Mapping[str, object]) -> bool:
 
 
 def _is_equal(found: object, wanted: object) -> bool:
-    """Whether two values are the same: to Python, true is 1."""
+    """Return whether two values are equal, and not merely equal for Python as True and 1 are."""
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def _add(pieces: list[MovePiece], key: int, examined: int, priority: int, ttl_ms: int) -> None:
-    """Add one message to the pieces of a step."""
+    """Add a message to the pieces of a step."""
     last = pieces[-1] if pieces else None
     if (
         last is not None

@@ -1,9 +1,10 @@
-"""A node that knows no leader, and its clients that wait: after a while they are told, and may go to another node.
+"""Closes the connections of waiting clients after a node has known no leader for a while.
 
-As long as an election lasts, they had better wait: they notice nothing else of it. But a node that is cut off from the
-majority, or has none, may be so for hours, and a client that hears nothing takes the connection for a good one.
+During an election, clients should wait, because a delay is all that they notice of it. But a node that is cut off from
+the majority may be so for hours. A client that gets no answer would take its connection for a good connection. After a
+timeout, this node closes it with the reason, and the client may connect to a different node.
 
-Invariant: who waits for nothing is not told to go; and once a leader is known, nobody is.
+Invariant: a client that waits for no answer is not disconnected. After a leader is known, no client is.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Connection
 
 LOOK_S = 1.0
-"""How often it is looked who waits. Looks are counted and not seconds: the node itself may have stood still."""
+"""Seconds between checks for waiting clients. Checks are counted, not seconds, because the node itself may have
+stalled."""
 TOLD_AT_ONCE = 100
-"""How many clients are told before other tasks run: some milliseconds of work."""
+"""Clients to disconnect before other tasks run: some milliseconds of work."""
 
 
 class Leaderless:
-    """Counts for how long this node has known no leader."""
+    """Counts how long this node has known no leader."""
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class Leaderless:
         runtime: Runtime,
         timeout_s: float,
     ) -> None:
-        """Clients in `connections` that wait are told after `timeout_s`; never if that is 0."""
+        """Create the counter. Clients in `connections` that wait are disconnected after `timeout_s`; 0 means never."""
         self._connections = connections
         self._why_undecided = why_undecided
         self._runtime = runtime
@@ -51,7 +53,7 @@ class Leaderless:
             self._look_later(self._look_s)
 
     def why_given_up(self) -> str | None:
-        """Why nobody new should wait here; None if that may be worth while."""
+        """Return why a new client should not wait here; None if waiting makes sense."""
         return self._why_undecided() if self._timer is not None and self._is_over else None
 
     @property
@@ -69,7 +71,7 @@ class Leaderless:
             self._look_later(self._look_s)
 
     def _tell(self) -> None:
-        """Tell those who wait, some at a time."""
+        """Disconnect the waiting clients, a limited number at a time."""
         waiting = [each for each in self._connections.values() if each.waits_for_log]
         if waiting:
             why = self._why_undecided() or "no leader is known"

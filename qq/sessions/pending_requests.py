@@ -1,7 +1,7 @@
-"""What sessions ask for, as parts of the batches that go to the log.
+"""Requests of sessions that wait in lanes: parts of the batches that go to the log.
 
-Invariant: what a part costs is asked when it is about to be taken; what could not be found out in this pass of the loop
-waits for the next, and its lane with it.
+Invariant: the price of a part is computed when a batch is about to take it. If it cannot be found in this pass of the
+event loop, the part waits for the next pass, and its lane with it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from qq.stored.properties import Attributes
 
 COMMAND_BYTES = 256
-"""Octets that a command counts as, besides its texts and tables. It is some 30 in the log, but every node takes some
-10 us for it, and should be done with a batch in few milliseconds."""
+"""Octets counted for a command, besides its texts and tables. In the log it has some 30, but every node spends some 10
+us on it, and must finish a batch within few milliseconds."""
 NUMBER_BYTES = 9
-"""Octets that a number in a list of a command counts as: it is never longer in the log."""
+"""Octets counted for each number in a list of a command. In the log it is never longer."""
 MESSAGE_BYTES = 64
-"""Octets that a message counts as, besides its own."""
+"""Octets counted for a message, besides its own."""
 
 
 class Asked:
-    """A command that waits in a lane, and the octets that it counts as."""
+    """A command that waits in a lane, with the octets that it counts as."""
 
     __slots__ = ("_command", "_node", "_steps", "size")
 
@@ -51,7 +51,7 @@ class Asked:
         self._node = node
         self._command = command
         self._steps = 0
-        """The price of the command in steps, once `price` has found it."""
+        """The price of the command in steps, after `price` has computed it."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if not batch.has_room(self.price(costs), self.size):
@@ -60,17 +60,17 @@ class Asked:
         return PartOutcome.TAKEN
 
     def price(self, costs: Costs) -> int:
-        """Find its price in steps as of now: what the command is about may have grown while it waited."""
+        """Compute the price in steps now, because the objects of the command may have grown while it waited."""
         self._steps = costs.of(self._node, self._command)
         return self._steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
-        """Have the batch take the command, with the price that was found."""
+        """Add the command to the batch, at the price that `price` has computed."""
         batch.add(lane, self._command, self._steps, self.size)
 
 
 class Callback(NamedTuple):
-    """Something to be called when all that the lane asked for before has been applied, or is given up."""
+    """A function to call when all earlier requests of the lane have been applied or abandoned."""
 
     call: Callable[[], None]
 
@@ -80,7 +80,7 @@ class Callback(NamedTuple):
 
 
 class OpenSettlement:
-    """Consecutive message ids of one consumer that are settled alike."""
+    """Consecutive message ids of a consumer that are settled alike. Further ids may join until a batch takes it."""
 
     __slots__ = ("_consumer", "_first", "_kind", "_last", "_steps")
 
@@ -92,7 +92,7 @@ class OpenSettlement:
         self._steps = SETTLED_STEPS[kind]
 
     def goes_on(self, first: int, last: int) -> bool:
-        """Add these message ids if they follow at once; returns whether they do."""
+        """Add these message ids if they follow directly. Return whether they do."""
         if first != self._last + 1:
             return False
         self._last = last
@@ -109,7 +109,7 @@ class OpenSettlement:
 
 
 class OpenEnqueue:
-    """Consecutive publishes of one publisher with the same exchange, routing key, flags and attributes."""
+    """A run: consecutive publishes of a publisher with the same exchange, routing key, flags and attributes."""
 
     __slots__ = (
         "_beside",
@@ -138,46 +138,46 @@ class OpenEnqueue:
     ) -> None:
         self.publisher = publisher
         self.first_sequence = first_sequence
-        """The publish sequence number of the run's first message; 0 if its messages need not be confirmed."""
+        """The publish sequence number of the run's first message; 0 if its messages need no confirms."""
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
         self.attributes = attributes
-        """The attributes of the run's first message; None if its messages have none."""
+        """The attributes of the run's first message; None if its messages have no attributes."""
         self.messages: list[bytes] = []
-        """The messages of the run that still wait; when all of them have gone, no more are added."""
+        """The messages of the run that still wait. After all have been taken, no messages are added."""
         self.asked_s = 0.0
-        """When the run was asked for, on the node's monotonic clock."""
+        """Monotonic time, in seconds, at which the run was requested."""
         self._beside = bytes_of_run(self)
-        """The octets that the run counts as besides its messages; 0 once some of them have gone."""
+        """Octets counted for the run besides its messages; 0 after a batch has taken some of them."""
         self._bytes = self._beside
-        """The octets that the run counts as, its messages included."""
+        """Octets counted for the run, with its messages."""
         self._priced: list[int] = []
-        """Where each message is looked into: the prices in steps of its first messages, as far as they are known."""
+        """If routing parses each message: the prices in steps of the first messages, as far as they are known."""
         self._price: Price | None = None
-        """The price of all messages, where routing does not look into them; None if it is not known."""
+        """If routing does not parse the messages: the price of all of them; None if it is not known."""
         self._stored = 0
-        """Up to which octet the first message is stored, its content header aside; 0 if nothing of it is."""
+        """Octets of the first message that are stored in fragments, counted from its start; 0 if none are."""
 
     @property
     def keys(self) -> int:
-        """How many routing keys each of the run's messages has."""
+        """Routing keys of each message of the run."""
         return 1 if self.attributes is None else 1 + len(self.attributes.more_keys)
 
     @property
     def size(self) -> int:
-        """The octets that the run counts as, its messages included."""
+        """Octets counted for the run, with its messages."""
         return self._bytes
 
     def takes(self, attributes: Attributes | None) -> bool:
-        """Whether messages with these attributes may join the run."""
+        """Return whether messages with these attributes may join the run."""
         mine = self.attributes
         if mine is not None and mine.publisher:
             mine = mine._replace(publish_seq=mine.publish_seq + len(self.messages))
         return attributes == mine
 
     def add(self, messages: list[bytes]) -> int:
-        """Add messages at the end of the run; returns the octets that they count as."""
+        """Add messages at the end of the run. Return the octets that they count as."""
         size = bytes_of_messages(messages)
         self.messages += messages
         self._bytes += size
@@ -208,7 +208,10 @@ class OpenEnqueue:
         return PartOutcome.NO_ROOM if self.messages else PartOutcome.TAKEN
 
     def _store_fragment(self, batch: Batch, lane: Lane) -> PartOutcome:
-        """Have the batch take some of a large message, of which at last the content header is left here."""
+        """Add a fragment of a large message to the batch.
+
+        After the last fragment, only the content header is left here.
+        """
         message = self.messages[0]
         start = self._stored or frame_stop(message, 0)
         end = min(start + batch.fragment_bytes, len(message))
@@ -224,7 +227,7 @@ class OpenEnqueue:
         return PartOutcome.GOES_ON
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
-        """Have the batch take messages by one price each: published alike, they may still go different ways."""
+        """Add messages with a price each to the batch, because messages of a run may be routed differently."""
         outcome, count, steps = PartOutcome.TAKEN, 0, 0
         size = self._beside
         for message in self.messages:
@@ -241,14 +244,14 @@ class OpenEnqueue:
         return outcome
 
     def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
-        """Have the batch take the first `count` messages; the others stay here, to go on behind them."""
+        """Add the first `count` messages to the batch. The rest stays here and follows later."""
         going = self.messages[:count]
         if self._stored:
             batch.add(lane, JoinFragments(self.publisher.session), 0, 0)
             self._stored = 0
         batch.publish(lane, _sealed(self, count), going, steps, size)
         batch.asked_s.append(self.asked_s)
-        del self.messages[:count]  # a run may be long, and go in very many pieces
+        del self.messages[:count]  # a long run may be taken in very many pieces
         self._bytes -= size
         self._beside = 0
         self._price = None
@@ -260,10 +263,13 @@ class OpenEnqueue:
         if attributes is not None and attributes.publisher:
             self.attributes = attributes._replace(publish_seq=attributes.publish_seq + count)
 
-    # In a transaction it goes as a whole
+    # As part of a transaction, the run is taken as a whole
 
     def price(self, costs: Costs) -> int | None:
-        """Its price in steps, counted until it is too much for a transaction; None: it can be told in a later pass."""
+        """Return the run's price in steps, or None if a later pass can tell it.
+
+        Counting stops when the price is too high for a transaction.
+        """
         if not self._is_looked_into(costs):
             price = self._price_together(costs)
             return None if price is None else price.of(len(self.messages))
@@ -275,7 +281,7 @@ class OpenEnqueue:
         return steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
-        """Have the batch take the whole transaction, with the price that was found."""
+        """Add the whole run of a transaction to the batch, at the price that `price` has computed."""
         count = len(self.messages)
         steps = self._price.of(count) if self._price is not None else sum(self._priced)
         self._go(batch, lane, count, steps, self._bytes)
@@ -286,7 +292,7 @@ class OpenEnqueue:
 
     def _price_together(self, costs: Costs) -> Price | None:
         if self.publisher.has_failed:
-            return Price(0, 0)  # the log passes over it
+            return Price(0, 0)  # applying the entry skips it
         if self._price is None:
             self._price = costs.of_messages(
                 self.publisher.connection.vhost,
@@ -297,7 +303,7 @@ class OpenEnqueue:
         return self._price
 
     def _price_next(self, costs: Costs) -> bool:
-        """Find out what one more message costs; False if that has to be looked for in the next pass."""
+        """Compute the price of the next message. Return False if the next pass must search its routes."""
         message = self.messages[len(self._priced)]
         price = costs.of_content(self.publisher.connection.vhost, self.exchange, self._keys(), message)
         if price is not None:
@@ -311,7 +317,7 @@ class OpenEnqueue:
 
 
 class OpenCommit:
-    """A transaction: all of it goes in one batch, or it is refused."""
+    """A transaction: a single batch takes all of it, or it is refused."""
 
     def __init__(
         self,
@@ -319,12 +325,15 @@ class OpenCommit:
         content: Sequence[OpenEnqueue | Asked],
         refuse: Callable[[OpenCommit, int], None],
     ) -> None:
-        """`refuse` is called with this object and its price in steps, if that is more than TRANSACTION_STEPS_MAX."""
+        """Create a transaction from its commit command and its content.
+
+        `refuse` is called with this object and its price in steps if the price is above TRANSACTION_STEPS_MAX.
+        """
         self._parts = (commit, *content)
         self._refuse = refuse
         self._steps = COMMIT_STEPS * len(content)
         self._priced = 0
-        """How many parts have their price in `_steps`."""
+        """The number of parts whose price is included in `_steps`."""
         self.size = sum(part.size for part in self._parts)
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
@@ -334,7 +343,7 @@ class OpenCommit:
                 return PartOutcome.PUT_OFF
             self._priced += 1
             self._steps += steps
-            costs.looked += steps  # it may be refused, and then nothing else counts for it
+            costs.looked += steps  # count it now, because a refused transaction is charged nowhere else
             if self._steps > TRANSACTION_STEPS_MAX:
                 self._refuse(self, self._steps)
                 return PartOutcome.REFUSED
@@ -356,12 +365,12 @@ def _is_large(message: bytes, large_bytes: int) -> bool:
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:
-    """The octets that messages count as."""
+    """Return the octets that messages count as."""
     return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
 
 
 def bytes_of_run(run: OpenEnqueue) -> int:
-    """The octets that a run of messages counts as, without the messages."""
+    """Return the octets that a run of messages counts as, without its messages."""
     size = COMMAND_BYTES + len(run.exchange) + len(run.routing_key)
     if run.attributes is not None:
         size += sum(map(len, run.attributes.more_keys)) + len(run.attributes.publisher)
@@ -384,7 +393,7 @@ def bytes_of_command(command: Command) -> int:
 
 
 def _sealed(run: OpenEnqueue, count: int) -> Enqueue | Publish:
-    """The command that publishes the first `count` messages of a run."""
+    """Return the command that publishes the first `count` messages of a run."""
     publisher = run.publisher
     enqueue = Enqueue(
         publisher.session,

@@ -1,22 +1,22 @@
-"""The ports of the sessions: what they ask of the log, and what a protocol implements to be told what the log says.
+"""The ports of the sessions: the log below them, and the interface that a client protocol must implement.
 
-A protocol tells the `Broker` of its clients, in this order:
+A protocol calls the `Broker` for each client in this order:
 
     connection_opened       there is a socket
-    logins.attempt          who it is; of somebody who is not admitted the log never hears
-    connect                 the log is asked to let it into its virtual host, and answers `admitted` or `not_admitted`
-    session_opened          for each session, at once behind `connect` if need be; there is no answer unless it `failed`
-    submissions             what the client wants in its sessions: add, publish, settle, credit, commit
-    session_ended           also behind `failed`: another session may begin in the same connection
-    connection_closed       the socket is gone; sessions end before
+    logins.attempt          checks the credentials; the log never sees a client that fails here
+    connect                 asks the log to admit the connection to its virtual host; then `admitted` or `not_admitted`
+    session_opened          for each session, also directly after `connect`; the only answer is `failed`, if it fails
+    submissions             requests of the sessions: add, publish, settle, credit, commit
+    session_ended           also after `failed`; the connection may then begin another session
+    connection_closed       the socket is closed; all sessions must have ended before
 
-What a client wants is asked of `Access` first. What that refuses is asked again behind `submissions.read_barrier`, with
-`Access.certain`, because this node may be behind. All that is asked for is counted (`Connection.count_uncommitted`): a
-connection with more than `Broker.uncommitted_bytes_max`, or half of that while `Broker.is_full`, reads no more from its
-client, and calls `Broker.waits_for_room`.
+Before each request, the protocol must ask `Access`. It repeats a refused check behind `submissions.read_barrier`, with
+`Access.certain`, because this node may be behind. All requests are counted (`Connection.count_uncommitted`). A
+connection with more than `Broker.uncommitted_bytes_max` octets, or half of that while `Broker.is_full`, must stop
+reading from its client and call `Broker.waits_for_room`.
 
-Invariant: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has
-sessions, which the log knows by numbers that are never used twice.
+Invariant: the ports belong to no particular client protocol. A client's connection is in a single virtual host. It has
+sessions, which the log knows by numbers that are never reused.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 
 class MessageStore(Protocol):
-    """The entries of a log, which hold the messages."""
+    """The stored entries of a log, which hold the messages."""
 
     @property
     def applied_index(self) -> int:
-        """The index of the newest entry that was applied: those behind it may still give way to others."""
+        """The index of the newest applied entry. The entries behind it may still be overwritten."""
         ...
 
     def payload(self, index: int) -> bytes | None:
-        """The bytes of the entry at `index`; None if it must be read from the disk, or is not there."""
+        """Return the bytes of the entry at `index`, or None if it must be read from the disk or does not exist."""
         ...
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """Make a function that reads the entries at `indexes`, on any thread.
+        """Return a function that reads the entries at `indexes` on any thread.
 
-        It may leave out those behind the one with which it has `bytes_max` octets. This method and the function raise
-        `cluster.log.segment.EntryGone` if an entry is not held, the function also EntryMoved.
+        The function may stop after the entry with which it has read `bytes_max` octets. This method and the function
+        raise `cluster.log.segment.EntryGone` if an entry is not stored; the function may also raise EntryMoved.
         """
         ...
 
@@ -68,22 +68,23 @@ class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
     def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Have a batch carried out once on every node; returns its sequence number, which is told when that is done.
+        """Submit a batch, which every node applies exactly once, and return its sequence number.
 
-        `weight` is how long that will take every node, in milliseconds.
+        The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
+        milliseconds of each node.
         """
         ...
 
     def disk_failed(self, error: Exception) -> None:
-        """Report that a read of the log has failed for a reason that the reader does not know."""
+        """Report that a read of the log has failed for a reason unknown to the reader."""
         ...
 
     def why_undecided(self) -> str | None:
-        """Why nothing is committed now, and who does not answer; None if a leader is known."""
+        """Return why no entry is committed now, and which nodes do not answer; None if a leader is known."""
         ...
 
     def undecided(self) -> Collection[str]:
-        """The other nodes that may have died a moment ago: the cluster gives them up soon, or they live."""
+        """Return the other nodes that may have just died: the cluster soon evicts them, or finds them alive."""
         ...
 
 
@@ -91,29 +92,29 @@ class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
 
     id: int
-    """The number of the connection, which no other connection or session has while the process lives."""
+    """The number of the connection. No other connection or session of the process ever has it."""
     vhost: str
     user: str
     scopes: Scopes | None
-    """What the user may do, if a token vouches for the user; None: what the log says."""
+    """The user's permissions, if a token vouches for the user; None if the permissions in the log apply."""
     in_log: bool
-    """Whether the log was asked to let the connection in: then the log has to hear when it is gone."""
+    """Whether the log was asked to admit the connection, so that the end of the connection must be submitted, too."""
     is_admitted: bool
-    """Whether the log has let the connection in. Only the broker writes this and `in_log`."""
+    """Whether the log has admitted the connection. Only the broker writes this and `in_log`."""
 
     @property
     def lane(self) -> Lane:
-        """The lane in which what this connection asks for waits."""
+        """The lane in which this connection's requests wait."""
         ...
 
-    # What operators see
+    # For operators
 
     @property
     def name(self) -> str: ...
 
     @property
     def protocol(self) -> str:
-        """The name of the protocol with its version, as RabbitMQ writes it: "AMQP 0-9-1"."""
+        """The protocol's name with its version, as RabbitMQ writes it: "AMQP 0-9-1"."""
         ...
 
     @property
@@ -127,40 +128,43 @@ class Connection(Payer, Protocol):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """What the client has told of itself when it connected."""
+        """The properties that the client sent about itself when it connected."""
         ...
 
     def facts(self) -> ConnectionFacts: ...
 
     @property
     def waits_for_log(self) -> bool:
-        """Whether something was asked for that the log has not answered yet."""
+        """Whether a request of the connection is still unanswered by the log."""
         ...
 
-    # What the log says
+    # Events from the log
 
     def admitted(self) -> None:
-        """The log has let the connection into its virtual host; this is told once."""
+        """React to the log's admission of the connection to its virtual host. Called once."""
         ...
 
     def not_admitted(self, failure: Failed, /) -> None:
-        """The log has refused to let the connection into its virtual host."""
+        """React to the log's refusal to admit the connection to its virtual host."""
         ...
 
     def told_to_close(self, effect: ConnectionForced, /) -> None:
-        """Close the connection: an operator wants it, or its virtual host or its user is gone."""
+        """Close the connection, because an operator wants it or its virtual host or user was deleted."""
         ...
 
     def alarm_changed(self) -> None:
-        """`Broker.alarm` has changed: from now on publishers have to wait, or need not any more."""
+        """React to a change of `Broker.alarm`: publishers must wait, or may continue."""
         ...
 
     def shut_down(self, text: str, /) -> None:
-        """Tell the client to go to another node, and why: this one stops, is under maintenance, or has no majority."""
+        """Close the connection with the reason: this node stops, is under maintenance, or has no majority.
+
+        The client should connect to another node.
+        """
         ...
 
     def close_now(self) -> None:
-        """The log knows nothing of the connection and its sessions any more: nothing more may be asked for in them."""
+        """Drop the connection: the log has forgotten it and its sessions, so they must submit no more requests."""
         ...
 
 
@@ -172,17 +176,17 @@ class SessionConsumer(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether the log has answered that the consumer is there."""
+        """Whether the log has confirmed that the consumer exists."""
         ...
 
     @property
     def next_id(self) -> int:
-        """The message id of the first message that this consumer has not been given yet."""
+        """The message id of the first message that has not been delivered to this consumer yet."""
         ...
 
 
 class Publisher(Unconfirmed, Protocol):
-    """The publisher of a session, whose messages wait for the log."""
+    """The publisher of a session. Its messages wait for the log."""
 
     @property
     def session(self) -> int: ...
@@ -192,32 +196,35 @@ class Publisher(Unconfirmed, Protocol):
 
     @property
     def number(self) -> int:
-        """The number of the channel in the frames of its messages, as they are stored."""
+        """The channel number in the stored frames of its messages."""
         ...
 
     @property
     def has_failed(self) -> bool:
-        """Whether the log has refused something of its session: it passes over what is asked for behind that."""
+        """Whether the log has refused a request of its session.
+
+        The log then skips all later requests of the session.
+        """
         ...
 
     @property
     def published(self) -> int:
-        """The publish sequence number of its last message; only messages that are to be confirmed are counted."""
+        """The publish sequence number of its last message. Only messages that need a confirm are counted."""
         ...
 
 
 class PatientPublisher(Publisher, Protocol):
-    """A publisher that can be made to wait."""
+    """A publisher that can be delayed by limits of publishing."""
 
     def go_on(self) -> None:
-        """Publish what had to wait, as far as it may pass now, and wait again with the rest."""
+        """Publish the delayed messages as far as they may pass now, and wait again with the rest."""
         ...
 
 
 class Session(Protocol):
-    """A session: it is told what became of what it asked for, in the order of the log.
+    """A session of a client. The log's answers to its requests arrive here, in the order of the log.
 
-    A session that neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
+    A session that neither publishes nor consumes gets only `replied`, `failed` and `leader_changed`.
     """
 
     @property
@@ -229,40 +236,40 @@ class Session(Protocol):
     def connection(self) -> Connection: ...
 
     def facts(self) -> SessionFacts | None:
-        """What operators see of the session; None if it is no client's."""
+        """Return the session's figures for operators; None if it belongs to no client."""
         ...
 
     # Answers
 
     def replied(self, result: Result, /) -> None:
-        """Take the answer to the oldest command that waits for one (`qq.machine.protocol.commands.Method`)."""
+        """Take the answer to the oldest command that waits for an answer (`qq.machine.protocol.commands.Method`)."""
         ...
 
     def failed(self, failure: Failed, /) -> None:
-        """A command is refused, and what was asked for behind it is passed over: the session has to end."""
+        """End the session, because the log has refused a command and skips all later requests of the session."""
         ...
 
     @property
     def answered(self) -> int:
-        """How many answers the log has given to the session, which is the number of the last one."""
+        """The number of answers that the log has given to the session, which is also the number of the last answer."""
         ...
 
     @property
     def waits_for_answer(self) -> bool: ...
 
-    # What was published
+    # For publishers
 
     def refuse(self, first: int, last: int, /) -> None:
-        """Tell the publisher that these sequence numbers reached no queue, and that all before them are safe."""
+        """Refuse these publish sequence numbers, which reached no queue, and confirm all earlier numbers."""
         ...
 
     def unroutable(self, effect: Returned, /) -> None: ...
 
-    # What is consumed
+    # For consumers
 
     @property
     def consumers(self) -> Sequence[SessionConsumer]:
-        """The consumers that messages may still come for."""
+        """The consumers for which messages may still arrive."""
         ...
 
     def consumer(self, consumer_id: int, /) -> SessionConsumer | None: ...
@@ -274,11 +281,11 @@ class Session(Protocol):
     def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
 
     def consumer_gone(self, consumer_id: int, /) -> None:
-        """The consumer was cancelled: its queue was deleted, or it has not acknowledged for too long."""
+        """End the consumer: its queue was deleted, or an acknowledgement has taken too long."""
         ...
 
     def needed_from(self) -> int | None:
-        """The index of the first entry with something that waits for the client and is in no queue now, or None."""
+        """Return the lowest log index with a message that waits for the client and is in no queue now, or None."""
         ...
 
     # The cluster

@@ -1,7 +1,7 @@
-"""Going on after a snapshot: the node has the state, but never saw what the entries before it had to tell.
+"""Continues sessions after a snapshot: the node has the new state, but has missed the effects of the skipped entries.
 
-Invariant: what the session has had before it is not told again, whatever the snapshot skipped; answers and message ids
-are numbered for that. Deliveries come before the answer to a cancellation, and behind every other.
+Invariant: a session gets no answer and no message twice, whatever the snapshot skipped, because answers and messages
+are numbered. Deliveries come before the answer to a cancellation, and after every other answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def resume(session: Session, effect: Effect) -> None:
-    """Tell the session that part of an effect which it has not been told yet."""
+    """Pass on the part of an outstanding effect that the session has not received yet."""
     match effect:
         case Failed():
             session.failed(effect)
@@ -34,7 +34,7 @@ def resume(session: Session, effect: Effect) -> None:
 
 
 def _deliver(session: Session, effect: Deliver) -> None:
-    """Deliver the messages that the consumer has not been given yet: ids are given in order."""
+    """Deliver the messages that the consumer has not received yet. Message ids are consecutive."""
     consumer = session.consumer(effect.consumer)
     if consumer is None:
         return
@@ -52,7 +52,7 @@ def _deliver(session: Session, effect: Deliver) -> None:
 
 
 def _end_cancelled(session: Session, known: Known) -> None:
-    # Other answers come singly and are told by themselves. Only cancellations can be under way together.
+    # Only cancellations can have several answers outstanding. Every other answer arrives in an effect of its own.
     while session.answered < known.answers and session.waits_for_answer:
         session.replied(ConsumerCancelled(0))
 

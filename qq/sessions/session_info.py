@@ -1,6 +1,6 @@
-"""What a node knows of its own clients, for operators: data only.
+"""Data about a node's own connections and sessions, for operators.
 
-Invariant: to count costs something for each read, write or batch of messages, and nothing for each message.
+Invariant: counting costs time for each read, write or batch of messages, but not for each message.
 """
 
 from __future__ import annotations
@@ -10,56 +10,57 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """What has gone over a connection's socket."""
+    """Octets and calls on a connection's socket."""
 
     octets_in: int = 0
     reads: int = 0
     octets_out: int = 0
     writes: int = 0
     octets_waiting: int = 0
-    """How many octets the client has not taken yet."""
+    """Octets that are written and that the client has not taken yet."""
 
 
 class TlsFacts(NamedTuple):
-    """The TLS of a connection."""
+    """The TLS parameters of a connection."""
 
     version: str
-    """As OpenSSL writes it: "TLSv1.3"."""
+    """The protocol version in OpenSSL's spelling: "TLSv1.3"."""
     cipher: str
     subject: str | None = None
-    """`subject`, `issuer` and `validity` are of the client's certificate; None if it has shown none."""
+    """`subject`, `issuer` and `validity` describe the client's certificate; None if the client has presented no
+    certificate."""
     issuer: str | None = None
     validity: str | None = None
-    """From when to when, in RFC 3339, with " - " between."""
+    """The period of validity: two times in RFC 3339, with " - " between."""
 
 
 class ConnectionFacts(NamedTuple):
-    """A connection, as its node sees it; a protocol tells what it has."""
+    """A connection, as its node sees it. A protocol fills in the fields that it knows."""
 
     host: str = ""
-    """`host` and `port` are the address that the client has connected to."""
+    """`host` and `port` are the node's address that the client has connected to."""
     port: int = 0
     connected_at_ms: int = 0
     auth_mechanism: str = ""
     frame_max: int = 0
     channel_max: int = 0
     timeout_s: int = 0
-    """The interval of heartbeats; 0 for none."""
+    """The heartbeat interval in seconds; 0 for none."""
     is_blocked: bool = False
-    """Whether the client waits, as publishers must, because of a limit of publishing, or for others."""
+    """Whether the client must wait because of an alarm, a limit of publishing, or other clients' messages."""
     traffic: Traffic = Traffic()
     tls: TlsFacts | None = None
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """How many messages went which way in a session."""
+    """Messages of a session, counted by kind."""
 
     published: int = 0
     confirmed: int = 0
     returned: int = 0
     delivered: int = 0
-    """Delivered to consumers that acknowledge; those of others are in `delivered_no_ack`."""
+    """Deliveries to consumers that acknowledge. Deliveries without acknowledgement are in `delivered_no_ack`."""
     delivered_no_ack: int = 0
     got: int = 0
     got_no_ack: int = 0
@@ -72,16 +73,16 @@ class SessionFacts(NamedTuple):
     """A session, as its node sees it."""
 
     number: int
-    """Its number in its connection: the channel's."""
+    """The session's number in its connection: the channel number."""
     confirming: bool = False
     transactional: bool = False
     consumers: int = 0
     unacknowledged: int = 0
     unconfirmed: int = 0
     uncommitted: int = 0
-    """Messages of a transaction; `uncommitted_acks` are its acknowledgements."""
+    """Messages in the open transaction; `uncommitted_acks` are its acknowledgements."""
     uncommitted_acks: int = 0
     prefetch: int = 0
     prefetch_of_all: int = 0
-    """The limit of what all consumers of the session may hold together; 0 for none."""
-    counts: SessionCounts = SessionCounts()  # nobody counts in this one
+    """The prefetch limit of all consumers of the session together, in messages; 0 for none."""
+    counts: SessionCounts = SessionCounts()  # a default that is never counted in

@@ -1,7 +1,8 @@
-"""Shovels within a virtual host: parameters that say which queue's messages go to which other one, while they are set.
+"""Shovels within a virtual host: while such a parameter is set, messages move from its source to its destination queue.
 
-Invariant: a shovel has one move at a time. The machine stops that when the shovel is changed or deleted, and deletes a
-shovel that is done, each in one step: so what is begun here is always for the shovel as it is now.
+Invariant: a shovel has a single move at a time. When a shovel is changed or deleted, the machine ends its move in the
+same step; when a shovel is done, the machine deletes it in the same step. So a move begun here always belongs to the
+present definition of the shovel.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from qq.shovels.definition import Definition
 
 LOOK_S = 0.5
-"""How often the leader looks for shovels that have no move."""
+"""Seconds between the leader's checks for shovels without a move."""
 BEGUN_MAX = 20
-"""How many moves are begun at a time."""
+"""Moves to begin in a check, at most."""
 
 
 def move_for(vhost: str, name: str, shovel: Definition, move: str) -> BeginMove:
-    """The command that begins a move for a shovel of this name; `move` is what it is called."""
+    """Return the command that begins a move with the id `move` for the shovel `name`."""
     after = shovel.delete_after
     count, is_endless = after if isinstance(after, int) else 0, after != WHEN_EMPTY
     source, destination = shovel.source.queue, shovel.target.queue
@@ -37,7 +38,7 @@ def move_for(vhost: str, name: str, shovel: Definition, move: str) -> BeginMove:
 
 
 class Shovels:
-    """Has the messages of shovels moved, while this node is the leader."""
+    """Begins moves for shovels while this node is the leader."""
 
     def __init__(self, machine: QueueMachine, submissions: Submissions, runtime: Runtime) -> None:
         self._machine = machine
@@ -46,10 +47,10 @@ class Shovels:
         self._lane = Lane()
         self._leads = False
         self._is_looking = False
-        """Whether it will be looked again, or moves are being begun."""
+        """Whether a check is scheduled, or moves are being begun."""
 
     def lead(self, leads: bool) -> None:
-        """Begin to see to shovels if this node leads now; else leave that to the node that leads."""
+        """Start serving shovels if this node is the leader now; otherwise stop."""
         self._leads = leads
         if leads and not self._is_looking:
             self._is_looking = True
@@ -65,14 +66,14 @@ class Shovels:
             return
         for command in commands:
             self._submissions.add(command, self._lane)
-        # When these are applied, so that none is begun twice.
+        # Wait until these commands are applied, so that no move is begun twice.
         self._submissions.read_barrier(self._look_later, self._lane)
 
     def _look_later(self) -> None:
         self._runtime.call_later(LOOK_S, self._look)
 
     def _commands(self) -> Iterator[BeginMove]:
-        """The commands for those shovels that may have a move now and have none."""
+        """Yield the commands for shovels that have no move and may have a move now."""
         catalog, left = self._machine.catalog, BEGUN_MAX
         busy = {(move.vhost, move.shovel) for move in catalog.moves.running.values()}
         for vhost, name, _, shovel in shovels_of(catalog.vhosts.values()):
@@ -82,6 +83,6 @@ class Shovels:
             try:
                 catalog.check_room(command)
             except Refused:
-                continue  # a queue is not there yet, or there are too many moves
+                continue  # a queue does not exist yet, or there are too many moves
             left -= 1
             yield command

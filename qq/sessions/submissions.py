@@ -1,11 +1,10 @@
-"""What this node's sessions want done, gathered into batches for the log.
+"""Gathers the requests of this node's sessions into batches for the log.
 
-Invariant: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are
-still under way, goes into one batch, as far as that has room; what is left waits, and those who ask for much wait
-behind those who ask for little. The order of a session's commands is the order it gave them in. A command that the log
-cannot hold is refused when it is given, to the one who gives it: never does a batch suffer for it. Whatever is asked
-for counts, not bodies only: for how large a batch may get, which is how long every node is busy with it, and for how
-much a connection may ask before the log has it.
+Invariant: work is done per batch. A batch takes all requests of a pass of the event loop, and all that arrive while
+earlier batches are under way, as far as it has room. The rest waits; lanes with large requests wait behind lanes with
+small ones (fair_queue.py). A session's commands keep their order. A command that the log cannot hold is refused to its
+caller when it is added, so it never spoils a batch. All requests are counted, not only bodies: for the size of a batch,
+which bounds the time that every node spends on it, and for the octets that a connection may request ahead of the log.
 """
 
 from __future__ import annotations
@@ -41,34 +40,34 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2
-"""Batches that may be submitted and not yet applied; above that, only full ones are submitted. Meanwhile what is asked
-for gathers, so batches fit the load."""
+"""Batches that may be submitted and not yet applied. Above that, only full batches are submitted. Meanwhile requests
+gather, so the size of the batches adapts to the load."""
 SPACING_S = 0.002
-"""How long after a batch, if that is not applied earlier, one that is not full is submitted. An entry costs every node
-as much for one command as for ten, and hardly comes sooner if there is another one before it."""
+"""Seconds after a batch until a batch that is not full is submitted, if the first is not applied earlier. An entry
+costs every node as much for one command as for ten, and hardly commits sooner behind another entry."""
 COST_AT_ONCE = 2_500
-"""Cost of the batches under way, in steps, octets included, from which on more is submitted at a pace only (`PACE_S`)
-while there is somebody who asks for little.
+"""Cost of the batches under way, in steps with octets, from which on more batches are submitted only every `PACE_S`, as
+long as a light client is active.
 
-It is two batches that are full of octets: enough to keep a quick disk and all nodes busy. So whoever asks for little
-waits for few milliseconds of others' work, and not for all that they have asked for.
-"""
+It equals two batches full of octets: enough to keep a quick disk and all nodes busy. So a light client waits for few
+milliseconds of other clients' work, and not for all their requests."""
 PACE_S = 0.010
-"""How long after a batch the next one is submitted though `COST_AT_ONCE` is under way: a disk that takes long for each
-sync may have more to do in one."""
+"""Seconds after a batch until the next is submitted although `COST_AT_ONCE` is under way. A disk with slow syncs may
+then store more in each sync."""
 MOMENT_S = 0.002
-"""How long an acknowledgement that no client waits for may wait for company, such as the next publish."""
+"""Seconds that an acknowledgement may wait for company, such as the next publish, if no client waits for it."""
 SPARING_S = 1.0
-"""How long, after somebody has come who asks for little, the pace is kept: the next message may come at any time."""
+"""Seconds after a request of a light client during which the pace is kept, because its next message may come at any
+time."""
 COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
-"""Cost of the batches under way, in steps, octets included, at which no more is submitted."""
+"""Cost of the batches under way, in steps with octets, at which no more batches are submitted."""
 
 WEIGHT_STEPS = 1000
-"""How many steps make a weight of 1, which is a millisecond."""
+"""Steps for a weight of 1, which is a millisecond."""
 
 
 class _UnderWay(NamedTuple):
-    """A batch that was submitted."""
+    """A submitted batch that is not yet applied."""
 
     sequence: int
     batch: Batch
@@ -76,7 +75,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """How far a publisher had published at some time, as a publish sequence number."""
+    """A publisher's last publish sequence number at a given time, in seconds."""
 
     time_s: float
     publisher: Publisher
@@ -84,71 +83,75 @@ class _Watched(NamedTuple):
 
 
 class Submissions:
-    """The lanes of this node, and the batches under way."""
+    """The lanes of this node, and its batches under way."""
 
     def __init__(
         self, node: str, log: Log, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
     ) -> None:
-        """What is not confirmed within `publish_timeout_s` (0: no limit) is refused; nobody knows its outcome then."""
+        """Create the lanes.
+
+        Publishes without a confirm after `publish_timeout_s` (0: no limit) are refused as unknown.
+        """
         self._node = node
         self._log = log
         self._machine = machine
         self._runtime = runtime
         self._publish_timeout_s = publish_timeout_s
         self.large_bytes = LARGE_BYTES
-        """Messages of more octets than that are stored in fragments, see `Batch`."""
+        """Octets of a message above which it is stored in fragments, see `Batch`."""
         self._watched: deque[_Watched] = deque()
         self._flush_asked = False
         self._has_urgent = False
-        """Whether the lanes hold more than parts that may wait for company."""
+        """Whether the lanes hold a part that must not wait for company."""
         self._is_behind = False
-        """Whether the last batch had no room for all that waited in the lanes."""
+        """Whether the last batch had no room for all the requests in the lanes."""
         self._look_s = inf
-        """When to look next whether a batch may be submitted, if nothing happens before."""
+        """Monotonic time, in seconds, of the next scheduled attempt to submit a batch; infinite if there is none."""
         self._under_way: deque[_UnderWay] = deque()
         self._cost_in_flight = 0
         self._submitted_s = -PACE_S
-        """When the last batch was submitted."""
+        """Monotonic time, in seconds, of the last submitted batch."""
         self._sparing_until_s = 0.0
-        """Until when this node keeps little under way, so that light clients do not wait."""
+        """Monotonic time, in seconds, until which this node keeps little under way, so that light clients need not
+        wait."""
         self._lanes = Lanes()
         self._own = Lane()
-        """The node's own lane: commands that belong to no connection, such as what operators ask for."""
+        """The node's own lane, for commands that belong to no connection, such as operators' requests."""
         self._waiting_bytes = 0
         self._bytes_in_flight = 0
         self._has_begun = False
-        """Whether the cluster knows of this life of the node; the state says then, too, that an earlier one is over."""
+        """Whether the log knows of this process start. The state then also shows whether sessions of an earlier start
+        remain."""
         self.batches_applied = 0
-        """How many batches were applied: whoever waits sees from it that the log goes on."""
+        """Applied batches of this process start. A waiting caller sees from it that the log makes progress."""
         self.commit_times = Histogram()
-        """How long it took from the submission of a batch until this node had applied it."""
+        """Seconds from the submission of a batch until this node has applied it."""
         self.queueing_times = Histogram()
-        """How long the first messages of runs have waited in their lanes until a batch took them in.
+        """Seconds that the first message of each run waited in its lane until a batch took it.
 
-        Of a run that no batch has room for as a whole each piece counts.
-        """
+        If no batch has room for a whole run, each piece counts."""
         self.times_unseen = 0
-        """How often the node has missed what became of its batches: it was given a snapshot, or was expelled."""
+        """How often the node has missed the outcome of its batches, because it received a snapshot or was evicted."""
 
     @property
     def pending_bytes(self) -> int:
-        """Octets that were asked for and are not known to be applied, as parts.py counts them."""
+        """Octets of requests that are not known to be applied, as pending_requests.py counts them."""
         return self._waiting_bytes + self._bytes_in_flight
 
     def tenant(self, vhost: str) -> Tenant:
-        """The tenant that the lanes of connections to this virtual host belong to (`Lane.tenant`)."""
+        """Return the tenant of the connections to this virtual host (`Lane.tenant`)."""
         return self._lanes.tenant(vhost)
 
-    # What is asked for
+    # Requests
 
     def price(self, command: Command) -> int:
-        """What a command is expected to cost every node, in steps."""
+        """Return the estimated cost of a command for every node, in steps."""
         return self._machine.costs.of(self._node, command)
 
     def add(self, command: Command, lane: Lane | None = None) -> None:
-        """Have a command carried out, after all that its lane (by default the node's own) has asked for before.
+        """Submit a command behind all earlier requests of its lane (by default, the node's own lane).
 
-        Raises InvalidCommand, and then nothing has changed.
+        Raises InvalidCommand; then the state of the lanes is unchanged.
         """
         check_command(command, self._machine.version)
         asked = self._asked(command)
@@ -159,10 +162,10 @@ class Submissions:
     def read_barrier(
         self, callback: Callable[[], None], lane: Lane | None = None, *, is_urgent: bool = True
     ) -> None:
-        """Have `callback` called when all that the lane asked for so far is applied, or is given up.
+        """Call `callback` when all earlier requests of the lane are applied or abandoned.
 
-        This node has applied then all that the cluster has committed by now: a batch goes through the log for it,
-        though nothing may be asked for in it. See `settle` for what is not urgent.
+        By then this node has applied all that the cluster had committed before the call: a batch goes through the log
+        for this, even if it is empty. `is_urgent` is explained at `settle`.
         """
         self._ask(lane or self._own, Callback(callback), 0, wait_s=_wait_s(is_urgent=is_urgent))
 
@@ -173,9 +176,9 @@ class Submissions:
         lane: Lane,
         refuse: Callable[[int], None],
     ) -> None:
-        """Have a transaction of a session carried out: in one batch, so all or nothing.
+        """Submit a session's transaction in a single batch, so that all of it is applied or nothing.
 
-        `refuse` is called later with what it would cost if that is more than TRANSACTION_STEPS_MAX.
+        If its cost is above TRANSACTION_STEPS_MAX, `refuse` is called later with the cost.
         """
         parts: list[OpenEnqueue | Asked] = []
         for part in content:
@@ -205,7 +208,7 @@ class Submissions:
         size += run.add(messages)
         if is_new:
             run.asked_s = self._runtime.monotonic()
-            # What is acknowledged behind a message must not go before it: it may be what the message was made of.
+            # Keep acknowledgements behind this message: the message may have been made from an acknowledged message.
             lane.settlements.clear()
             self._ask(lane, run, size)
         else:
@@ -223,9 +226,10 @@ class Submissions:
         *,
         is_urgent: bool = True,
     ) -> None:
-        """Settle, return or discard message ids; consecutive ranges of one consumer become one command.
+        """Settle, return or discard message ids. Consecutive ranges of a consumer become a single command.
 
-        What is not urgent, because nobody waits for what comes of it, goes with what is asked for next, or in a moment.
+        A settlement is urgent if a client may wait for its effect. Otherwise it waits for the next request, or a
+        moment.
         """
         known = lane.settlements.get((kind, consumer))
         if known is None or not known.goes_on(first, last):
@@ -235,16 +239,16 @@ class Submissions:
             self._ask_flush()
 
     def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
-        """Let a consumer have `count` messages more. Credit that is not urgent waits for the next command.
+        """Give a consumer credit for `count` more messages. Credit that is not urgent waits for the next command.
 
-        That may take hours, so such credit counts no octets: its connection does not wait for the log.
+        That may take hours, so such credit counts no octets, and its connection does not count as waiting for the log.
         """
         size = COMMAND_BYTES if is_urgent else 0
         credit = Asked(self._node, Credit(consumer, count), size)
         self._ask(lane, credit, size, wait_s=0.0 if is_urgent else inf)
 
     def _ask(self, lane: Lane, part: Part, size: int, *, wait_s: float = 0.0) -> None:
-        """Put a part into its lane; it may wait up to `wait_s` seconds for company (inf: for ever)."""
+        """Put a part into its lane. It may wait up to `wait_s` seconds for company (inf: without limit)."""
         lane.parts.append(part)
         if not lane.is_waiting and self._lanes.enter(lane):
             self._sparing_until_s = self._runtime.monotonic() + SPARING_S
@@ -259,7 +263,7 @@ class Submissions:
         self._waiting_bytes += size
         lane.count_uncommitted(size)
 
-    # What is submitted
+    # Submitting
 
     def _ask_flush(self) -> None:
         self._has_urgent = True
@@ -283,7 +287,10 @@ class Submissions:
             self._flush()
 
     def _flush(self) -> None:
-        """Submit what may be submitted; what is put off is looked at again in the next pass of the event loop."""
+        """Submit all batches that may be submitted.
+
+        Lanes that were put off are served in the next pass of the event loop.
+        """
         self._flush_asked = False
         self._machine.costs.begin_pass()
         while self._lanes and self._may_submit():
@@ -312,18 +319,18 @@ class Submissions:
         return self._cost_in_flight < COST_AT_ONCE or not self._is_sparing() or self._has_waited(PACE_S)
 
     def _is_sparing(self) -> bool:
-        """Whether a light client has asked for something a short while ago."""
+        """Return whether a light client has made a request a short while ago."""
         return self._runtime.monotonic() < self._sparing_until_s
 
     def _has_waited(self, seconds: float) -> bool:
-        """Whether the last batch was submitted so long ago; if not, this node looks again when it was."""
+        """Return whether the last batch was submitted at least `seconds` ago; if not, schedule another attempt."""
         wait_s = self._submitted_s + seconds - self._runtime.monotonic()
         if wait_s > 0:
             self._look_again_in(wait_s)
         return wait_s <= 0
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
-        """Make a batch of what is next; returns with it the lanes that were put off to the next pass."""
+        """Gather a batch from the next lanes. Return it with the lanes that were put off to the next pass."""
         batch, lanes, costs = Batch(self.large_bytes), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = PartOutcome.TAKEN
@@ -341,7 +348,7 @@ class Submissions:
         return batch, put_off
 
     def _serve(self, lane: Lane, batch: Batch) -> PartOutcome:
-        """Move a lane's parts into the batch, until one cannot be taken or the lane has had its share (QUANTUM)."""
+        """Move a lane's parts into the batch, until a part cannot be taken or the lane has had its share (QUANTUM)."""
         parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
         while parts and batch.cost < until:
             outcome = parts[0].take(batch, lane, costs)
@@ -362,11 +369,12 @@ class Submissions:
         self._bytes_in_flight += batch.bytes
 
     def applied(self, sequence: int, *, unseen: bool = False) -> None:
-        """Note that the batches up to `sequence` are applied: their publishes are safe.
+        """Confirm the publishes of the batches up to `sequence`, which are applied now.
 
-        The first one of each life is the group's own, without commands: nothing is submitted before that is applied.
-        If that was `unseen`, nobody knows which were refused by a queue that was full, or would have been returned: all
-        that were not confirmed are refused then, which says that their outcome is unknown.
+        The first batch of each process start is the group's own, without commands. No batch is submitted before it is
+        applied. If the effects were `unseen`, the node does not know which publishes a full queue refused or would have
+        been returned. Then all unconfirmed publishes are refused, which tells the publisher that their outcome is
+        unknown.
         """
         self._has_begun = True
         self.times_unseen += unseen
@@ -389,12 +397,18 @@ class Submissions:
         self._go_on()
 
     def entry_applied(self) -> None:
-        """An entry was applied: submit more, unless an earlier life of this node is not over yet in the log."""
+        """Submit more after an entry was applied.
+
+        Until then this node may have waited for the log to end the sessions of an earlier process start.
+        """
         if not self._under_way:
             self._go_on()
 
     def give_up(self) -> None:
-        """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""
+        """Abandon all requests after the cluster has evicted this node.
+
+        Outcomes are unknown, and no session is left.
+        """
         callbacks = [callback for each in self._under_way for callback in each.batch.callbacks]
         for lane in self._lanes.clear():
             callbacks += [part.call for part in lane.parts if isinstance(part, Callback)]
@@ -426,5 +440,5 @@ class Submissions:
 
 
 def _wait_s(*, is_urgent: bool) -> float:
-    """How long a settlement, or a barrier behind settlements, may wait for company."""
+    """Return the seconds that a settlement, or a barrier behind settlements, may wait for company."""
     return 0.0 if is_urgent else MOMENT_S

@@ -1,13 +1,14 @@
-"""Limits of how much is published in a second: by the clients of a virtual host, by those of a user, on a connection.
+"""Rate limits of publishing: for the clients of a virtual host, the clients of a user, and each connection.
 
-Invariant: nothing is refused and nothing passes ahead of its time: what passes is within the limits but for its last
-message, so no publisher leaves a debt behind that others would have to pay. Connections have turns, however many
-channels they have, and one that publishes little has its turn before those that publish much. Nobody asks other nodes
-how much of a limit is theirs: the log tells every node what is published at all of them.
+A limit of a virtual host or a user is that of the whole cluster. The log tells every node how much is published at all
+nodes, so nodes need not ask each other about their shares. A message passes at a node in two cases. Either the limit
+has room for it beside all that was published anywhere. Or the node's share has room for it beside all that was
+published here. The share is an equal part for each node with publishers. Without shares, the node that happens to be
+ahead would use all of the limit.
 
-A limit of a virtual host or a user is that of the whole cluster. A message passes at a node as soon as the limit has
-room for it beside what was published everywhere, or the node's share has beside what was published here. The share is
-an equal one of all nodes where something is published: without it, the node that happens to be ahead would have all.
+Invariant: messages are delayed, never refused, and never pass early. Passed messages are within the limits except for
+the last message, so a publisher leaves no debt that its neighbours would pay. Connections take turns, however many
+channels they have. A connection that publishes little goes before connections that publish much.
 """
 
 from __future__ import annotations
@@ -31,31 +32,32 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Connection, PatientPublisher
 
 BURST_S = 1.0
-"""For how long a limit that was not used up counts: a second's worth may be published at once after some quiet."""
+"""Seconds for which an unused limit is saved up: after a quiet time, that much may be published at once."""
 SHARE_BURST_S = 0.1
-"""For how long a node's share counts that was not used up, beside the limit of all nodes: as long as a busy loop may be
-late."""
+"""Seconds for which an unused share of a node is saved up, beside the limit of all nodes: the time by which a busy
+event loop may be late."""
 TURN_S = 0.01
-"""How much of a limit, as time, one publisher uses up at least before the next one has its turn, which costs 0.1 ms."""
+"""Seconds' worth of a limit that a publisher uses before the next has its turn. A turn costs 0.1 ms."""
 TICK_S = 0.001
-"""How long it is waited at least: until others have had their turn of the event loop."""
+"""Seconds to wait, at least, so that other tasks of the event loop run."""
 LOOK_S = 0.1
-"""How often it is looked whether a limit that somebody waits for is still the same, and what others leave of it."""
+"""Seconds between checks, at most, of whether a limit with waiting publishers has changed and how much other nodes
+leave."""
 AHEAD_S = 2 * TURN_S
-"""By how much of a limit, as time, a connection that has published little comes ahead of those that publish much."""
+"""Seconds' worth of a limit by which a connection that published little goes ahead of those that publish much."""
 ACTIVE_S = 10.0
-"""For how long a node where nothing is published any more keeps its share, at least: it does so, too, until its share
-has room again for what it was used up by."""
+"""Seconds for which a node without further publishes keeps its share, at least. It also keeps the share until its use
+of it has been paid off."""
 OWED_S = ACTIVE_S / 2
-"""For how long, at most, nothing but the share passes because of what others have let through: those of release 0.1 go
-by no limit. As the share uses up half at most, it is paid for when the others' shares end. A single message that uses
-up a limit for longer than that counts as a whole."""
+"""Seconds, at most, for which only the share passes because other nodes have exceeded the limit: nodes of release 0.1
+apply no limit. The share uses half of the limit at most, so this debt is paid off by the time the other nodes' shares
+end. A single message that uses up a limit for longer than that counts as a whole."""
 SWEEP_S = 1.0
-"""How often it is looked, at most, which limits nobody uses any more."""
+"""Seconds, at least, between two sweeps that forget unused limits."""
 
 
 class _Key(NamedTuple):
-    """What a limit is of: a virtual host or a user by name, or a connection by its number."""
+    """The object of a limit: a virtual host or a user by name, or a connection by its number."""
 
     kind: str
     of: str | int
@@ -64,7 +66,7 @@ class _Key(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A limit because of which publishers wait."""
+    """A limit with waiting publishers."""
 
     kind: str
     """"vhost", "user" or "connection"."""
@@ -72,30 +74,30 @@ class Held(NamedTuple):
     name: str
     limit: int
     publishers: int
-    """How many channels wait."""
+    """Channels that wait."""
 
 
 class _Limit(NamedTuple):
     key: _Key
     limit: int
     published: Published | None
-    """What is published at all nodes; None if the limit is of this node alone."""
+    """Counts of publishes at all nodes; None if the limit applies to this node alone."""
 
 
 class _Elsewhere(NamedTuple):
-    """What was published at a node."""
+    """Messages and octets that were published at a different node."""
 
     messages: int
     size: int
     until_s: float
-    """For how long the node has its share because of that."""
+    """Monotonic time, in seconds, until which the node keeps its share because of that."""
 
 
 _NOTHING = _Elsewhere(0, 0, 0.0)
 
 
 class _Bucket:
-    """How far a limit is used up, and who waits because of that."""
+    """How far a limit is used up, with the publishers that wait for it."""
 
     __slots__ = (
         "is_watched",
@@ -113,27 +115,27 @@ class _Bucket:
         self.name = name
         self.limit = limit
         self.paid_s = 0.0
-        """The (monotonic) time at which all that was published, at any node, will be within the limit."""
+        """Monotonic time, in seconds, at which all that was published at any node will be within the limit."""
         self.share_paid_s = 0.0
-        """The time at which what was published here of the share, when others left nothing, will be within it."""
+        """Monotonic time, in seconds, at which the messages published here from the share will be within the share."""
         self.others: dict[str, _Elsewhere] = {}
-        """What was published at each other node when it was last looked."""
+        """The counts of each other node at the last update."""
         self.waiting: dict[int, dict[int, PatientPublisher]] = {}
-        """Who waits, by connection and then by session, both in the order of coming."""
+        """Waiting publishers by connection and then by session, both in order of arrival."""
         self.used_s: dict[int, float] = {}
-        """How much of the limit each connection has used up, as time, as far as that decides whose turn it is."""
+        """Seconds' worth of the limit that each connection has used, as far as that decides the order of turns."""
         self.most_used_s = 0.0
-        """The most that one of them has used up."""
+        """The highest value of `used_s` so far."""
         self.is_watched = False
 
     def look(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
-        """Charge what other nodes have published since the last look; what was never used up is forgotten in time."""
+        """Charge the publishes of other nodes since the last update. Forget allowance that was unused for too long."""
         more_s = large_s = 0.0
         for node, messages, size in published:
             before = self.others.get(node, _NOTHING)
             if messages != before.messages:
                 if messages < before.messages:
-                    before = _NOTHING  # it is of a replica that has begun to count anew
+                    before = _NOTHING  # the counts come from a replica that has started again
                 new = messages - before.messages
                 cost_s = (new if self.name == MAX_PUBLISHES else size - before.size) / self.limit
                 more_s += cost_s
@@ -147,7 +149,7 @@ class _Bucket:
         self.share_paid_s = max(self.share_paid_s, now_s - SHARE_BURST_S)
 
     def begin(self, published: Iterable[tuple[str, int, int]], now_s: float) -> None:
-        """Look for the first time: what was published before does not count."""
+        """Update for the first time. Earlier publishes of other nodes do not count."""
         self.look(published, now_s)
         self.paid_s = now_s - BURST_S
 
@@ -158,11 +160,11 @@ class _Bucket:
         return self.due_s(now_s) <= now_s
 
     def due_s(self, now_s: float) -> float:
-        """When the next message may pass."""
+        """Return the monotonic time, in seconds, at which the next message may pass."""
         return self.paid_s if self._nodes(now_s) == 1 else min(self.paid_s, self.share_paid_s)
 
     def fitting(self, messages: Sequence[bytes], now_s: float) -> int:
-        """How many of the messages may pass now; the last of them may be too much in part."""
+        """Return how many of the messages may pass now. The last message may exceed the limit."""
         if not self.is_due(now_s):
             return 0
         if self.paid_s <= now_s:
@@ -183,7 +185,7 @@ class _Bucket:
         share_s = cost_s * self._nodes(now_s)
         if self.paid_s > now_s:
             self.share_paid_s += share_s
-        else:  # others leave as much, and no more of the share is used up than by this alone
+        else:  # other nodes leave room, so of the share only this cost counts
             self.share_paid_s = max(self.share_paid_s, now_s + share_s)
         self.paid_s += cost_s
         most_s = self.most_used_s
@@ -192,13 +194,16 @@ class _Bucket:
         self.most_used_s = max(most_s, used_s)
 
     def add(self, publisher: PatientPublisher) -> None:
-        """Have a publisher wait. A new connection comes behind all others, that coming again is no use."""
+        """Add a waiting publisher.
+
+        A new connection starts behind all earlier ones, so reconnecting gains no advantage.
+        """
         connection = publisher.connection.id
         self.waiting.setdefault(connection, {})[publisher.session] = publisher
         self.used_s.setdefault(connection, self.most_used_s)
 
     def take_next(self) -> PatientPublisher:
-        """Take out the publisher whose turn it is: of the connection that has used up least, as one waits longest."""
+        """Take out the next publisher: of the connection that has used least, the channel that has waited longest."""
         connection = min(self.waiting, key=self.used_s.__getitem__)
         mine = self.waiting.pop(connection)
         publisher = mine.pop(next(iter(mine)))
@@ -219,7 +224,7 @@ class _Bucket:
 
 
 class Throttle:
-    """The limits of publishing on one node."""
+    """The limits of publishing on a node."""
 
     def __init__(self, node: str, machine: QueueMachine, runtime: Runtime, limits: NodeLimits) -> None:
         self._node = node
@@ -235,22 +240,22 @@ class Throttle:
         ]
         self._buckets: dict[_Key, _Bucket] = {}
         self._waits_for: dict[int, _Bucket] = {}
-        """What those publishers wait for that wait, by session."""
+        """The bucket that each waiting publisher waits for, by session."""
         self._waiting_of: Counter[int] = Counter()
-        """How many publishers of each connection wait, by its number."""
+        """Waiting publishers of each connection, counted by its number."""
         self._turn: int | None = None
-        """The session of the publisher that goes on now, ahead of those that wait."""
+        """The session of the publisher that has the turn now. It goes ahead of the waiting publishers."""
         self._prepaid: dict[int, set[_Key]] = {}
-        """The limits that the next message of a publisher is charged to already, by session. Its turn had come there,
-        and another limit was used up: were it to wait for both to have room at once, it might wait for ever."""
+        """Limits that the next message of a publisher is already charged to, by session. At its turn there, a different
+        limit was used up. If the message had to wait until all limits have room at once, it might wait for ever."""
         self._swept_s = 0.0
 
     def holds(self, connection: int) -> bool:
-        """Whether something that this connection has published waits because of a limit."""
+        """Return whether messages of this connection wait because of a limit."""
         return connection in self._waiting_of
 
     def held(self, most: int) -> list[Held]:
-        """What publishers wait for, the limits with most of them first; at most so many limits."""
+        """Return the limits with waiting publishers, those with most publishers first, at most `most` limits."""
         counts = Counter(self._waits_for.values())
         found = [
             Held(key.kind, str(key.of), key.name, bucket.limit, counts[bucket])
@@ -260,7 +265,10 @@ class Throttle:
         return nlargest(most, found, key=attrgetter("publishers"))
 
     def passing(self, publisher: PatientPublisher, messages: Sequence[bytes]) -> int:
-        """How many of these messages, with their headers and frames, may be published now. The rest has to `wait`."""
+        """Return how many of these messages, with their headers and frames, may be published now.
+
+        The rest must `wait`.
+        """
         count = len(messages)
         if not self._may_limit(publisher.connection):
             return count
@@ -286,7 +294,7 @@ class Throttle:
         return count
 
     def charge(self, publisher: PatientPublisher, messages: Sequence[bytes], count: int) -> None:
-        """Note that the first `count` of these messages were published."""
+        """Charge the first `count` of these messages, which were published."""
         connection = publisher.connection
         if count and self._may_limit(connection):
             now_s = self._runtime.monotonic()
@@ -296,7 +304,10 @@ class Throttle:
                 self._bucket(limit, now_s).charge(connection.id, messages[first:count], now_s)
 
     def wait(self, publisher: PatientPublisher) -> None:
-        """Have a publisher told to `go_on` when it is its turn. It publishes nothing until then."""
+        """Add a publisher to the waiting publishers of a limit.
+
+        It publishes no message until `go_on` is called at its turn.
+        """
         now_s = self._runtime.monotonic()
         prepaid = self._prepaid.get(publisher.session, ())
         limits = {
@@ -315,14 +326,14 @@ class Throttle:
             self._watch(bucket, key)
 
     def connection_left(self, connection: Connection) -> None:
-        """Forget a connection; none of its publishers waits any more."""
+        """Remove a connection's use of each limit. None of its publishers waits any more."""
         for limit in self._limits_of(connection):
             bucket = self._buckets.get(limit.key)
             if bucket is not None:
                 bucket.used_s.pop(connection.id, None)
 
     def left(self, publisher: PatientPublisher) -> None:
-        """Forget a publisher: it is gone, or the limit that it waits for."""
+        """Remove a publisher, because it has ended, or the limit that it waits for was removed."""
         self._prepaid.pop(publisher.session, None)
         bucket = self._waits_for.get(publisher.session)
         if bucket is not None:
@@ -339,7 +350,7 @@ class Throttle:
     # The limits
 
     def _may_limit(self, connection: Connection) -> bool:
-        """Whether there may be a limit for this connection: asked for everything that is published."""
+        """Return whether a limit may apply to this connection. Called for every publish, so it must be quick."""
         vhost = self._machine.vhosts.get(connection.vhost)
         return bool(
             self._of_connection or (vhost is not None and vhost.limits) or self._machine.catalog.access.limits
@@ -357,7 +368,7 @@ class Throttle:
             yield from _limits("user", connection.user, limits, access.published[connection.user])
 
     def _bucket(self, limit: _Limit, now_s: float) -> _Bucket:
-        """The bucket of a limit, as full as it is now. If the limit has changed, those who wait for it go on first."""
+        """Return the up-to-date bucket of a limit. If the limit has changed, its waiting publishers continue first."""
         key, value, published = limit
         elsewhere = () if published is None else published.elsewhere(self._node)
         bucket = self._buckets.get(key)
@@ -370,7 +381,7 @@ class Throttle:
         return bucket
 
     def _sweep(self, now_s: float) -> None:
-        """Forget limits that nobody uses any more, from time to time."""
+        """Forget unused limits from time to time."""
         if self._swept_s + SWEEP_S <= now_s:
             self._swept_s = now_s
             for key, bucket in list(self._buckets.items()):
@@ -385,7 +396,7 @@ class Throttle:
         self._runtime.call_later(min(max(wait_s, TICK_S), LOOK_S), partial(self._look, bucket, key))
 
     def _look(self, bucket: _Bucket, key: _Key) -> None:
-        """Let the next one go on that waits for this limit, if it is time; all of them if the limit has changed."""
+        """Let the next waiting publisher of this limit continue if it is time, or all if the limit has changed."""
         bucket.is_watched = False
         if not bucket.waiting:
             return
@@ -395,7 +406,7 @@ class Throttle:
         if limit is None or limit.limit != bucket.limit:
             del self._buckets[key]
             for publisher in bucket.all_waiting:
-                if publisher.session in self._waits_for:  # the turn of another one may have ended this one
+                if publisher.session in self._waits_for:  # an earlier turn may have ended it
                     self.left(publisher)
                     self._give_turn(publisher)
             return
@@ -417,5 +428,5 @@ class Throttle:
 def _limits(kind: str, of: str, limits: Mapping[str, object], published: Published) -> Iterator[_Limit]:
     for name in (MAX_PUBLISHES, MAX_PUBLISH_BYTES):
         limit = limit_of(limits, name)
-        if limit:  # 0 is refused where limits are set
+        if limit:  # a limit of 0 cannot be set
             yield _Limit(_Key(kind, of, name), limit, published)

@@ -1,6 +1,6 @@
-"""The port of tracing: what a protocol tells of the way of messages, if that is traced.
+"""The port of tracing: how a protocol reports the steps of a message, if messages are traced.
 
-Invariant: to tell costs little and never waits. A message that is not traced has no span (None).
+Invariant: reporting is cheap and never waits. A message that is not traced has no span (None).
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class Address(NamedTuple):
-    """Where a message was published to, and where it was taken from."""
+    """The address that a message was published to, and the queue that it was taken from."""
 
     exchange: str
     routing_key: str
     queue: str = ""
-    """The queue that a delivered message was in, if it is known."""
+    """The queue of a delivered message, if it is known."""
 
 
 class TraceSpan(Protocol):
-    """A step on the way of one message."""
+    """A span: a step on the way of a message."""
 
     def event(self, name: str, /) -> None:
-        """Note that something has happened in this step now."""
+        """Record an event at the present time in this span."""
         ...
 
     def end(self, error: str = "", /) -> None:
-        """End the step now, if it has not ended; `error` is the kind of what went wrong, if something did."""
+        """End the span now, unless it has ended. `error` is the kind of failure, empty if there was none."""
         ...
 
     def settle(self, operation: str, began_ns: int, /) -> TraceSpan | None:
-        """Begin the span of what a client says of the message that it was given in this step: `ack` or the like."""
+        """Begin the span of a client's settlement (such as `ack`) of the message delivered in this span."""
         ...
 
 
@@ -42,7 +42,7 @@ class MessageTracer(Protocol):
     def publish(
         self, message: bytes, address: Address, connection: Connection, began_ns: int, /
     ) -> TraceSpan | None:
-        """Begin the span of a message that a client has published; times are nanoseconds since 1970."""
+        """Begin the span of a message that a client has published. Times are nanoseconds since 1970."""
         ...
 
     def deliver(
@@ -55,5 +55,5 @@ class MessageTracer(Protocol):
         began_ns: int,
         /,
     ) -> TraceSpan | None:
-        """Begin the span of a message that a client is given: by `deliver`, or by `get`."""
+        """Begin the span of a message that a client receives by `deliver` or by `get`."""
         ...

@@ -1,4 +1,4 @@
-"""Commands that wait for the verdict on a node that may be dead.
+"""Delay commands that a node bars that may be dead, until the cluster has decided about that node.
 
 The cluster evicts a dead node within some tenths of a second. A command that a claim of that node bars meanwhile, such
 as the declaration of an exclusive queue, waits for the verdict, because many clients take a refusal for final.
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Command
 
 LOOK_S = 0.02
-"""How many seconds pass between two looks at the commands that wait."""
+"""Seconds between two checks of the waiting commands."""
 NOTICE_S = 0.05
 """Seconds within which a node hears that a peer's process has ended; a locked queue is refused so much later."""
 LOOKING_S = 0.002
-"""How many seconds a look takes, about. Some claims bar a command together with thousands of others."""
+"""Seconds that a check of the waiting commands takes at most, about: some claims are slow to find among thousands."""
 WAIT_MAX_S = 5.0
-"""How long a command waits at most. A link that comes and goes opens the verdict again and again. Without a majority,
-the claims of a dead node do not end, and a client that waits for the log is told so after a while."""
+"""Seconds that a command waits at most. A link that comes and goes makes the verdict pending again and again. Without a
+majority, the claims of a dead node do not end."""
 
 
 class _Waiting(NamedTuple):
-    """A command that waits."""
+    """A waiting command."""
 
     command: Command
     vhost: str
@@ -46,18 +46,18 @@ class _Waiting(NamedTuple):
 
 
 class Verdicts:
-    """The commands of one node's clients that wait."""
+    """The waiting commands of a node's clients."""
 
     def __init__(
         self, node: str, machine: QueueMachine, undecided: Callable[[], Collection[str]], runtime: Runtime
     ) -> None:
-        """`undecided` tells which nodes may be dead."""
+        """`undecided` returns the nodes that may be dead."""
         self._node = node
         self._machine = machine
         self._undecided = undecided
         self._runtime = runtime
         self._waiting: deque[_Waiting] = deque()
-        """The commands that wait; the first one was not looked at for the longest time."""
+        """The waiting commands; the first was checked least recently."""
 
     def when_known(self, command: Command, vhost: str, submit: Callable[[], None]) -> bool:
         """Call `submit` and return True, unless a claim of a node that may be dead bars the command.
@@ -88,7 +88,7 @@ class Verdicts:
         return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
 
     def _look(self) -> None:
-        """Submit commands that need not wait any more; those that there is no time for have the next look."""
+        """Submit commands that must not wait longer. The next check goes on with commands that this one had no time for."""
         waiting, nodes = self._waiting, self._undecided()
         now_s = self._runtime.monotonic()
         free: list[Callable[[], None]] = []

@@ -1,7 +1,6 @@
-"""One AMQP channel: methods in, commands out; effects in, answers out.
+"""An AMQP channel: turns methods into commands, and effects into answers.
 
-channel.py      the channel: which part carries out what
-core.py         what the parts share: asking the log, answering, one method after the other
-publishing.py   basic.publish and confirms          declaring.py     queues, exchanges, bindings
-consuming.py    consumers, deliveries, settling     transacting.py   class tx, and what a transaction holds
+channel.py      the channel: dispatches to its parts core.py         shared by the parts: requests to the log, answers,
+order of methods publishing.py   basic.publish and confirms          declaring.py     queues, exchanges, bindings
+consuming.py    consumers, deliveries, settling     transacting.py   class tx; transaction.py: an open transaction
 """

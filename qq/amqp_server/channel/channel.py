@@ -1,6 +1,6 @@
-"""The channel: which of its parts carries out what, and how it ends.
+"""The channel: dispatches events to its parts, and ends itself.
 
-Invariant: whatever goes wrong in a client's method ends the channel or its connection, and nothing else.
+Invariant: an error in a client's method ends its channel or its connection, and never affects other clients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ChannelParts(NamedTuple):
-    """What a channel is made of."""
+    """The classes of a channel's parts."""
 
     outgoing: MakeOutgoing = Outgoing
     publishing: Callable[[ChannelCore], PublishingMethods] = PublishingMethods
@@ -82,7 +82,7 @@ class Channel:
     # Events from the client
 
     def receive(self, event: Event) -> None:
-        """Carry out an event, now or behind an earlier method that waits for its answer."""
+        """Carry out an event, now or after earlier methods that wait for their answers."""
         self.core.receive(event)
 
     def _carry_out(self, event: Event) -> None:
@@ -109,11 +109,14 @@ class Channel:
         except ChannelError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001  # it is logged
-            # Here and not only where bytes come in: what was held back is carried out among the effects of the log.
+            # Catch it here, too, because held back methods are carried out while the log's effects are dispatched.
             self.connection.unexpected(error)
 
     def _refused(self, event: Event, refused: AccessRefused, method: tuple[int, int]) -> None:
-        """Fail the channel; but first check again what may just have been permitted through another node."""
+        """Fail the channel.
+
+        But first check again, because the right may just have been granted through a different node.
+        """
         if self.core.access.certain:
             self.fail(ChannelError(ReplyCode.ACCESS_REFUSED, str(refused), *method))
         else:
@@ -136,7 +139,7 @@ class Channel:
             _check_arguments(event, arguments)
         handler(self, frame)
 
-    # From the log
+    # Events from the log
 
     def replied(self, result: effects.Result) -> None:
         self.core.replied(result)
@@ -205,7 +208,7 @@ class Channel:
             self.connection.fail_channel(self, error)
 
     def end(self) -> None:
-        """End the channel: what it holds goes back to the queues."""
+        """End the channel. Its unacknowledged messages return to their queues."""
         if not self.closed:
             self.publishing.end()
             self.core.end()
@@ -213,14 +216,14 @@ class Channel:
 
 
 def _method_of(event: Event) -> tuple[int, int]:
-    """The numbers of an event's class and method, for the error that closes the channel."""
+    """Return the class and method numbers of an event, for the error that closes the channel."""
     if not isinstance(event, Method):
         return 0, 0
     return event.frame.index >> 16, event.frame.index & 0xFFFF
 
 
 def _check_arguments(event: Method, arguments: commands.Table) -> None:
-    """Raise ChannelError for tables that are too large: the log would refuse them, and need not hold them."""
+    """Raise ChannelError if a table is too large, because the log would refuse it."""
     try:
         check_table_size(f"carry out {event.frame.name.lower()}", arguments)
     except Refused as refused:
@@ -269,4 +272,4 @@ _ANSWERED_HERE = frozenset(
         "Basic.Cancel",
     )
 )
-"""Methods that are answered without the log, always or sometimes."""
+"""Methods that are answered without the log, always or in some cases."""

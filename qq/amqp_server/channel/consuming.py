@@ -1,6 +1,7 @@
-"""What a channel consumes: consumers, what is delivered to them, and what the client says of it.
+"""The consuming side of a channel: consumers, prefetch, deliveries and their settlement.
 
-Invariant: a consumer is known from basic.consume to the answer to its cancellation, since messages may come that long.
+Invariant: a consumer is known from basic.consume to the answer to its cancellation, because messages may arrive until
+then.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACED_WINDOW = 2000
-"""How many messages may be on their way to a consumer without a prefetch limit; it gets more as they are written."""
+"""Messages that may be on their way to a consumer without a prefetch limit. It gets more as they are written."""
 
 
 class ConsumingMethods:
@@ -46,15 +47,15 @@ class ConsumingMethods:
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
         self._by_tag: dict[str, OutgoingConsumer] = {}
-        """The consumers that neither side has cancelled, by their tags."""
+        """The consumers that neither side has cancelled, by consumer tag."""
         self._by_id: dict[int, OutgoingConsumer] = {}
-        """The consumers that messages may still come for, by their numbers in the log."""
+        """The consumers for which messages may still arrive, by number in the log."""
         self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
         self.prefetch = core.broker.limits.default_consumer_prefetch
-        """The limit of what a consumer that comes now may hold; 0 for none."""
+        """The prefetch limit of new consumers, in messages; 0 for none."""
         self.prefetch_of_all = 0
-        """The limit of what all consumers together may hold; 0 for none."""
+        """The prefetch limit of all consumers together, in messages; 0 for none."""
 
     # Settling
 
@@ -84,7 +85,7 @@ class ConsumingMethods:
         settle, lane = core.broker.submissions.settle, core.connection.lane
         for piece in pieces:
             consumer, first = piece.value.consumer, piece.value.first_id + piece.offset
-            # A returned or rejected message has to go to another consumer, or to a dead-letter exchange.
+            # A returned or rejected message must go to a different consumer, or to a dead-letter exchange.
             is_urgent = kind is not commands.Settle or self._waits_for_settlement(consumer)
             settle(kind, consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
             if kind is commands.Settle:
@@ -92,10 +93,10 @@ class ConsumingMethods:
                 core.counts.acknowledged += piece.count
 
     def _waits_for_settlement(self, consumer_id: int) -> bool:
-        """Whether a delivery may wait for this consumer's acknowledgement to be applied.
+        """Return whether a delivery may wait for this consumer's acknowledgement to be applied.
 
-        The log's view decides and not the client's: a client that has just acknowledged all of its messages holds none,
-        while its consumer has no room in the log until the acknowledgement is applied.
+        The log's view decides, not the client's. A client that has just acknowledged all its messages holds none, but
+        in the log its consumer has no credit until the acknowledgement is applied.
         """
         broker = self._core.broker
         consumer = broker.machine.consumers.get((broker.name, consumer_id))
@@ -123,7 +124,7 @@ class ConsumingMethods:
         core.ask(commands.Recover(core.session), answer)
 
     def _recover_held(self, method: tuple[int, int], ok: Frame | None) -> None:
-        """Put back only what the client holds: what it has settled, and not committed yet, stays out."""
+        """Return only the messages that the client holds. Settled messages of the open transaction are not returned."""
         core = self._core
         returns = Transaction(core.broker.limits.transaction_bytes)
         returns.settle(commands.Return, core.outgoing.take(0, multiple=True, method=method), method)
@@ -147,7 +148,8 @@ class ConsumingMethods:
         for consumer in live:
             core.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), core.connection.lane)
         if live:
-            # Else a client could make ever more work with few bytes: a command for each consumer, again and again.
+            # Wait, so that a client cannot cause ever more work with few octets: each basic.qos is a command per
+            # consumer.
             core.answer_when_applied(amqp.Basic.QosOk())
         else:
             core.send(amqp.Basic.QosOk())
@@ -201,7 +203,7 @@ class ConsumingMethods:
         core.ask(command, _started(consumer), nowait=frame.nowait)
 
     def _consume_replies(self, frame: amqp.Basic.Consume, tag: str) -> None:
-        """Consume from the pseudo-queue of direct reply-to, for which no permission is needed."""
+        """Consume from the pseudo-queue of direct reply-to, which needs no permission."""
         core = self._core
         if not frame.no_ack:
             raise ChannelError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge", *CONSUME)
@@ -227,14 +229,14 @@ class ConsumingMethods:
             consumer, self._requester, core.reply_name = self._requester, None, None
         else:
             consumer = self._by_tag.pop(tag, None)
-        if consumer is None:  # never there, or cancelled by the broker a moment ago: both are fine
+        if consumer is None:  # never there, or just cancelled by the broker: both are fine
             if not frame.nowait:
                 core.send(amqp.Basic.CancelOk(tag))
             return
         self._cancel(consumer, amqp.Basic.CancelOk(tag), nowait=frame.nowait)
 
     def _cancel(self, consumer: OutgoingConsumer, frame: Frame, *, nowait: bool) -> None:
-        """Have a consumer cancelled; `frame` follows its last message."""
+        """Cancel a consumer. `frame` is sent after its last message."""
         core = self._core
 
         def answer(_result: effects.ConsumerCancelled) -> Frame:
@@ -244,7 +246,7 @@ class ConsumingMethods:
         core.ask(commands.Cancel(core.session, consumer.id), answer, nowait=nowait)
 
     def get(self, frame: amqp.Basic.Get) -> None:
-        """Get a message, and with it those that the client has asked for behind it in the same words."""
+        """Get a message, together with the identical basic.get methods that are held back behind this."""
         core = self._core
         core.check_queue("read", frame.queue)
         broker, connection = core.broker, core.connection
@@ -275,11 +277,11 @@ class ConsumingMethods:
 
         core.ask(commands.GetMessages(*asked, count) if at_once > 1 else commands.Get(*asked), answer)
 
-    # From the log
+    # Events from the log
 
     @property
     def consumers(self) -> Sequence[OutgoingConsumer]:
-        """The consumers that messages may still come for."""
+        """The consumers for which messages may still arrive."""
         return list(self._by_id.values())
 
     def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
@@ -297,7 +299,7 @@ class ConsumingMethods:
             self._core.outgoing.direct_reply(consumer.tag, effect)
 
     def timed_out(self, effect: effects.DeliveryTimeout) -> None:
-        """Say in the node's log what a client that does not acknowledge is about to be told."""
+        """Log the timeout of an acknowledgement, before the client's channel is closed for it."""
         log.warning(
             "Consumer '%s' on channel %d and %s has timed out waiting for a consumer acknowledgement of a delivery "
             "with delivery tag = %s. Timeout used: %d ms. This timeout value can be configured, see consumers doc "
@@ -310,7 +312,7 @@ class ConsumingMethods:
         )
 
     def consumer_gone(self, consumer_id: int) -> None:
-        """Tell the client that its consumer is cancelled: the queue was deleted, or the consumer was too slow."""
+        """Notify the client that its consumer is cancelled: the queue was deleted, or the consumer was too slow."""
         consumer = self._by_id.pop(consumer_id, None)
         if consumer is not None and self._by_tag.get(consumer.tag) is consumer:
             del self._by_tag[consumer.tag]
@@ -318,7 +320,7 @@ class ConsumingMethods:
                 self._core.send(_cancel_notification(consumer))
 
     def leader_changed(self) -> None:
-        """Cancel the consumers that asked for it on a change of leader (x-cancel-on-ha-failover)."""
+        """Cancel the consumers that requested this for a change of leader (x-cancel-on-ha-failover)."""
         for consumer in [consumer for consumer in self._by_tag.values() if consumer.cancel_on_failover]:
             del self._by_tag[consumer.tag]
             nowait = not self._core.connection.wants_cancel_notify
@@ -334,14 +336,14 @@ def _started(consumer: OutgoingConsumer) -> Callable[[effects.Consuming], Frame]
 
 
 def _is_alike(frame: amqp.Basic.Get, event: Event) -> bool:
-    """Whether this is the same basic.get once more."""
+    """Return whether the event is a basic.get identical to `frame`."""
     if not isinstance(event, Method) or not isinstance(event.frame, amqp.Basic.Get):
         return False
     return event.frame.queue == frame.queue and event.frame.no_ack == frame.no_ack
 
 
 def _as_got(result: effects.GetOk | effects.GetEmpty) -> effects.Got:
-    """What has come of a `Get`, as that of a `GetMessages`."""
+    """Return the result of a `Get` in the form of a `GetMessages` result."""
     if isinstance(result, effects.GetEmpty):
         return effects.Got(0, [], 0, {}, count_contract=None)
     consumer, part, remaining, history, count_contract = result

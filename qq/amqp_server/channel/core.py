@@ -1,8 +1,8 @@
-"""What the parts of a channel share: asking the log, answering, and one method after the other.
+"""Shared by the parts of a channel: requests to the log, answers, and the order of methods.
 
-Invariant: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
-channel's methods were carried out one by one; those next ones that ask for the same go with it (`take_held`). So does
-one that has to wait until this node is up to date, and so do messages for which a limit of publishing has no room yet.
+Invariant: the channel's methods take effect one by one. Later methods are held back in three cases. A method waits for
+its answer from the log. A method waits until this node is up to date. Messages wait for a limit of publishing.
+Identical methods that follow directly may be carried out together (`take_held`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
 
 
 class ChannelCore:
-    """The session of a channel, and what its parts have in common."""
+    """The session of a channel, and the state that its parts share."""
 
     __slots__ = (
         "_answers",
@@ -73,34 +73,35 @@ class ChannelCore:
         self.connection = connection
         self.number = number
         self.session = broker.new_id()
-        """The channel's number in the log: unlike `number` it is never used again."""
+        """The channel's number in the log. Unlike `number` it is never reused."""
         self.counts = SessionCounts()
         self.outgoing = make_outgoing(broker, connection, number, self.counts)
         self.access = Access(broker.machine, connection.user, connection.vhost, connection.scopes)
         self.closed = False
         self.has_failed = False
-        """Whether the log has refused something of the channel: it passes over what is asked for behind that."""
+        """Whether the log has refused a request of the channel. The log then skips all later requests of the
+        channel."""
         self.confirming = False
         self.has_published = False
-        """Whether messages were published that may not be applied yet: what they return, or their error, comes before
-        the answers to later methods."""
+        """Whether there are publishes that may not be applied yet. Their returned messages, or their error, must
+        precede the answers to later methods."""
         self.transaction: Transaction | None = None
         self.last_queue = ""
-        """The queue that was declared last: methods that name none mean it."""
+        """The queue that was declared last, used by methods without a queue name."""
         self.reply_name: bytes | None = None
-        """Where replies to the channel's requests are to be sent, if it has a consumer of direct replies."""
+        """The address for replies to the channel's requests, if it has a consumer of direct replies; else None."""
         self.answered = 0
-        """How many answers the log has given to the channel, which is the number of the last one."""
+        """The number of answers that the log has given to the channel, which is also the number of the last answer."""
         self._carry_out = carry_out
         self._fail = fail
         self._answers: deque[Callable[[Any], None]] = deque()
-        """Functions to be called with the log's answers, which come in the order of the commands."""
+        """Functions to call with the log's answers, which arrive in the order of the commands."""
         self._held: deque[Event] = deque()
-        """Events that came behind a method that waits for its answer; the connection limits how much."""
+        """Events behind a method that waits for its answer. The connection limits their octets."""
         self._waits = False
-        """Whether events are held back until this node has applied what the cluster has committed, or until `go_on`."""
+        """Whether events are held back until this node has applied all committed entries, or until `go_on`."""
 
-    # One after the other
+    # Order of methods
 
     @property
     def waits_for_answer(self) -> bool:
@@ -108,7 +109,7 @@ class ChannelCore:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a method waits for its answer, or behind one that does."""
+        """Whether a method waits for its answer, or is held back behind such a method."""
         return bool(self._answers or self._held or self._waits)
 
     def receive(self, event: Event) -> None:
@@ -121,23 +122,23 @@ class ChannelCore:
         self._carry_out(event)
 
     def hold(self, event: Event) -> None:
-        """Keep an event, and all that comes behind it, until `go_on`."""
+        """Hold back an event, and all later events, until `go_on`."""
         if not self._held:
             self.connection.holds_back(self)
         self._held.appendleft(event)
         self._waits = True
 
     def wait(self) -> None:
-        """Hold all events back until `go_on`."""
+        """Hold back all events until `go_on`."""
         self._waits = True
 
     def go_on(self) -> None:
-        """Carry out what was kept."""
+        """Carry out the events that were held back."""
         self._waits = False
         self._release_held()
 
     def recheck(self, event: Event) -> None:
-        """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
+        """Carry out an event, and the events held behind it, when this node has applied all entries committed now."""
         self.hold(event)
         self.broker.submissions.read_barrier(self._rechecked, self.connection.lane)
 
@@ -150,10 +151,10 @@ class ChannelCore:
             self._release_held()
 
     def take_held(self, is_alike: Callable[[Event], bool], most: int) -> int:
-        """Take out, of the events that are held behind the one that is carried out, those next ones that are alike.
+        """Remove up to `most` held events that directly follow and are alike, and return their number.
 
-        They are carried out with it; so are acknowledgements between them, since no message that these are of comes
-        from what is asked for now. Returns how many were taken out, which are `most` at most.
+        The caller carries them out with the present event. Acknowledgements between them are carried out here: they
+        cannot be for messages that the present event requests.
         """
         held, count = self._held, 0
         while held and count < most:
@@ -167,7 +168,10 @@ class ChannelCore:
         return count
 
     def answer_when_applied(self, frame: Frame) -> None:
-        """Answer a method when its commands, which the log does not answer, are applied; hold all back meanwhile."""
+        """Answer a method when its commands, which the log does not answer, are applied.
+
+        Hold back all events until then.
+        """
 
         def applied() -> None:
             self._waits = False
@@ -179,7 +183,7 @@ class ChannelCore:
         self.broker.submissions.read_barrier(applied, self.connection.lane)
 
     def replied(self, result: Any) -> None:
-        """Pass the log's answer on to the oldest method that waits for one."""
+        """Pass the log's answer to the oldest method that waits for an answer."""
         self.answered += 1
         self._answers.popleft()(result)
         self._release_held()
@@ -190,16 +194,16 @@ class ChannelCore:
         if not self._held:
             self.connection.released(self)
 
-    # Asking and answering
+    # Requests and answers
 
     def expect(self, answered: Callable[[Any], None]) -> None:
-        """Have `answered` called with the log's answer to what is asked for next."""
+        """Register `answered` as the function for the log's answer to the next request."""
         self._answers.append(answered)
 
     def ask(
         self, command: Command, answer: Callable[[Any], Frame | bytes | None], *, nowait: bool = False
     ) -> None:
-        """Submit a command; its result becomes the answering frame, unless the client wants none."""
+        """Submit a command, and send the frame that `answer` makes of its result, unless `nowait` is set."""
 
         def answered(result: Any) -> None:
             frame = answer(result)
@@ -216,9 +220,9 @@ class ChannelCore:
         self.outgoing.send(encode(self.number, frame))
 
     def check_queue(self, permission: Permission, name: str) -> None:
-        """Check one permission of a queue. Raises AccessRefused."""
+        """Check a permission for a queue. Raises AccessRefused."""
         name = name or self.last_queue
-        if name:  # else the log refuses
+        if name:  # otherwise the log refuses the request
             self.access.check(permission, "queue", name)
 
     # Ends
@@ -228,7 +232,7 @@ class ChannelCore:
         self._fail(error)
 
     def end(self) -> None:
-        """End the channel: it carries out nothing more, and refers to nothing more, so that it is freed at once."""
+        """End the channel. It carries out no more events, and drops its references so that it is freed at once."""
         self.closed = True
         self._held.clear()
         self._answers.clear()
@@ -239,4 +243,4 @@ class ChannelCore:
 
 
 def _has_ended(_: object) -> None:
-    """Takes the place of the functions of a channel that has ended: what comes for it is dropped."""
+    """Ignore the argument: stands in for the functions `_carry_out` and `_fail` of a channel that has ended."""

@@ -1,6 +1,6 @@
-"""Queues, exchanges and bindings of a channel.
+"""The methods of a channel for queues, exchanges and bindings.
 
-Invariant: a method that names no queue means the one that the channel has declared last.
+Invariant: a method without a queue name means the queue that the channel has declared last.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
 
 def _check_binding(core: ChannelCore, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
     queue = stripped(frame.queue) or core.last_queue
-    if queue and not queue.startswith(REPLY_PREFIX):  # else the log refuses
+    if queue and not queue.startswith(REPLY_PREFIX):  # otherwise the log refuses the request
         routing_key = frame.routing_key or ("" if frame.queue else queue)
         core.access.bind("queue", queue, frame.exchange, routing_key)
 

@@ -1,6 +1,6 @@
-"""What a channel publishes, and what becomes of it: confirms, refusals, returned messages.
+"""The publishing side of a channel: basic.publish, confirms, refusals, returned messages.
 
-Invariant: sequence numbers are told in order, and each once: confirmed or refused.
+Invariant: publish sequence numbers are answered in order and exactly once, with a confirm or a refusal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 CONFIRM_SELECT = (85, 10)
 
 
-class Unpublished(Exception):  # named for what it is
-    """Some of what was to be published is forbidden, as far as this node knows."""
+class Unpublished(Exception):  # named after its content
+    """The user lacks the permission for some messages, as far as this node has applied the log."""
 
     def __init__(self, rest: Publishes, refused: AccessRefused) -> None:
         super().__init__(str(refused))
@@ -39,20 +39,20 @@ class Unpublished(Exception):  # named for what it is
 
 
 class PublishingMethods:
-    """The publisher of a channel. It is the `Publisher` of what it asks the log for."""
+    """The publishing side of a channel. It is the `Publisher` of the channel's session."""
 
     __slots__ = ("_confirmed", "_core", "_is_publisher", "_run", "_run_method", "_user", "published")
 
     def __init__(self, core: ChannelCore) -> None:
         self.published = 0
-        """The publish sequence number of the last message; only messages in confirm mode are counted."""
+        """The publish sequence number of the last message. Only messages in confirm mode are counted."""
         self._core = core
         self._confirmed = 0
         self._is_publisher = False
-        """Whether something was published, and so the channel counts as a publisher."""
+        """Whether a message was published, so that the channel counts as a publisher."""
         connection = core.connection
         self._user = None if core.broker.may_impersonate(connection) else connection.user
-        """The only user that messages may say they are from; None: they may name any."""
+        """The only permitted value of the property user-id; None if every value is permitted."""
         self._run: OpenEnqueue | None = None
         self._run_method = b""
 
@@ -75,7 +75,7 @@ class PublishingMethods:
     # From the client
 
     def publish(self, event: Publishes) -> None:
-        """Have messages published; those that a limit of publishing has no room for yet are held back.
+        """Publish messages. Messages above a limit of publishing are held back.
 
         Raises Unpublished, ChannelError, ConnectionFault.
         """
@@ -89,11 +89,11 @@ class PublishingMethods:
             core.hold(event._replace(messages=messages[passing:]))
 
     def go_on(self) -> None:
-        """Publish what was held back because of a limit of publishing, as far as that has room now."""
+        """Publish the messages that were held back by a limit of publishing, as far as it has room now."""
         self._core.go_on()
 
     def _publish(self, event: Publishes, count: int) -> None:
-        """Have the first messages published, `count` of them."""
+        """Publish the first `count` messages."""
         core, method, done = self._core, event.method, 0
         access, connection = core.access, core.connection
         first = event.messages if count == len(event.messages) else event.messages[:count]
@@ -118,7 +118,10 @@ class PublishingMethods:
             core.broker.throttle.charge(self, first, done)
 
     def _delay_max_ms(self, method: bytes) -> int:
-        """The longest delay that the header x-delay may ask for; an exchange of the plugin's type has the plugin's."""
+        """Return the longest delay that the header x-delay may request.
+
+        For an exchange of the delayed message plugin's type, it is the limit of that plugin.
+        """
         connection = self._core.connection
         vhost = self._core.broker.machine.vhosts.get(connection.vhost)
         exchange = vhost.exchanges.get(connection.publish_fields(method)[0]) if vhost else None
@@ -129,7 +132,7 @@ class PublishingMethods:
         is_new = (
             run is None
             or method != self._run_method
-            or not run.messages  # all have gone
+            or not run.messages  # a batch has taken all of them
             or (attributes is not run.attributes and not run.takes(attributes))
         )
         if run is None or is_new:
@@ -158,15 +161,15 @@ class PublishingMethods:
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages wait for their confirm."""
+        """Messages that wait for their confirm."""
         return self.published - self._confirmed
 
     def end_run(self) -> None:
-        """Have the next message begin a new run: in this one it would overtake what is asked for now."""
+        """Begin a new run with the next message, because in this run it would overtake the present request."""
         self._run = None
 
     def end(self) -> None:
-        """The channel ends: nothing more is published."""
+        """End publishing, because the channel ends."""
         self.end_run()
         self._core.broker.throttle.left(self)
         if self._is_publisher:
@@ -183,10 +186,10 @@ class PublishingMethods:
         if not frame.nowait:
             core.send(amqp.Confirm.SelectOk())
 
-    # From the log
+    # Events from the log
 
     def confirm(self, published: int) -> None:
-        """Tell the client that everything up to publish sequence number `published` is safe."""
+        """Confirm to the client all messages up to publish sequence number `published`."""
         core = self._core
         if not core.closed and published > self._confirmed:
             core.broker.counters.messages_confirmed += published - self._confirmed
@@ -195,7 +198,10 @@ class PublishingMethods:
             core.outgoing.confirm(published)
 
     def refuse(self, first: int, last: int) -> None:
-        """Refuse these sequence numbers, which reached no queue, or nobody knows; confirm all before them."""
+        """Refuse these publish sequence numbers, and confirm all earlier numbers.
+
+        Their messages reached no queue, or their outcome is unknown.
+        """
         if not self._core.closed and last > self._confirmed:
             first = max(first, self._confirmed + 1)
             if first > self._confirmed + 1:
@@ -204,7 +210,7 @@ class PublishingMethods:
             self._core.outgoing.confirm(last, refused=True)
 
     def refuse_unconfirmed(self, published: int) -> None:
-        """Refuse what is not confirmed up to this publish sequence number: nobody knows what becomes of it."""
+        """Refuse all unconfirmed publishes up to this sequence number, because their outcome is unknown."""
         self.refuse(self._confirmed + 1, published)
 
 

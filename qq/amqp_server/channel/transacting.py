@@ -1,6 +1,6 @@
-"""Class tx: all of what a channel publishes and settles, or nothing.
+"""Class tx: transactions that commit all publishes and settlements of a channel atomically.
 
-Invariant: a channel in tx mode always has a transaction; tx mode and confirm mode exclude each other.
+Invariant: a channel in tx mode always has a transaction. Tx mode and confirm mode exclude each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def commit(core: ChannelCore, _frame: amqp.Tx.Commit) -> None:
 
 
 def carry_out(core: ChannelCore, content: Sequence[OpenEnqueue | Settlement], ok: Frame | None) -> None:
-    """Have all of `content` carried out in one step, or nothing of it, and then answer with `ok`, if there is one."""
+    """Submit `content` to be applied atomically, and then answer with `ok`, unless it is None."""
 
     def answered(_result: Any) -> None:
         if ok is not None:

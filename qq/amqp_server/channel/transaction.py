@@ -1,8 +1,8 @@
-"""What a channel has published and settled since the last tx.commit.
+"""An open transaction: a channel's publishes and settlements since the last tx.commit.
 
-RabbitMQ's transactions are atomic for one queue at most. Ours become one command of the log: all of it happens, or
-nothing. So its size in the log, and what it costs every node to carry it out, are bounded while it grows: the publish
-or the acknowledgement that would be too much is refused.
+RabbitMQ's transactions are atomic for a single queue at most. In qq a transaction is a single command of the log, so it
+is applied as a whole. So its size in the log, and its cost for every node, are bounded while it grows: a publish or an
+acknowledgement that would exceed a limit is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """The transaction that is open on a channel in tx mode; there is always one."""
+    """The open transaction of a channel in tx mode."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -32,9 +32,10 @@ class Transaction:
     def publish(
         self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool, looked_into: bool = False
     ) -> None:
-        """Add messages to `run`, which is `is_new` if it is not in here; `looked_into` if their content routes them.
+        """Add messages to `run`, which `is_new` if it is not part of the transaction yet.
 
-        Raises ChannelError when the transaction gets too large.
+        `looked_into` says that their content decides their routes. Raises ChannelError if the transaction becomes too
+        large.
         """
         self._messages += len(messages)
         self._bytes += bytes_of_messages(messages)
@@ -50,7 +51,7 @@ class Transaction:
     def settle(
         self, kind: type[Settlement], pieces: Sequence[Piece[Tagged]], method: tuple[int, int]
     ) -> None:
-        """Add acknowledgements of delivery tags. Raises ChannelError when the transaction gets too large."""
+        """Add settlements of delivery tags. Raises ChannelError if the transaction becomes too large."""
         self._pieces.extend(pieces)
         settlements = self._settlements
         for piece in pieces:
@@ -67,12 +68,12 @@ class Transaction:
 
     @property
     def messages(self) -> int:
-        """How many messages are to be published."""
+        """Messages to be published."""
         return self._messages
 
     @property
     def acknowledgements(self) -> int:
-        """How many messages are to be settled."""
+        """Messages to be settled."""
         return sum(piece.count for piece in self._pieces)
 
     @property
@@ -80,15 +81,15 @@ class Transaction:
         return bool(self._pieces)
 
     def take(self) -> list[OpenEnqueue | Settlement]:
-        """Begin anew; returns what is to be committed, in this order: first what is published, then what is settled."""
+        """Return the content to be committed, publishes before settlements, and begin a new transaction."""
         content = [*self._runs, *self._settlements]
         self._begin()
         return content
 
     def roll_back(self) -> list[Piece[Tagged]]:
-        """Forget everything; returns the delivery tags that are held again."""
+        """Discard the content, and return the delivery tags that the client holds again."""
         for run in self._runs:
-            run.messages = []  # the channel must not add to it
+            run.messages = []  # so that the channel adds no messages to it
         pieces = self._pieces
         self._begin()
         return pieces
