@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     """Returns whether shovels may connect to a host."""
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
     OpenOwn = Callable[[str], Awaitable[Streams]]
-    """Connects to this node for a shovel, which gets the permissions it needs in the given virtual host."""
+    """Connects to this node as a client that has all permissions in the given virtual host."""
 
 log = logging.getLogger(__name__)
 
