@@ -1,6 +1,6 @@
 """Opens a backup: a directory, a tar archive in a file, or a tar archive from standard input.
 
-Invariant: nothing is written, except a temporary copy of standard input.
+Invariant: the only file ever written is a temporary copy of standard input.
 """
 
 from __future__ import annotations
@@ -91,4 +91,4 @@ class _ArchiveFile:
         return os.pread(self._descriptor, max(0, min(length, self.size - offset)), self._start + offset)
 
     def close(self) -> None:
-        """Do nothing: the archive is closed when `opened` ends."""
+        """Leave the descriptor open: the archive is closed when `opened` ends."""

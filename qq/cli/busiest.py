@@ -22,7 +22,7 @@ class Busy(NamedTuple):
 
     name: str
     rates: tuple[str, ...]
-    """Columns whose sum is the rate by which objects are ranked."""
+    """Columns with rates. Objects are ranked by the sum of their rates."""
     columns: tuple[str, ...]
     head: tuple[str, ...]
 

@@ -13,7 +13,7 @@ class Kind(NamedTuple):
     columns: tuple[str, ...]
     """Columns shown by default."""
     of_vhost: tuple[str, ...] | None = None
-    """Path of the objects of a virtual host, whose name replaces `{}`; `None` if the kind has no virtual host."""
+    """Path of the objects of a virtual host, with `{}` for its name; `None` if the kind has no virtual host."""
     has_names: bool = True
     """Whether the list can be filtered by name."""
 

@@ -1,8 +1,8 @@
 """Starts a node as a process of its own.
 
 Invariant: a node never imports modules from its working directory, because applications have modules of their own
-called `cluster`. A node's environment contains only settings that it accepts, and none that would make two nodes of a
-cluster the same.
+called `cluster`. A node's environment contains only settings that it accepts. Settings that would make two nodes of a
+cluster the same are left out.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     DIR/cluster.json    written when the cluster serves: nodes, processes, ports
     DIR/<node>/node.toml, log, data/
 
-Invariant: only what is listed above is ever written or deleted; the directory may hold other files of the user.
+Invariant: only the files listed above are ever written or deleted; the directory may hold other files of the user.
 """
 
 from __future__ import annotations

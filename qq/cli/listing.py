@@ -92,7 +92,7 @@ def things(
 
 
 def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON list one by one. Raises ValueError if the text is no such list."""
+    """Yield the objects of a JSON list. Raises ValueError if the text is no such list."""
     decode = json.JSONDecoder().raw_decode
     if text.read(1) != "[":
         raise ValueError
