@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name and return its exit status."""
+    """Run the command named by the arguments and return its exit status."""
     find_cluster()
     _open_missing_streams()
     from qq.cli.running import run  # noqa: PLC0415
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Have something in place of standard streams that whoever began this process has closed, as `>&-` does."""
+    """Replace standard streams that are closed, as after `>&-` in a shell, with /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))

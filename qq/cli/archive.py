@@ -1,6 +1,6 @@
-"""Where a backup is kept: a directory, a tar archive in a file, or one that comes from standard input.
+"""Opens a backup: a directory, a tar archive in a file, or a tar archive from standard input.
 
-Invariant: nothing is written but a temporary file for what comes from standard input.
+Invariant: the only file ever written is a temporary copy of standard input.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def is_backup(path: Path) -> bool:
-    """Whether the path names a backup, complete or not."""
+    """Return whether the path names a backup, complete or not."""
     return path.is_file() or (path / CONTENTS).exists()
 
 
 @contextmanager
 def opened(path: str) -> Generator[Disk]:
-    """Open the backup that is there; raises CommandError and OSError."""
+    """Open the backup at this path, or from standard input (`-`). Raises CommandError, OSError."""
     if path != STANDARD_STREAM and Path(path).is_dir():
         yield cast("Disk", ReadOnlyDisk(Path(path)))
         return
@@ -48,7 +48,7 @@ def _archive_file(path: str) -> Generator[BinaryIO]:
         return
     with tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.seek(0)  # it writes what is still in memory, too
+        copy.seek(0)  # it also flushes the buffer
         yield cast("BinaryIO", copy)
 
 
@@ -58,7 +58,7 @@ class _Extent(NamedTuple):
 
 
 class _ArchiveDisk:
-    """The files of a tar archive: what a `Disk` has for reading."""
+    """The files of a tar archive, with the read methods of a `Disk`."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._descriptor = file.fileno()
@@ -81,7 +81,7 @@ class _ArchiveDisk:
 
 
 class _ArchiveFile:
-    """One file of an archive, for reading."""
+    """A file of an archive, opened for reading."""
 
     def __init__(self, descriptor: int, extent: _Extent) -> None:
         self._descriptor = descriptor
@@ -91,4 +91,4 @@ class _ArchiveFile:
         return os.pread(self._descriptor, max(0, min(length, self.size - offset)), self._start + offset)
 
     def close(self) -> None:
-        """Do nothing: the archive is closed when `opened` ends."""
+        """Leave the descriptor open: the archive is closed when `opened` ends."""

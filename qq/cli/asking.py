@@ -1,6 +1,6 @@
-"""Speaking to a node of a local cluster over HTTP, with what Python itself brings.
+"""Sends HTTP requests to a node of a local cluster, with the standard library only.
 
-Invariant: whatever a node that starts, hangs or dies makes of a question, the answer is a document or None.
+Invariant: if the node starts, hangs or dies, `ask` returns `None` and `change` returns a reason.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from qq.cli.layout import HOST, PASSWORD, USER
 
 ANSWER_TIMEOUT_S = 1.0
 CHANGE_TIMEOUT_S = 15.0
-"""How long a change may take: longer than a node waits for a majority."""
+"""Seconds that a change may take: longer than a node waits for a majority."""
 _CREDENTIALS = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
 def ask(http_port: int, path: str) -> Any:
-    """Return the document at `path`; None if there is no answer, or the node does not know its users yet."""
+    """Return the document at `path`; `None` without an answer, or if the node does not know its users yet."""
     try:
         status, body = _request(http_port, "GET", path, ANSWER_TIMEOUT_S)
         return None if status == HTTPStatus.UNAUTHORIZED else json.loads(body)
@@ -29,9 +29,9 @@ def ask(http_port: int, path: str) -> Any:
 
 
 def change(http_port: int, method: str, path: str) -> str | None:
-    """Have the cluster change something; say why it was not done, if so. It may be done later all the same.
+    """Request a change; return `None` if it was made, or the reason why not.
 
-    What is not there need not be deleted.
+    A change without an answer may still be made later. Deleting a missing object counts as made.
     """
     try:
         status, body = _request(http_port, method, path, CHANGE_TIMEOUT_S)
@@ -52,6 +52,6 @@ def _request(http_port: int, method: str, path: str, timeout_s: float) -> tuple[
 
 
 def why_not_ready(http_port: int) -> str | None:
-    """Say why the node does not serve yet; None if it does."""
+    """Return why the node does not serve clients yet; `None` if it does."""
     answer = ask(http_port, "/healthz")
     return "no answer over HTTP" if answer is None else answer.get("reason")

@@ -1,10 +1,11 @@
-"""`qq backup`: a running cluster's data in a directory, or as one stream.
+"""`qq backup`: writes the data of a running cluster to a directory, or as a stream to standard output.
 
-The node sends a tar archive (management/backups.py). If the node's own files can be read here, they are linked and not
-copied: then only the first two files are taken from the stream. The files where the node says that its own are must be
-its own if the checkpoint beside them is the one in the stream, to the byte: a checkpoint names its owner and its entry.
+The node sends a tar archive (management/backups.py). If the node's own files can be read here, the segments are
+hard-linked instead of copied: then only the files up to the checkpoint are taken from the stream. The archive names the
+node's log directory. The files there are the node's own if the checkpoint beside them equals the checkpoint of the
+stream, because a checkpoint names its owner and its entry.
 
-Invariant: under its name a backup is there as a whole, and checked, or not at all.
+Invariant: a backup appears under its name only when it is complete and checked.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PATH = "/api/cluster/backup"
 
 
 def backup(node: Remote, target: str) -> int:
-    """Make a backup of the cluster of a node; raises CommandError, and then there is none."""
+    """Make a backup of the cluster of a node. Raises CommandError, and then leaves no backup."""
     if target == STANDARD_STREAM:
         done = 0
         with (
@@ -88,13 +89,13 @@ def _write_out(part: bytes) -> None:
         sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
     except OSError as error:
-        # What is still in the buffer would fail again at the interpreter's end.
+        # Without this, flushing the buffer would fail again at the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandError(f"standard output: {error.strerror}; what was written is no backup") from None
 
 
 def describe(contents: Contents) -> str:
-    """Describe in one line which cluster's backup this is, and up to where it goes."""
+    """Describe in a line the cluster of a backup and its last entry."""
     return (
         f"cluster {contents.cluster} up to entry {contents.index} of term {contents.term} "
         f"({describe_time(contents.time_ms)}), from node {contents.node}"
@@ -103,7 +104,10 @@ def describe(contents: Contents) -> str:
 
 @contextmanager
 def _new_directory(target: Path) -> Generator[Path]:
-    """A directory beside the target, which becomes the target at the end of the block, or else is removed."""
+    """Make a directory beside the target, and rename it to the target at the end of the block.
+
+    If the block fails, the directory is removed.
+    """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CommandError(f"{target}: is there already; name a new directory")
     try:
@@ -127,7 +131,7 @@ def _new_directory(target: Path) -> Generator[Path]:
 
 
 def _take(stream: BinaryIO, directory: Path, count: Count) -> bool:
-    """Put the files of the archive into the directory; True if the segments are links to the node's own."""
+    """Write the files of the archive to the directory; return whether the segments are links to the node's own."""
     contents: Contents | None = None
     done = 0
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
@@ -156,7 +160,7 @@ def _copy(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, conten
 
 
 def _linked(contents: Contents, directory: Path) -> bool:
-    """Link all segments from the node's directory, if that is on this machine; link none if one fails."""
+    """Link all segments from the node's directory, if it is on this machine; if a link fails, remove all links."""
     log = Path(contents.directory)
     names = [segment.name for segment in contents.segments]
     try:
@@ -164,7 +168,7 @@ def _linked(contents: Contents, directory: Path) -> bool:
             return False
         for segment in contents.segments:
             (directory / segment.name).hardlink_to(log / segment.name)
-    except OSError:  # the node is elsewhere, or its files are on another file system, or not to be read
+    except OSError:  # the files are on a different machine or file system, or not readable
         for name in names:
             (directory / name).unlink(missing_ok=True)
         return False
@@ -193,7 +197,7 @@ def _sum_line(directory: Path, name: str) -> str:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable (fsync)."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -202,7 +206,7 @@ def _sync(directory: Path) -> None:
 
 
 def _checked(directory: Path) -> Contents:
-    """Check the whole backup, as a restore does; raises CommandError."""
+    """Check the whole backup, as a restore does. Raises CommandError."""
     disk = cast("Disk", ReadOnlyDisk(directory))
     try:
         contents = read_contents(disk)

@@ -1,6 +1,6 @@
-"""`qq top`: the busiest queues and connections, once or again and again.
+"""`qq top`: shows the busiest queues and connections, once or repeatedly.
 
-Invariant: a node is asked for a few rows only, however many there are.
+Invariant: a node is asked for a few rows only, however many queues and connections it has.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Busy(NamedTuple):
-    """A kind of things that may be busy."""
+    """A kind of object that `qq top` can rank: queues or connections."""
 
     name: str
     rates: tuple[str, ...]
-    """The columns whose sum says how busy one is."""
+    """Columns with rates. Objects are ranked by the sum of their rates."""
     columns: tuple[str, ...]
     head: tuple[str, ...]
 
@@ -46,7 +46,7 @@ KINDS = {kind.name: kind for kind in (QUEUES, CONNECTIONS)}
 
 
 def print_busiest(node: Remote, kinds: Sequence[Busy], count: int, form: str) -> int:
-    """Print the busiest things once; raises CommandError."""
+    """Print the busiest objects of each kind once. Raises CommandError."""
     found = {kind.name: _busiest(node, kind, count) for kind in kinds}
     if form == "json":
         print_document(found)
@@ -62,8 +62,8 @@ def print_busiest(node: Remote, kinds: Sequence[Busy], count: int, form: str) ->
 
 
 def watch(node: Remote, kinds: Sequence[Busy], count: int, interval_s: float) -> int:
-    """Show the busiest things on the terminal, anew after each interval, until Ctrl-C; raises CommandError."""
-    from rich.console import Group  # noqa: PLC0415 -- where somebody looks
+    """Show the busiest objects on the terminal, refreshed after each interval, until Ctrl-C. Raises CommandError."""
+    from rich.console import Group  # noqa: PLC0415 -- only for a terminal
     from rich.live import Live  # noqa: PLC0415
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -78,7 +78,7 @@ def _cells(kind: Busy, rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _busiest(node: Remote, kind: Busy, count: int) -> list[dict[str, Any]]:
-    """The busiest among those that are first by one of the rates."""
+    """Return the busiest objects: rank by the sum of rates the first `count` objects of each rate."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for rate in kind.rates:
         query = {"sort": rate, "sort_reverse": "true", "page": "1", "page_size": str(count)}

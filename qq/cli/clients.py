@@ -1,4 +1,4 @@
-"""Closing connections of clients."""
+"""`qq close`: closes connections of clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def close_connection(node: Remote, name: str, reason: str | None) -> int:
-    """Close a connection of a client; raises CommandError."""
+    """Close a connection of a client. Raises CommandError."""
     missing = f"connection {quoted(name)}: `qq list connections` shows their names"
     node.send("DELETE", path_of("connections", name), headers=_reason(reason), missing=missing)
     print(f"connection {quoted(name)}: closed")
@@ -20,7 +20,7 @@ def close_connection(node: Remote, name: str, reason: str | None) -> int:
 
 
 def close_connections(node: Remote, user: str, reason: str | None) -> int:
-    """Close all connections of a user; raises CommandError."""
+    """Close all connections of a user. Raises CommandError."""
     node.send("DELETE", path_of("connections", "username", user), headers=_reason(reason))
     print(f"connections of user {quoted(user)}: closed")
     return 0

@@ -1,4 +1,4 @@
-"""Completion of commands by shells."""
+"""Completion of `qq` commands by shells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qq.errors import CommandError
 
 
 def script(shell: str) -> str:
-    """The script for a shell; raises CommandError."""
+    """Return the completion script for a shell. Raises CommandError."""
     completion = get_completion_class(shell)
     if completion is None:
         raise CommandError(f"there is no completion for {shell}")
@@ -17,5 +17,5 @@ def script(shell: str) -> str:
 
 
 def answer(instruction: str) -> int:
-    """Answer a script; return the exit status."""
+    """Answer a request of a completion script on standard output; return the exit status."""
     return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)

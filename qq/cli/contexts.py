@@ -1,4 +1,4 @@
-"""Contexts: clusters that an operator works with, by name, in a file of their own.
+"""Reads and writes contexts: named clusters that an operator works with, in a file of their own.
 
     current = "production"
 
@@ -8,8 +8,8 @@
     password_file = "/etc/qq/production-password"
     ca_file = "ca.pem"
 
-Invariant: whoever can write the file says whom passwords are sent to, so nobody else may. A password is never in it. It
-is replaced as a whole, or stays as it was.
+Invariant: the file decides which servers receive passwords, so only its owner and root may write it. The file never
+contains a password. Every change replaces the whole file atomically.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ NAME_CHARS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A cluster: its nodes' URLs, the user, and files; a relative one is looked for beside the file of contexts."""
+    """A cluster: its nodes' URLs, the user, and files.
+
+    Relative paths of files are resolved against the directory of the contexts file.
+    """
 
     urls: tuple[str, ...]
     user: str | None = None
@@ -46,13 +49,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What is in the file."""
+    """The contents of the contexts file."""
 
     current: str | None
     by_name: Mapping[str, Context]
 
     def __getitem__(self, name: str) -> Context:
-        """Return the context of a name; raises CommandError."""
+        """Return the context of this name. Raises CommandError."""
         if name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
             raise CommandError(f"there is no context {name!r} in {file_of(os.environ)}; there are: {known}")
@@ -60,7 +63,7 @@ class Contexts:
 
 
 def file_of(environ: Mapping[str, str]) -> Path:
-    """Where the file is: in the directory for configurations (XDG Base Directory Specification)."""
+    """Return the path of the contexts file, by the XDG Base Directory Specification."""
     base = environ.get("XDG_CONFIG_HOME", "")
     # A container may have no home, and its user no name.
     home = Path(base) if base.startswith("/") else Path(environ.get("HOME", "/"), ".config")
@@ -68,7 +71,7 @@ def file_of(environ: Mapping[str, str]) -> Path:
 
 
 def load(file: Path) -> Contexts:
-    """Read the file, which may be missing; raises CommandError."""
+    """Read the contexts file, which may be missing. Raises CommandError."""
     try:
         with file.open("rb") as opened:
             _check_hidden(file, os.fstat(opened.fileno()))
@@ -83,7 +86,7 @@ def load(file: Path) -> Contexts:
 
 
 def _check_hidden(file: Path, found: os.stat_result) -> None:
-    """Raise CommandError if others than its user may write the file."""
+    """Raise CommandError unless only the current user and root may write the file."""
     if found.st_uid not in (os.getuid(), 0):
         raise CommandError(f"{file}: belongs to another user: make it yours, or name the node with --url")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -121,7 +124,7 @@ def _context_in(file: Path, name: str, table: Any) -> Context:
 
 
 def changed(file: Path, contexts: Contexts, *, current: str | None, by_name: Mapping[str, Context]) -> None:
-    """Replace the file; raises CommandError."""
+    """Replace the contexts file. Raises CommandError."""
     new = replace(contexts, current=current, by_name=by_name)
     try:
         _write(file, _text_of(new))
@@ -130,7 +133,7 @@ def changed(file: Path, contexts: Contexts, *, current: str | None, by_name: Map
 
 
 def _text_of(contexts: Contexts) -> str:
-    import tomli_w  # noqa: PLC0415 -- only who changes contexts needs it
+    import tomli_w  # noqa: PLC0415 -- only changes of contexts need it
 
     head = {} if contexts.current is None else {"current": contexts.current}
     tables = {name: document_of(context) for name, context in contexts.by_name.items()}
@@ -138,14 +141,14 @@ def _text_of(contexts: Contexts) -> str:
 
 
 def document_of(context: Context) -> dict[str, Any]:
-    """What a context says, as texts; what it does not say is left out."""
+    """Return the settings of a context as texts, without the unset keys."""
     values = {field.name: getattr(context, field.name) for field in fields(Context)}
     urls = list(values.pop("urls"))
     return {"urls": urls, **{key: str(value) for key, value in values.items() if value is not None}}
 
 
 def _write(file: Path, text: str) -> None:
-    file = file.resolve()  # a link to it stays one
+    file = file.resolve()  # a symbolic link to the file stays
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     try:

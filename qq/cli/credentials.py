@@ -1,6 +1,6 @@
-"""Who a command logs in as: the options, or else the environment, or else a context.
+"""Finds the login of a command: in its options, then in the environment, then in a context.
 
-Invariant: a password can be given without anybody seeing it in the list of processes.
+Invariant: a password can always be given without appearing in the list of processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _USER, _PASSWORD, _PASSWORD_FILE, URL, CONTEXT = VARIABLES = (
     "QQ_URL",
     "QQ_CONTEXT",
 )
-"""The variables of commands: no node takes them for settings."""
+"""Environment variables of commands, which nodes do not take for settings."""
 
 
 class ClientLogin(NamedTuple):
@@ -38,9 +38,10 @@ def client_login(
     fallback_user: str = USER,
     fallback_file: Path | None = None,
 ) -> ClientLogin:
-    """Find user and password: those of the options, of which one is given at most; raises OperatingError.
+    """Find the user and the password. Raises CommandError.
 
-    The fallbacks are for what neither the options nor the environment say.
+    At most a single option of `password` and `password_file` may be given. The fallbacks apply if neither the options
+    nor the environment give a value.
     """
     if password is None and password_file is None:
         password = environ.get(_PASSWORD)
@@ -56,7 +57,7 @@ def client_login(
 
 
 def read_password(file: Path) -> str:
-    """Read a password from a file that holds nothing else; raises CommandError."""
+    """Read a password from a file that contains only the password. Raises CommandError."""
     try:
         return read_hidden(file)
     except ConfigError as error:

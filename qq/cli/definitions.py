@@ -1,7 +1,7 @@
-"""`qq definitions`: everything that was declared or set, as one document.
+"""`qq definitions`: exports and imports everything that was declared or set, as a JSON document.
 
-Invariant: under its name a file is there as a whole, or as it was before. It has hashes of passwords in it, so others
-may not read it.
+Invariant: the file is replaced as a whole or stays as it was. It contains hashes of passwords, so only its owner may
+read it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 256 * 1024
 _BYTES_MAX = 16 * 1024 * 1024
-"""The largest document that a node takes."""
+"""Largest document that a node accepts, in bytes."""
 
 
 def export(node: Remote, vhost: str | None, file: str) -> int:
-    """Write the definitions of a virtual host, or of all, to a file or standard output (`-`); raises CommandError."""
+    """Write the definitions of a virtual host, or of all, to a file or standard output (`-`).
+
+    Raises CommandError.
+    """
     done = 0
     with (
         counted("reading definitions", in_bytes=True, prints=file == STANDARD_STREAM) as count,
@@ -47,19 +50,19 @@ def export(node: Remote, vhost: str | None, file: str) -> int:
 
 @contextmanager
 def _target(file: str) -> Generator[BinaryIO]:
-    """What is written in the block becomes the file at its end; a block that fails leaves nothing."""
+    """Open a temporary file that becomes the file when the block ends; a failed block leaves no file."""
     if file == STANDARD_STREAM:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     path = Path(file).resolve()
-    if path.exists() and not path.is_file():  # a pipe, or a device, in whose place there must be no file
+    if path.exists() and not path.is_file():  # a pipe or a device must not be replaced by a file
         with path.open("wb") as target:
             yield target
         return
     descriptor, temporary = tempfile.mkstemp(
         prefix=f".{path.name}.", dir=path.parent
-    )  # nobody else may read it
+    )  # readable by the owner only
     try:
         with os.fdopen(descriptor, "wb") as target:
             yield target
@@ -73,7 +76,7 @@ def _target(file: str) -> Generator[BinaryIO]:
 
 
 def take_over(node: Remote, vhost: str | None, file: str) -> int:
-    """Have the cluster take definitions over; raises CommandError."""
+    """Import definitions into the cluster. Raises CommandError."""
     document = read_within(file, _BYTES_MAX)
     if document is None:
         raise CommandError(f"{file}: is larger than {_BYTES_MAX:,} bytes: take it over in parts")

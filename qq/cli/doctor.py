@@ -1,4 +1,4 @@
-"""`qq doctor`: what is wrong in the cluster, and what limits it."""
+"""`qq doctor`: shows problems and limits of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CALM = Severity.INFO.value
 
 
 def doctor(node: Remote, form: str) -> int:
-    """Print the findings; exit status 1 if something should be done. Raises CommandError."""
+    """Print the findings; exit status 1 if an operator should act. Raises CommandError."""
     answer = node.get("/api/doctor")
     try:
         lines = list(lines_of(answer))

@@ -1,4 +1,4 @@
-"""The end of a command that a signal would kill."""
+"""Handles signals that would kill a command, so that it cleans up or ends at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def in_order() -> Generator[None]:
-    """End the block with SystemExit when somebody ends this process, but for signals that are ignored."""
+    """End the block with SystemExit on SIGTERM or SIGHUP, unless the signal is ignored."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         if before[number] is not signal.SIG_IGN:
@@ -30,14 +30,14 @@ def in_order() -> Generator[None]:
 
 @contextmanager
 def at_once() -> Generator[None]:
-    """End the process when somebody interrupts the block, which imports something.
+    """End the process on Ctrl-C in the block, which imports a module.
 
-    An exception could come where Python can only tell of it and goes on, as in the middle of an import: then Ctrl-C is
-    lost, and a node comes up that was told to stop.
+    A KeyboardInterrupt can arrive where Python only reports it and continues, such as in the middle of an import. Then
+    Ctrl-C would be lost, and a node would start that was told to stop.
     """
     before = signal.getsignal(signal.SIGINT)
     is_default = before is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():  # others hear no signals
+    if not is_default or threading.current_thread() is not threading.main_thread():  # signals go there
         yield
         return
     signal.signal(signal.SIGINT, _end_at_once)
@@ -52,5 +52,5 @@ def _end_at_once(number: int, _frame: object) -> None:
 
 
 def _end(number: int, _frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # what is removed now shall be removed as a whole
-    raise SystemExit(128 + number)  # as a shell says it of a process that the signal has killed
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    raise SystemExit(128 + number)  # the status that a shell reports for a killed process

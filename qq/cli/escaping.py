@@ -1,21 +1,20 @@
-"""Names and texts of others, as a terminal may show them.
+"""Escapes names and texts that clients chose, so that a terminal can show them safely.
 
-Invariant: what a client has put into a name is shown, and does nothing else: it moves no cursor, and turns no text
-around.
+Invariant: a name chosen by a client is only displayed. It can neither move the cursor nor reverse text.
 """
 
 from __future__ import annotations
 
 
 def escaped(text: str) -> str:
-    r"""Write what cannot be printed as `\x1b` or `\u202e`: control characters, and those that only direct others."""
+    r"""Escape unprintable characters, such as control and direction characters, as `\x1b` or `\u202e`."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
 def quoted(name: str) -> str:
-    """Write a name in quotation marks, so that one sees where it ends."""
+    """Return the escaped name in quotation marks, which show where it ends."""
     return f"'{escaped(name)}'"
 
 

@@ -1,7 +1,7 @@
-"""`qq inspect`: what is in the data directory of a node that does not run, or in a backup, and whether it is whole.
+"""`qq inspect`: shows and checks the data directory of a stopped node, or a backup.
 
-Invariant: nothing is written. What a client has put into a name is printed so that a terminal shows it and does nothing
-else; of a user only name and tags are ever printed, of messages only count and size.
+Invariant: no file is written. Names chosen by clients are escaped, so that a terminal only displays them. Of a user
+only name and tags are printed, of messages only count and size.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _HIDDEN: dict[type[Command], tuple[str, ...]] = {
     PutHashedUser: ("salt", "hash"),
 }
 _ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: "a version of the code"}
-"""What pysyncobj puts into the log besides our entries."""
+"""Names of the entry types that pysyncobj itself writes to the log."""
 _GROUP = group_path(0)
 UNFINISHED_RESTORE = (
     f"holds a restore that did not end: give `qq restore` again, or remove {UNFINISHED} in it"
@@ -90,7 +90,7 @@ _NEXT_START = {
 
 
 def inspect(directory: Path) -> int:
-    """Print what the directory holds; exit status 1 if anything is damaged or missing. Raises CommandError."""
+    """Print the contents of the directory; exit status 1 if files are damaged or missing. Raises CommandError."""
     if is_backup(directory):
         return inspect_backup(directory)
     status = 0
@@ -115,7 +115,7 @@ def inspect(directory: Path) -> int:
 
 
 def inspect_backup(path: Path) -> int:
-    """Print what the backup holds; exit status 1 if anything is damaged or missing. Raises CommandError."""
+    """Print the contents of the backup; exit status 1 if files are damaged or missing. Raises CommandError."""
     damaged: list[str] = []
     try:
         with opened(str(path)) as disk:
@@ -143,7 +143,7 @@ def inspect_backup(path: Path) -> int:
 
 
 def dump(directory: Path, first: int, last: int | None) -> int:
-    """Print the entries; exit status 1 if any cannot be read. Raises CommandError."""
+    """Print log entries; exit status 1 if any entry is unreadable. Raises CommandError."""
     if is_backup(directory):
         raise CommandError(
             f"{directory}: is a backup; the entries can be printed of a node's data directory only"
@@ -162,7 +162,10 @@ def dump(directory: Path, first: int, last: int | None) -> int:
 
 @contextmanager
 def _group_of(directory: Path) -> Generator[tuple[Path, Disk]]:
-    """The group's directory and its files; explains what goes wrong, and ends quietly when nobody reads the output."""
+    """Open the group's directory for reading. Raises CommandError on an error of files or a running node.
+
+    If the reader of the output has closed the pipe, the block ends quietly.
+    """
     try:
         group = find_group(directory)
         data_dir = group.parent.parent
@@ -170,10 +173,10 @@ def _group_of(directory: Path) -> Generator[tuple[Path, Disk]]:
         try:
             yield group, cast("Disk", ReadOnlyDisk(group))
         finally:
-            _check_stopped(data_dir)  # what a node changes meanwhile may look like damage
+            _check_stopped(data_dir)  # changes of a running node may look like damage
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads the output any more, and at its end the interpreter would fail to flush it.
+        # The reader has closed the pipe, so the interpreter would fail to flush its buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise CommandError(f"{error.filename or directory}: {error.strerror}") from None
@@ -187,9 +190,9 @@ def _check_stopped(data_dir: Path) -> None:
 
 
 def find_group(directory: Path) -> Path:
-    """Find the group's directory: given itself, a node's data directory, or a node's directory of `qq up`.
+    """Find the group's directory. Raises CommandError, also if an unfinished restore is there.
 
-    Raises CommandError, also if a restore was begun there and did not end.
+    `directory` may be the group's directory itself, a node's data directory, or a node's directory of `qq up`.
     """
     for data_dir in (directory, directory / "data"):
         if (data_dir / UNFINISHED).exists():
@@ -201,7 +204,7 @@ def find_group(directory: Path) -> Path:
 
 
 def describe_state(body: bytes) -> str:
-    """One line about the state in a checkpoint; raises ValueError if this program cannot load it."""
+    """Describe the state in a checkpoint in a line. Raises ValueError if this program cannot load it."""
     machine = QueueMachine()
     GroupState(machine).load(body)
     queues = list(machine.queues())
@@ -330,7 +333,7 @@ def _name(finding: Finding) -> str:
 
 
 def _verdict(problems: dict[str, Problem], *, is_learner: bool) -> str:
-    """Say in one line whether all is undamaged, and what the next start does about the damage."""
+    """Say in a line whether the directory is undamaged, and how the next start treats the damage."""
     if not problems:
         return "whole: nothing is damaged" + (
             "; the node is a learner: it is being repaired from the others" if is_learner else ""
@@ -409,7 +412,7 @@ def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]
 
 
 def _part_lines(payload: memoryview) -> Iterator[str]:
-    """Describe the commands of a batch, or what compaction has kept of them."""
+    """Describe the commands of a batch, or the publications that compaction has kept of it."""
     try:
         if is_kept(payload):
             for piece in decode_kept(payload):
@@ -442,7 +445,7 @@ def _fields(row: Command | Publication, hidden: Sequence[str] = ()) -> str:
 
 
 def describe_time(time_ms: int) -> str:
-    """Format a moment for people to read."""
+    """Format a time in milliseconds as ISO 8601, in UTC."""
     try:
         time = dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError):  # the clock of that leader was far off

@@ -1,4 +1,4 @@
-"""The kinds of things that `qq list` lists."""
+"""The kinds of objects that `qq list` lists."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """Things of one kind."""
+    """A kind of object: its columns and its path in the management API."""
 
     name: str
-    """What several are called."""
+    """Plural name of the kind, as in the command."""
     columns: tuple[str, ...]
-    """What is shown of each unless something else is asked for."""
+    """Columns shown by default."""
     of_vhost: tuple[str, ...] | None = None
-    """The path of those of one virtual host, which is named by `{}` in it; None if they are in none."""
+    """Path of the objects of a virtual host, with `{}` for its name; `None` if the kind has no virtual host."""
     has_names: bool = True
-    """Whether they may be chosen by their names."""
+    """Whether the list can be filtered by name."""
 
     def path(self, vhost: str | None) -> tuple[str, ...]:
-        """The parts of the path of those of a virtual host, or of all."""
+        """Return the parts of the path for a virtual host, or for all."""
         if vhost is None or self.of_vhost is None:
             return (self.name,)
         return tuple(vhost if part == "{}" else part for part in self.of_vhost)

@@ -1,8 +1,8 @@
-"""How a node is started as a process of its own.
+"""Starts a node as a process of its own.
 
-Invariant: whatever directory it is started in, a node imports nothing from there: applications have modules of their
-own that are called `cluster`. Whatever shell it is started from, it is given no variable that it would refuse as no
-setting, or that would make two nodes of a cluster one.
+Invariant: a node never imports modules from its working directory, because applications have modules of their own
+called `cluster`. A node's environment contains only settings that it accepts. Settings that would make two nodes of a
+cluster the same are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from qq.config import Seed
 
 PARENT_VARIABLE = "QQ_PARENT_PID"
-"""The environment variable with the id of a process: the node dies with it, even if it is killed with SIGKILL."""
+"""Environment variable with the id of the parent process: the node dies with it, even after SIGKILL."""
 
-# -P: modules are not looked for in the current directory and that of the script. The file, and not `-m qq`, is run so
-# that the node has the same code as the process that starts it.
+# -P: modules are not searched in the current directory and that of the script. The file is run instead of `-m qq`,
+# because the node must have the same code as the process that starts it.
 SERVE_COMMAND = (sys.executable, "-P", str(Path(__file__).parents[1] / "__main__.py"), "serve")
 
 _SETTINGS = tuple(variable_of(section, "") for section in SECTIONS)
@@ -32,15 +32,18 @@ _OF_ONE_NODE = (variable_of("node", "name"), variable_of("node", "data_dir"))
 
 
 def node_environment() -> dict[str, str]:
-    """Make the environment of a node that dies with this process: what other programs call QQ_... is left out."""
+    """Make the environment of a node that dies with this process.
+
+    Variables QQ_... of other programs are left out.
+    """
     kept = {name: value for name, value in os.environ.items() if _is_for_nodes(name)}
     return kept | {PARENT_VARIABLE: str(os.getpid())}
 
 
 def load_settings(config_file: Path, join: Sequence[Seed] = ()) -> NodeConfig:
-    """Read a node's settings from its file and this process's environment; raises ConfigError.
+    """Read a node's settings from its file and this process's environment. Raises ConfigError.
 
-    `join` are addresses of nodes of the cluster that it is to join, besides those of the file.
+    `join` are addresses of nodes of the cluster to join, in addition to the addresses in the file.
     """
     of_commands = (PARENT_VARIABLE, *VARIABLES)
     environ = {name: value for name, value in os.environ.items() if name not in of_commands}

@@ -5,7 +5,7 @@
     DIR/cluster.json    written when the cluster serves: nodes, processes, ports
     DIR/<node>/node.toml, log, data/
 
-Invariant: only what is listed above is ever written or deleted; the directory may hold other files of the user.
+Invariant: only the files listed above are ever written or deleted; the directory may hold other files of the user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NODE_NAMES = tuple(f"n{number}" for number in range(1, NODE_COUNT_MAX + 1))
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """One node of the local cluster and its files."""
+    """A node of the local cluster and its files."""
 
     address: NodeAddress
     directory: Path
@@ -83,7 +83,7 @@ def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalN
 
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
-    """Hold the directory, made if it is missing, against every other local cluster; raises CommandError."""
+    """Hold the lock of the directory, which is made if missing. Raises CommandError if it is locked."""
     with _explained(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "lock").open("w")
@@ -105,15 +105,15 @@ Settings = Mapping[str, Mapping[str, Any]]
 def prepare(
     data_dir: Path, nodes: Sequence[LocalNode], *, fresh: bool, settings: Settings = MappingProxyType({})
 ) -> None:
-    """Write the nodes' configurations and the secret; what an earlier run stored stays, unless `fresh`.
+    """Write the nodes' configurations and the secret. The data of an earlier run stays, unless `fresh`.
 
-    `settings` are added to the configuration of every node, or take the place of the usual ones there.
+    `settings` are added to the configuration of every node and override the defaults.
     """
     with _explained(data_dir):
         if fresh:
             _delete(data_dir)
         _refuse_other_size(data_dir, len(nodes))
-        # The file describes processes that are gone: nobody must take it for a description of ours.
+        # The file describes processes of an earlier run, and readers must not take them for the new processes.
         (data_dir / "cluster.json").unlink(missing_ok=True)
         if not (data_dir / "secret").exists():
             _replace(data_dir / "secret", secrets.token_hex(32) + "\n")
@@ -124,7 +124,7 @@ def prepare(
 def prepare_joining(
     data_dir: Path, node: LocalNode, members: Sequence[LocalNode], settings: Settings = MappingProxyType({})
 ) -> None:
-    """Write the configuration of a node that joins the cluster of these members, which is in the same directory."""
+    """Write the configuration of a node that joins the cluster of these members, in the same directory."""
     seeds = [f"{member.address.host}:{member.address.peer_port}" for member in members]
     cluster = {**settings.get("cluster", {}), "join": seeds}
     with _explained(data_dir):
@@ -156,7 +156,7 @@ def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping
 
 
 def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settings) -> str:
-    """Make the text of node.toml."""
+    """Return the text of node.toml."""
     usual: dict[str, dict[str, Any]] = {
         "node": {"name": node.name, "data_dir": "data"},
         "cluster": {"secret_file": "../secret"},
@@ -175,7 +175,7 @@ def _given(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_size(data_dir: Path, node_count: int) -> None:
-    """Raise if the directory holds a cluster of another size: they would not agree on what a majority is."""
+    """Raise CommandError if the directory holds a cluster of a different size, which has a different majority."""
     for name in _NODE_NAMES:
         config = data_dir / name / "node.toml"
         if not config.exists():
@@ -183,7 +183,7 @@ def _refuse_other_size(data_dir: Path, node_count: int) -> None:
         try:
             document = tomllib.loads(config.read_text("utf-8"))
             if "join" in document["cluster"]:
-                continue  # it lists itself only
+                continue  # a joined node lists only itself
             found = len(document["nodes"])
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise CommandError(f"{config} is damaged; --fresh deletes the cluster in {data_dir}") from None
@@ -195,7 +195,7 @@ def _refuse_other_size(data_dir: Path, node_count: int) -> None:
 
 def _delete(data_dir: Path) -> None:
     for name in _NODE_NAMES:
-        # A directory of that name without our file in it is the user's own.
+        # A directory of this name without node.toml belongs to the user.
         if (data_dir / name / "node.toml").exists():
             shutil.rmtree(data_dir / name)
     for name in ("cluster.json", "secret"):
@@ -203,7 +203,7 @@ def _delete(data_dir: Path) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the whole file or nothing, readable by the owner only: secret and password are in these files."""
+    """Replace a file atomically, readable by the owner only: these files contain the secret and the password."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(

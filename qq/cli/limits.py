@@ -1,4 +1,4 @@
-"""Limits of virtual hosts and of users, as one list."""
+"""`qq list limits`: lists the limits of virtual hosts and of users together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VHOST, _USER = "vhost", "user"
 
 
 def print_limits(node: Remote, vhost: str | None, user: str | None, form: str) -> int:
-    """Print the limits of a virtual host, of a user, or of all; raises CommandError."""
+    """Print the limits of a virtual host, of a user, or of all. Raises CommandError."""
     of_vhosts = _rows(node, _VHOST, vhost) if user is None else iter(())
     of_users = _rows(node, _USER, user) if vhost is None else iter(())
     try:

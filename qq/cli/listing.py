@@ -1,8 +1,8 @@
-"""Reading a list of the management API.
+"""`qq list`: reads a list of the management API and prints it.
 
-All of it comes in one answer, which the node sorts once.
+The whole list comes in a single answer, which the node sorts once.
 
-Invariant: no more of a list than some hundred things is in memory, however long it is.
+Invariant: only some hundred objects of a list are in memory, however long the list is.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
 FIRST = 500
-"""In how many of the first things a column is looked for."""
+"""Number of first objects that are searched for a column."""
 PART_CHARS = 64 * 1024
-"""How much of a whole list is read at a time."""
+"""Characters of a list that are read at a time."""
 _ONE = {"page": "1", "page_size": "1"}
 _SEPARATORS = re.compile(r"[\s,]*")
 
 
 class Filter(NamedTuple):
-    """Which things are wanted, and in which order."""
+    """The filter and the order of a list."""
 
     vhost: str | None = None
     name: str | None = None
@@ -42,7 +42,7 @@ class Filter(NamedTuple):
     is_reversed: bool = False
 
     def query(self) -> dict[str, str]:
-        """The parameters of a request."""
+        """Return the query parameters of the request."""
         asked = {"name": self.name or self.regex, "sort": self.sort}
         query = {key: value for key, value in asked.items() if value}
         if "name" in query:
@@ -53,7 +53,7 @@ class Filter(NamedTuple):
 
 
 def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] | None, form: str) -> int:
-    """Print the things of a kind; raises CommandError."""
+    """Print the objects of a kind. Raises CommandError."""
     shown = columns or kind.columns
     query = wanted.query()
     if columns or form != "json":
@@ -72,9 +72,9 @@ def print_list(node: Remote, kind: Kind, wanted: Filter, columns: Sequence[str] 
 def things(
     node: Remote, path: str, query: Mapping[str, str], count: Count | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Read the things of a list; raises CommandError.
+    """Yield the objects of a list. Raises CommandError.
 
-    The answer is kept in a file, so that the node does not wait for whoever looks at it.
+    The answer is first stored in a temporary file, so that the node does not wait for a slow reader of the output.
     """
     count = count or Count("reading", None)
     if "name" in query:
@@ -92,7 +92,7 @@ def things(
 
 
 def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
-    """Read a JSON list of objects, one after the other. Raises ValueError where it is none."""
+    """Yield the objects of a JSON list. Raises ValueError if the text is no such list."""
     decode = json.JSONDecoder().raw_decode
     if text.read(1) != "[":
         raise ValueError
@@ -117,7 +117,10 @@ def _elements(text: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def _check_names_matter(node: Remote, path: str) -> None:
-    """Raise CommandError if the node looks at no names: release 0.1 answers with the whole list, whatever is asked."""
+    """Raise CommandError if the node ignores filters by name.
+
+    Release 0.1 ignores the parameters and answers with the whole list.
+    """
     if isinstance(node.send("GET", path, query=_ONE, kind=object).document, list):
         raise CommandError(
             f"{node.url}: this node is of a release that looks for no names in lists; upgrade it first"
@@ -130,7 +133,7 @@ def _check_names_matter(node: Remote, path: str) -> None:
 def _with_columns(
     rows: Iterator[dict[str, Any]], columns: Sequence[str], check_known: Callable[[Sequence[str]], None]
 ) -> Iterator[dict[str, Any]]:
-    """Pass rows on; raises CommandError if none of the first rows has one of the columns."""
+    """Pass rows on. Raises CommandError if a column is unknown and missing in all of the first rows."""
     seen: list[dict[str, Any]] = []
     for row in rows:
         seen.append(row)
@@ -144,7 +147,7 @@ def _with_columns(
 
 
 def _check_known(node: Remote, path: str, kind: Kind, columns: Sequence[str]) -> None:
-    """Raise CommandError if one of the columns is not there; where there are no things, nobody can tell."""
+    """Raise CommandError if a column is unknown. An empty list shows no columns, so it passes."""
     items = node.get(path, _ONE).get("items")
     if not isinstance(items, list):
         raise node.is_foreign()

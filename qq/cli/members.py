@@ -1,7 +1,7 @@
-"""`qq member`, `qq drain`, `qq revive`, `qq upgrade`: what operators change about the members of a cluster.
+"""`qq member`, `qq drain`, `qq revive`, `qq upgrade`: change the members of a cluster.
 
-Invariant: each may be repeated: what is done already is not done again. A data directory that is to go is the one that
-the list of members shows now.
+Invariant: every command may be repeated, and finished steps are not repeated. A command that removes or replaces a
+member names the data directory that the list of members shows now.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLUMNS = ("name", "address", "role", "state", "lag", "versions", "drained", "i
 
 
 def list_members(node: Remote, form: str) -> int:
-    """Print the members of the cluster; raises CommandError."""
+    """Print the members of the cluster. Raises CommandError."""
     answer = node.get(_MEMBERS)
     try:
         seen, rows = _seen(answer), list(map(_row, answer["members"]))
@@ -37,7 +37,7 @@ def list_members(node: Remote, form: str) -> int:
 
 
 def add_member(node: Remote, name: str, host: str, port: int, *, waits_for_vote: bool) -> int:
-    """Have the cluster take a node in, and wait until it votes if that is wanted; raises CommandError."""
+    """Add a node to the cluster, and wait until it votes if `waits_for_vote`. Raises CommandError."""
     node.ask_until_done(
         "PUT",
         _path(name),
@@ -48,14 +48,14 @@ def add_member(node: Remote, name: str, host: str, port: int, *, waits_for_vote:
 
 
 def promote_member(node: Remote, name: str) -> int:
-    """Wait until a member votes; raises CommandError."""
+    """Wait until a member votes. Raises CommandError."""
     node.ask_until_done("POST", f"{_path(name)}/promote", waiting_for=f"{name} to vote")
     print(f"{name} votes")
     return 0
 
 
 def remove_member(node: Remote, name: str) -> int:
-    """Remove a member, whether it is up or not; raises CommandError."""
+    """Remove a member, whether it is up or not. Raises CommandError."""
     found = _Found(node, name)
     if found.is_member:
         note = ""
@@ -75,10 +75,11 @@ def remove_member(node: Remote, name: str) -> int:
 
 
 def replace_member(node: Remote, name: str, *, waits_for_vote: bool) -> int:
-    """Have another data directory take the place of a member's, which is lost; raises CommandError.
+    """Replace the lost data directory of a member by a new directory. Raises CommandError.
 
-    It waits until the node with that directory votes, if that is wanted. A node that is being given the log has its
-    new directory already, be it because this was asked before or because nodes are taken in again unasked.
+    With `waits_for_vote`, wait until the node with the new directory votes. A member that is catching up has its new
+    directory already: an earlier request or the automatic return of nodes has replaced it. Then no second replacement
+    is requested.
     """
     found = _Found(node, name)
     if not found.is_member:
@@ -104,7 +105,7 @@ def _finish(node: Remote, name: str, *, waits_for_vote: bool) -> int:
 
 
 def drain(node: Remote, name: str | None) -> int:
-    """Have a node lead nothing and serve no clients; raises CommandError."""
+    """Move leadership and clients away from a node, and wait until it has neither. Raises CommandError."""
     name = _asked(node) if name is None else name
     _maintain(node, "PUT", name, f"{name} to lead nothing and have no clients")
     print(f"{name} is under maintenance: it leads nothing and has no clients")
@@ -112,7 +113,7 @@ def drain(node: Remote, name: str | None) -> int:
 
 
 def revive(node: Remote, name: str | None) -> int:
-    """End the maintenance of a node; raises CommandError."""
+    """End the maintenance of a node. Raises CommandError."""
     name = _asked(node) if name is None else name
     _maintain(node, "DELETE", name, f"the maintenance of {name} to end")
     print(f"{name} is under maintenance no more")
@@ -124,7 +125,7 @@ def _maintain(node: Remote, method: str, name: str, waiting_for: str) -> None:
 
 
 def finish_upgrade(node: Remote) -> int:
-    """Have the cluster go over to the newest version of the state that the node can run; raises CommandError."""
+    """Switch the cluster to the newest version of the state that the asked node supports. Raises CommandError."""
     answer = node.ask_until_done(
         "POST",
         "/api/cluster/upgrade/finish",
@@ -138,7 +139,7 @@ def finish_upgrade(node: Remote) -> int:
 
 
 class _Found:
-    """What the list of members says about one name."""
+    """The entry of a member name in the list of members."""
 
     def __init__(self, node: Remote, name: str) -> None:
         answer = node.get(_MEMBERS)
@@ -148,7 +149,7 @@ class _Found:
             self.is_member = name in members
             member = members.get(name, {"id": None, "role": None, "state": None})
             self.id = str(member["id"] or "")
-            """The id of the member's data directory; empty if nobody knows it."""
+            """Id of the member's data directory; empty if it is unknown."""
             self.is_awaited = member["role"] == "awaited"
             self.is_given_the_log = member["role"] == "learner" and member["state"] != "down"
             self.is_asked = answer["node"] == name
@@ -169,7 +170,7 @@ def _path(name: str) -> str:
 
 
 def _seen(answer: dict[str, Any]) -> str:
-    """The line above the members."""
+    """Return the line above the table of members."""
     cluster = (
         answer["cluster"] if answer["cluster_id"] is None else f"{answer['cluster']} ({answer['cluster_id']})"
     )

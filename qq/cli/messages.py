@@ -1,4 +1,4 @@
-"""Messages: publishing one, and looking at those of a queue."""
+"""`qq publish`, `qq get`, `qq peek`: publish a message, and read the messages of a queue."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
 BODY_BYTES_MAX = 1024 * 1024
-"""The largest message that a node takes over HTTP is somewhat smaller: its document has so many bytes at most."""
+"""Largest body in bytes. The limit over HTTP is somewhat smaller, because the whole document has this limit."""
 PAGE_MESSAGES = 1000
-"""How many messages are asked for at a time: as many as a node tells."""
+"""Messages requested at a time, which is a node's maximum."""
 _GOT = ("exchange", "routing_key", "redelivered", "payload_bytes", "payload")
 _BROWSED = ("offset", *_GOT)
 
@@ -30,7 +30,10 @@ _BROWSED = ("offset", *_GOT)
 def publish(
     node: Remote, vhost: str, exchange_name: str, routing_key: str, body: bytes, properties: dict[str, Any]
 ) -> int:
-    """Publish a message, and wait until it is confirmed; exit status 1 if no queue has got it. Raises CommandError."""
+    """Publish a message and wait for the confirm; exit status 1 if no queue has got it.
+
+    Raises CommandError.
+    """
     thing = exchange(vhost, exchange_name or DEFAULT_EXCHANGE)
     asked = {"routing_key": routing_key, "properties": properties, **_payload(body)}
     is_routed = node.send("POST", f"{thing.path}/publish", asked, missing=thing.text).document.get("routed")
@@ -43,7 +46,7 @@ def publish(
 
 
 def read_body(text: str | None, file: str | None) -> bytes:
-    """Read the body of a message: the text itself, a file, or standard input (`-`). Raises CommandError."""
+    """Return the body of a message from a text, a file, or standard input (`-`). Raises CommandError."""
     if text is not None:
         return text.encode(errors="surrogateescape")
     body = read_within(file or "", BODY_BYTES_MAX)
@@ -60,7 +63,7 @@ def _payload(body: bytes) -> dict[str, str]:
 
 
 def get(node: Remote, vhost: str, name: str, count: int, ack_mode: str, form: str) -> int:
-    """Get messages of a queue, as a consumer would; raises CommandError."""
+    """Get messages of a queue, as a consumer would. Raises CommandError."""
     asked = {"count": count, "ackmode": ack_mode, "encoding": "auto"}
     thing = queue(vhost, name)
     rows = node.send("POST", f"{thing.path}/get", asked, kind=list, missing=thing.text).document
@@ -69,7 +72,7 @@ def get(node: Remote, vhost: str, name: str, count: int, ack_mode: str, form: st
 
 
 def peek(node: Remote, vhost: str, name: str, offset: int, count: int, form: str) -> int:
-    """Print messages of a queue where they are: nobody gets them, and nothing changes. Raises CommandError."""
+    """Print messages of a queue without consuming or changing them. Raises CommandError."""
     thing = queue(vhost, name)
     with counted("reading messages", prints=True) as progress:
         print_rows(form, _browsed(node, thing, offset, count, progress), _BROWSED)
@@ -79,7 +82,7 @@ def peek(node: Remote, vhost: str, name: str, offset: int, count: int, form: str
 def _browsed(
     node: Remote, thing: Thing, offset: int, count: int, progress: Count
 ) -> Iterator[dict[str, Any]]:
-    """Read messages from an offset on, a page at a time; a page may be shorter than what was asked for."""
+    """Yield messages from an offset on, a page at a time; a page may be shorter than requested."""
     left = count
     while left > 0:
         query = {"offset": str(offset), "count": str(min(left, PAGE_MESSAGES))}

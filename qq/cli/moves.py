@@ -1,6 +1,6 @@
-"""Moves of messages: to begin one, to wait for its end, to look at them, and to stop one.
+"""`qq move`: begins, awaits, lists and stops moves of messages.
 
-Invariant: to stop waiting stops no move, and whoever does not wait is told how to find it again.
+Invariant: a move continues in the cluster when the command stops waiting, and the command then prints how to find it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
 _LOOK_S = 0.5
-"""How many seconds are between two looks at a move that is awaited."""
+"""Seconds between polls of a move."""
 _RUNNING, _FINISHED = "running", "finished"
 _COLUMNS = (
     "vhost",
@@ -39,16 +39,16 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class WantedMove:
-    """What is to be moved where."""
+    """A move as the options describe it."""
 
     vhost: str
     source: str
     destination: str | None
-    """None if each message goes back to the queue in which it first died."""
+    """Destination queue; `None` returns each message to the queue where it first died."""
     count: int | None
     rate: int | None
     wanted: dict[str, Any]
-    """What messages have to be like: the filter of the API."""
+    """Filter of the messages to move, as in the API."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -59,9 +59,9 @@ class WantedMove:
 
 
 def begin(node: Remote, move: WantedMove, *, is_awaited: bool) -> int:
-    """Begin a move; wait until it has ended, if that is wanted. Raises CommandError.
+    """Begin a move, and wait for its end if `is_awaited`. Raises CommandError.
 
-    The exit status is 1 if it ends before it is through.
+    The exit status is 1 if the move ends before it is finished.
     """
     path = path_of("moves", move.vhost)
     begun = node.send("POST", path, move.document).document

@@ -1,7 +1,7 @@
-"""Making and removing what is in a cluster: queues, users, policies and the like.
+"""`qq declare`, `qq delete`, `qq purge`: make and remove queues, users, policies and other objects.
 
-Invariant: each may be repeated. What is there as it was wanted is no error; what is not there any more is one only for
-those who do not say that it is none.
+Invariant: every command may be repeated. An object that already is as requested is no error. Removing a missing object
+is an error, unless `may_be_missing` is set.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
 DEFAULT_EXCHANGE = "amq.default"
-"""What the default exchange, whose name is empty, is called in paths."""
+"""Name of the default exchange in paths; its real name is empty."""
 
 
 class Thing(NamedTuple):
-    """Something in a cluster."""
+    """An object in a cluster."""
 
     text: str
-    """What it is called."""
+    """Kind and name, as messages to the operator show them."""
     path: str
-    """Where it is in the management API."""
+    """Path in the management API."""
 
 
 def named(kind: str, name: str, *path: str) -> Thing:
-    """Describe what has a name and is in no virtual host."""
+    """Describe a named object outside of virtual hosts."""
     return Thing(f"{kind} {quoted(name)}", path_of(*path, name))
 
 
 def in_vhost(kind: str, vhost: str, name: str, *path: str) -> Thing:
-    """Describe what has a name in a virtual host."""
+    """Describe a named object in a virtual host."""
     return Thing(f"{kind} {quoted(name)} in {quoted(vhost)}", path_of(*path, vhost, name))
 
 
@@ -62,7 +62,7 @@ def permission(vhost: str, user: str) -> Thing:
 
 
 def topic_permission(vhost: str, user: str, exchange_name: str | None) -> Thing:
-    """Describe the topic permission for an exchange, or all of a user in a virtual host."""
+    """Describe the topic permission for an exchange, or all topic permissions of a user in a virtual host."""
     whose = f"of user {quoted(user)} in {quoted(vhost)}"
     if exchange_name is None:
         return Thing(f"topic permissions {whose}", path_of("topic-permissions", vhost, user))
@@ -81,7 +81,7 @@ def limit(whose: str, owner: str, name: str) -> Thing:
 
 
 def put(node: Remote, thing: Thing, body: Any, path: str | None = None) -> int:
-    """Make something, or have it be as it is wanted; raises CommandError."""
+    """Create an object, or change it to the requested state. Raises CommandError."""
     answer = node.send("PUT", path or thing.path, body)
     is_new = answer.status == HTTPStatus.CREATED
     print(f"{thing.text}: {'made' if is_new else 'is as wanted'}")
@@ -91,7 +91,7 @@ def put(node: Remote, thing: Thing, body: Any, path: str | None = None) -> int:
 def delete(
     node: Remote, thing: Thing, *, query: Mapping[str, str] | None = None, may_be_missing: bool
 ) -> int:
-    """Remove something; raises CommandError."""
+    """Remove an object. Raises CommandError."""
     missing, expected = ("", (*DONE, HTTPStatus.NOT_FOUND)) if may_be_missing else (thing.text, DONE)
     answer = node.send("DELETE", thing.path, query=query or {}, expected=expected, missing=missing)
     is_gone = answer.status == HTTPStatus.NOT_FOUND
@@ -100,12 +100,12 @@ def delete(
 
 
 class WantedBinding(NamedTuple):
-    """A binding, as options name it."""
+    """A binding as the options name it."""
 
     vhost: str
     source: str
     kind: str
-    """"queue" or "exchange": what is bound."""
+    """Kind of the destination: "queue" or "exchange"."""
     destination: str
     routing_key: str
     arguments: dict[str, Any]
@@ -117,13 +117,13 @@ class WantedBinding(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The parts of the path of all bindings between these two."""
+        """Return the parts of the path of all bindings between these two ends."""
         ends = self.source or DEFAULT_EXCHANGE, self.destination or DEFAULT_EXCHANGE
         return ("bindings", self.vhost, "e", ends[0], self.kind[0], ends[1])
 
 
 def bind(node: Remote, binding: WantedBinding) -> int:
-    """Make a binding; raises CommandError."""
+    """Create a binding. Raises CommandError."""
     body = {"routing_key": binding.routing_key, "arguments": binding.arguments}
     node.send("POST", path_of(*binding.place), body)
     print(f"{binding.text}: is as wanted")
@@ -131,7 +131,7 @@ def bind(node: Remote, binding: WantedBinding) -> int:
 
 
 def unbind(node: Remote, binding: WantedBinding, *, may_be_missing: bool) -> int:
-    """Remove a binding; raises CommandError."""
+    """Remove a binding. Raises CommandError."""
     wanted = binding.routing_key, binding.arguments
     for each in things(node, path_of(*binding.place), {}):
         if (each.get("routing_key"), each.get("arguments")) == wanted:
@@ -144,7 +144,7 @@ def unbind(node: Remote, binding: WantedBinding, *, may_be_missing: bool) -> int
 
 
 def purge(node: Remote, vhost: str, name: str) -> int:
-    """Remove all ready messages of a queue; raises CommandError."""
+    """Remove all ready messages of a queue. Raises CommandError."""
     thing = queue(vhost, name)
     node.send("DELETE", f"{thing.path}/contents", missing=thing.text)
     print(f"{thing.text}: purged")

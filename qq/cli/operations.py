@@ -1,6 +1,6 @@
-"""`qq leader` and `qq check`: what operators do before they stop a node.
+"""`qq leader` and `qq check`: transfer leadership, and check whether a node may be stopped.
 
-Invariant: each may be repeated: what is done already is not done again.
+Invariant: every command may be repeated, and finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SAFE_TO_STOP = ("health", "checks", "safe-to-stop")
 
 
 def show_leader(node: Remote, form: str) -> int:
-    """Print the name of the node that leads; raises CommandError."""
+    """Print the name of the leader. Raises CommandError."""
     leader = node.get(_LEADER).get("leader")
     if leader is None:
         raise CommandError(f"{node.url}: no leader is known; `qq status` says why")
@@ -29,10 +29,10 @@ def show_leader(node: Remote, form: str) -> int:
 
 
 def transfer_leadership(node: Remote, to: str | None) -> int:
-    """Have another node lead and print when it does; raises CommandError.
+    """Transfer leadership to a node, and print the new leader. Raises CommandError.
 
-    What has not succeeded is tried again while the command has time. That is for a node that is named: any other one
-    may have taken over after an answer was given up, and the next try would move leadership on.
+    A failed transfer is repeated until the timeout of the command. Only a transfer to a named node is safe to repeat:
+    without a name, leadership may have moved after a lost answer, and the next try would move it again.
     """
     answer = node.ask_until_done(
         "PUT",
@@ -45,9 +45,9 @@ def transfer_leadership(node: Remote, to: str | None) -> int:
 
 
 def check_safe_to_stop(node: Remote, name: str | None, form: str) -> int:
-    """Print whether a node may be stopped, of which the exit status tells the same; raises CommandError.
+    """Print whether a node may be stopped; exit status 0 means yes, 1 means no. Raises CommandError.
 
-    A no is printed when it has not become a yes while the command has time.
+    The command repeats the question until the answer is yes or its time ends.
     """
     answer = node.ask_until_done(
         "GET",
@@ -61,7 +61,7 @@ def check_safe_to_stop(node: Remote, name: str | None, form: str) -> int:
 
 
 def _print(form: str, told: str, answer: dict[str, Any]) -> None:
-    """Print an answer; for people only what is told."""
+    """Print an answer in the given form; the table form prints only the field `told`."""
     match form:
         case "table":
             print(answer[told])

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     Command = Callable[..., int]
 
 TIMEOUT_S = 600.0
-"""How long commands wait that change the members, in seconds: a new node has to be given the log."""
+"""Seconds that commands which change members wait by default: a new node must first receive the log."""
 FORMS = ("table", "json", "csv")
 DEFAULT_VHOST = "/"
 
 
 def _known_contexts(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """The contexts whose names begin so, for a shell."""
+    """Return the names of contexts that begin with `begun`, for a shell's completion."""
     from qq.cli import contexts  # noqa: PLC0415
 
     return [name for name in contexts.load(contexts.file_of(os.environ)).by_name if name.startswith(begun)]
@@ -56,9 +56,9 @@ _OF_NODE = (
 
 
 def asks_node(function: Command) -> Command:
-    """Give a command the options that say which node it asks, and as whom; it is called with that `Remote`.
+    """Add the options that choose the node and the login; call the command with the resulting `Remote`.
 
-    An option --timeout of the command says how long the Remote tries.
+    An option --timeout of the command sets how long the `Remote` tries.
     """
 
     @wraps(function)
@@ -103,7 +103,7 @@ prints = click.option(
 
 
 def prints_answer(function: Command) -> Command:
-    """Give a command --output, and --json, by which the form was chosen when there were two."""
+    """Add --output to a command, and its older form --json."""
 
     @wraps(function)
     def printing(*arguments: Any, form: str, as_json: bool, **options: Any) -> int:
@@ -114,7 +114,7 @@ def prints_answer(function: Command) -> Command:
 
 
 def in_vhost(function: Command) -> Command:
-    """Give a command --vhost, with the usual virtual host as its default."""
+    """Add --vhost to a command, with `/` as its default."""
     option = click.option(
         "--vhost", type=NAME, default=DEFAULT_VHOST, metavar="NAME", help="The virtual host.  [default: /]"
     )
@@ -144,7 +144,7 @@ _OF_BINDING = (
 
 
 def names_binding(function: Command) -> Command:
-    """Give a command the options that say which binding is meant: the fields of `objects.WantedBinding`."""
+    """Add the options that name a binding: the fields of `objects.WantedBinding`."""
     for option in reversed(_OF_BINDING):
         function = option(function)
     return function

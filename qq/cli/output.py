@@ -1,7 +1,7 @@
-"""What a command prints on standard output: a table, one JSON document, or comma-separated values.
+"""Prints results on standard output: as a table, a JSON document, or comma-separated values.
 
-Invariant: JSON and CSV have names as they are; a table has them as a terminal may show them. Nothing waits for all rows
-but what `rich` shows on a terminal, which are no more than a page at a time.
+Invariant: JSON and CSV contain names unchanged; tables contain them escaped for a terminal. Rows are printed as they
+arrive; a table is laid out in pages of `PAGE_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     Rows = Iterable[Document]
 
 PAGE_ROWS = 500
-"""How many rows of a table are laid out together."""
+"""Rows of a table that are laid out together."""
 _WIDTH_MAX = 60
-"""The widest column that is not wrapped on a terminal."""
+"""Widest column in characters; `rich` wraps longer cells."""
 _TABLE_WIDTH_MAX = 100_000
-"""Wider than any table: so much room is given to one that is measured."""
+"""Width for measuring a table, in characters: wider than any table."""
 
 
 def print_document(document: Any) -> None:
-    """Print one JSON document."""
+    """Print a JSON document."""
     print(json.dumps(document, indent=2))
 
 
 def print_rows(form: str, rows: Rows, columns: Sequence[str], head: Sequence[str] = ()) -> None:
-    """Print documents in one of the forms: the `columns` of them; of JSON, all that is in them.
+    """Print documents in the given form: their `columns`, or with JSON the whole documents.
 
-    A dot in a column leads into what is inside. `head` are other words for the columns, for people.
+    A dot in a column leads into a nested document. `head` are the titles of the columns in a table.
     """
     _PRINTERS[form](rows, columns, head or columns)
 
@@ -45,7 +45,10 @@ def print_rows(form: str, rows: Rows, columns: Sequence[str], head: Sequence[str
 def print_answer(
     form: str, document: Document, rows: str, columns: Sequence[str], show: Callable[[], None]
 ) -> None:
-    """Print a document of which the key `rows` has rows, in one of the forms; `show` prints it for people."""
+    """Print a document in the given form; the rows for CSV are under its key `rows`.
+
+    `show` prints the document for people.
+    """
     match form:
         case "json":
             print_document(document)
@@ -56,7 +59,7 @@ def print_answer(
 
 
 def value_in(document: Document, column: str) -> Any:
-    """What a document has in a column; None if it has nothing there."""
+    """Return the value of a document in a column, or `None`."""
     value: Any = document
     for part in column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -100,7 +103,7 @@ def _print_table(rows: Rows, columns: Sequence[str], head: Sequence[str]) -> Non
 
 
 def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of texts that may be shown, with `rich` on a terminal."""
+    """Print a table of escaped texts, with `rich` on a terminal."""
     following = iter(rows)
     show = _show if sys.stdout.isatty() else _aligner()
     page = list(islice(following, PAGE_ROWS))
@@ -110,7 +113,7 @@ def print_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value as people read it: `-` for nothing, `""` for an empty name."""
+    """Return a value as people read it: `-` for `None` or an empty list, `""` for an empty name."""
     match value:
         case None:
             return "-"
@@ -131,9 +134,9 @@ def cell(value: Any) -> str:
 
 
 def _aligner() -> Callable[[Sequence[str], Sequence[Sequence[str]]], None]:
-    """Make a function that prints rows in columns, which get wider with what comes, but not narrower.
+    """Return a function that prints rows in aligned columns, which only get wider from page to page.
 
-    No line ends with spaces.
+    Lines have no trailing spaces.
     """
     widths: list[int] = []
 
@@ -150,19 +153,19 @@ def _aligner() -> Callable[[Sequence[str], Sequence[Sequence[str]]], None]:
 
 
 def _show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 -- where somebody looks
+    from rich.console import Console  # noqa: PLC0415 -- only for a terminal
 
     console, table = Console(), table_of(head, rows)
     wide = console.options.update(width=_TABLE_WIDTH_MAX)
     needed = console.measure(table, options=wide).maximum
-    # A terminal wraps what is too long for it, which one can read better than columns of three letters.
+    # The terminal wraps lines that are too long, which reads better than columns of three letters.
     Console(width=max(needed, console.width)).print(table)
 
 
 def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
     """Make a table for `rich`."""
     from rich.table import Column, Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415 -- a name is no markup
+    from rich.text import Text  # noqa: PLC0415 -- Text, because names are no markup
 
     texts = [list(map(Text, row)) for row in rows]
     count = len(head) or max(map(len, texts), default=0)

@@ -1,4 +1,4 @@
-"""`qq context`: what an operator sees of contexts and changes about them."""
+"""`qq context`: shows and changes contexts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("name", "in_use", "urls", "user")
 
 
 def list_contexts(form: str) -> int:
-    """Print all contexts; raises CommandError."""
+    """Print all contexts. Raises CommandError."""
     found = _load()
     rows = [
         {"name": name, "in_use": name == found.current, **contexts.document_of(context)}
@@ -30,7 +30,7 @@ def list_contexts(form: str) -> int:
 
 
 def show_context(name: str | None, form: str) -> int:
-    """Print what a context says, or that in use; raises CommandError."""
+    """Print the settings of a context, by default of the current context. Raises CommandError."""
     found = _load()
     name = found.current if name is None else name
     if name is None:
@@ -44,7 +44,7 @@ def show_context(name: str | None, form: str) -> int:
 
 
 def use_context(name: str) -> int:
-    """Have commands ask the cluster of a context; raises CommandError."""
+    """Make a context the current context, whose cluster commands ask. Raises CommandError."""
     found = _load()
     context = found[name]
     _change(found, name, found.by_name)
@@ -53,7 +53,7 @@ def use_context(name: str) -> int:
 
 
 def add_context(name: str, urls: Sequence[str], user: str | None, files: Mapping[str, Any]) -> int:
-    """Add a context, or replace one; raises CommandError."""
+    """Add or replace a context. Raises CommandError."""
     found = _load()
     context = contexts.Context(tuple(urls), user, **files)
     current = name if found.current is None and not found.by_name else found.current
@@ -65,7 +65,7 @@ def add_context(name: str, urls: Sequence[str], user: str | None, files: Mapping
 
 
 def remove_context(name: str) -> int:
-    """Forget a context; raises CommandError."""
+    """Remove a context. Raises CommandError."""
     found = _load()
     found[name]
     others = {other: context for other, context in found.by_name.items() if other != name}

@@ -1,6 +1,6 @@
-"""Signs of life of a command that takes long, on standard error.
+"""Progress output of long commands, on standard error.
 
-Invariant: what is not done within a second is told; what is faster leaves no trace.
+Invariant: an operation that takes longer than a second is reported; a faster operation prints no progress.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 NOTICE_S = 1.0
-"""After how many seconds of waiting the operator is told, and told again; after `_LONG_S` more rarely."""
+"""Seconds until a wait is first reported, and between reports; after `_LONG_S` the reports are less frequent."""
 _LONG_S = 10.0
 _FRAME_S = 0.2
-"""How often a bar is shown what has changed, in seconds."""
+"""Seconds between updates of a bar."""
 
 
 class Wait:
-    """A command's wait, during which it tells the operator what it waits for."""
+    """A wait of a command, which is reported to the operator."""
 
     def __init__(self, what: str, reason: str = "", *, has_bar: bool = False) -> None:
-        """With `has_bar` a terminal shows already how far the command is (`counted`)."""
+        """With `has_bar` a terminal already shows the progress of the command (`counted`)."""
         self.reason = reason
-        """Why the wait is not over yet, as the node last said."""
+        """Why the wait continues, as the node last reported."""
         self._what = what
         self._has_bar = has_bar
         self._is_on = True
         self._began_s = time.monotonic()
         self._notice_s = NOTICE_S
-        """How many seconds after the start of the wait the operator is told next."""
+        """Seconds from the start of the wait to the next report."""
 
     @contextmanager
     def of_one(self) -> Generator[None]:
-        """Wait in the block for one of several things that come one after the other; between the blocks for nothing."""
+        """Restart the wait for the next part of a sequence, for the time of the block.
+
+        Between such blocks no wait is reported.
+        """
         self._began_s, self._notice_s, self._is_on = time.monotonic(), NOTICE_S, True
         try:
             yield
@@ -50,7 +53,7 @@ class Wait:
 
     @contextmanager
     def told(self) -> Generator[None]:
-        """Tell the operator during the block what is waited for."""
+        """Report during the block that the command is waiting."""
         is_over = threading.Event()
         tell = self._tell
         if sys.stderr.isatty():
@@ -65,7 +68,7 @@ class Wait:
 
     def _tell(self, is_over: threading.Event) -> None:
         while not is_over.wait(self._left_s):
-            if self._left_s > 0:  # of the next thing that is waited for
+            if self._left_s > 0:  # until the report of the next part
                 continue
             text = f"waiting for {escaped(self._what)} ({self._notice_s:g} s){self._why}"
             print(text, file=sys.stderr, flush=True)
@@ -73,7 +76,7 @@ class Wait:
 
     @property
     def _left_s(self) -> float:
-        """How many seconds are left until the operator is told."""
+        """Return the seconds until the next report."""
         return self._began_s + self._notice_s - time.monotonic() if self._is_on else NOTICE_S
 
     def _show(self, is_over: threading.Event) -> None:
@@ -90,7 +93,7 @@ class Wait:
 
 
 class Count:
-    """How much of something long is done, which a bar shows once it has taken a second."""
+    """The progress of a long operation, shown by a bar after a second."""
 
     def __init__(self, what: str, bar: Progress | None) -> None:
         self._what = what
@@ -99,7 +102,7 @@ class Count:
         self._began_s = time.monotonic()
 
     def so_far(self, done: int, total: int | None) -> None:
-        """Tell how much is done, and of how much, if that is known."""
+        """Set the amount done, and the total if it is known."""
         if self._bar is None or time.monotonic() - self._began_s < NOTICE_S:
             return
         if self._task is None:
@@ -108,13 +111,16 @@ class Count:
         self._bar.update(self._task, completed=done, total=total)
 
     def wait(self, what: str) -> Wait:
-        """Make a wait for a part of it, of which nothing is told beside a bar."""
+        """Make a wait for a part of the operation; beside a bar it prints no reports."""
         return Wait(what, has_bar=self._task is not None)
 
 
 @contextmanager
 def counted(what: str, *, in_bytes: bool = False, prints: bool = False) -> Generator[Count]:
-    """Count in the block, with a bar if somebody looks; one that `prints` meanwhile has none on the same terminal."""
+    """Count in the block, with a bar if standard error is a terminal.
+
+    With `prints` the block itself prints, so a terminal that also shows its output gets no bar.
+    """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
         yield Count(what, None)
         return
@@ -126,7 +132,7 @@ def counted(what: str, *, in_bytes: bool = False, prints: bool = False) -> Gener
 
 
 def _bar(*, in_bytes: bool = False) -> Progress:
-    from rich import progress  # noqa: PLC0415 -- where somebody looks
+    from rich import progress  # noqa: PLC0415 -- only for a terminal
     from rich.console import Console  # noqa: PLC0415
 
     text = progress.TextColumn("{task.description}", markup=False)

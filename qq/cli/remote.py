@@ -1,7 +1,7 @@
-"""Asking a node over HTTP for an operator.
+"""Sends HTTP requests to a node for an operator's command.
 
-Invariant: whatever a node, or something else that listens there, makes of a request is an answer or a CommandError. A
-change is sent to one node only, once it is known that this one answers.
+Invariant: every answer of a node, or of a foreign server on its port, becomes an `Answer` or a CommandError. A change
+is sent to a single node only, after this node is known to answer.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from qq.cli.credentials import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
-"""How long to wait for an answer, in seconds: longer than a node takes for any request of these commands."""
+"""Seconds to wait for an answer: longer than a node takes for any usual request."""
 _LONG_TIMEOUT_S = 600.0
-"""How long to wait for one that takes a node long: thousands of changes."""
+"""Seconds to wait for an answer to a long request, such as thousands of changes."""
 _PROBE_TIMEOUT_S = 2.0
-"""How long one of several nodes may take to say whether it serves clients, in seconds."""
+"""Seconds that each of several nodes has to say whether it serves clients."""
 _GRACE_S = 5.5
-"""How many seconds behind the end of a command's time an answer is still waited for: a node takes 5 s to say that
-leadership has not moved, and less for anything else that it was told not to wait for."""
+"""Seconds after the end of a command's time that an answer is still awaited: a node takes 5 s to say that leadership
+has not moved, and less for other requests that it must not wait for."""
 _STREAM_TIMEOUT_S = 60.0
-"""How long a stream may bring no bytes, in seconds: longer than a node takes until it begins one."""
+"""Seconds that a stream may bring no bytes: longer than a node takes to begin a stream."""
 _PAUSE_S = 0.5
-"""How many seconds to wait before a request is repeated."""
+"""Seconds between repetitions of a request."""
 _REQUEST_S = 0.5
-"""How many seconds a request waits for its change, before it is told the reason and repeated."""
+"""Seconds that a node waits for a change before it answers with the reason; then the request is repeated."""
 _LAST_REQUEST_S = 10.0
-"""How many seconds the last request waits, if the node may be gone before another one."""
+"""Seconds that the node waits at most when the request may stop it, so that no further request could be answered."""
 _LOGIN_REFUSED = "login was refused"
 _FOREIGN = "the answer is not that of a qq node"
 ARCHIVE, JSON = "application/x-tar", "application/json"
@@ -60,12 +60,12 @@ _NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 
 def path_of(*parts: str) -> str:
-    """Make a path below /api of names, which may be anything."""
+    """Make a path below /api from names, which may contain any characters."""
     return "/".join(["/api", *map(_segment, parts)])
 
 
 def _segment(name: str) -> str:
-    # These two would be taken for steps in the path; to a node, they are names like others.
+    # Dots would be taken for path segments; to a node they are ordinary names.
     return {".": "%2E", "..": "%2E%2E"}.get(name, quote(name, safe=""))
 
 
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 
 
 class _Stream:
-    """An answer that is read part by part; what has come already is not waited for."""
+    """An answer read part by part; only data still missing counts as a wait."""
 
     def __init__(self, url: str, answer: http.client.HTTPResponse, wait: Wait) -> None:
         self._url = url
@@ -83,7 +83,7 @@ class _Stream:
         self._wait = wait
 
     def read(self, size: int) -> bytes:
-        """Raises CommandError if the answer ends too early."""
+        """Return the next bytes. Raises CommandError if the answer ends too early."""
         try:
             with self._wait.of_one():
                 return self._answer.read1(size)
@@ -97,7 +97,7 @@ class _Stream:
 
 
 class Remote:
-    """A node that is asked over HTTP, as a user, by one command."""
+    """A node that a single command asks over HTTP, as a user."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class Remote:
         timeout_s: float | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout_s` is for how many seconds from now the command tries; without it, it asks once for everything.
+        """`timeout_s` is the time of the command in seconds from now; without it, each request is sent once.
 
-        Raises CommandError if nobody of this name can log in (RFC 7617).
+        Raises CommandError if the user name has a colon, which HTTP logins cannot contain (RFC 7617).
         """
         if ":" in login.user:
             raise CommandError(f"user {login.user!r}: with a colon in the name one can not log in over HTTP")
@@ -116,12 +116,12 @@ class Remote:
         self._login = login
         self._end_s = time.monotonic() + (timeout_s or 0.0)
         self.has_time = timeout_s is not None
-        """Whether the command was told how long to try."""
+        """Whether the command has a timeout."""
         self._tls = tls
 
     @cached_property
     def url(self) -> str:
-        """The node that is asked: the first that serves clients, else the first that answers. Raises CommandError."""
+        """Return the URL of the first node that serves clients, or else that answers. Raises CommandError."""
         if len(self._urls) == 1:
             return self._urls[0]
         with Wait("a node that answers").told():
@@ -144,11 +144,11 @@ class Remote:
         return others[0]
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY, wait: Wait | None = None) -> Any:
-        """Return the document at this path, which is an object. Raises CommandError."""
+        """Return the JSON object at this path. Raises CommandError."""
         return self.send("GET", path, query=query, expected=(HTTPStatus.OK,), wait=wait).document
 
     def get_list(self, path: str) -> list[Any]:
-        """Return the list at this path. Raises CommandError."""
+        """Return the JSON list at this path. Raises CommandError."""
         return self.send("GET", path, expected=(HTTPStatus.OK,), kind=list).document
 
     def send(
@@ -165,9 +165,9 @@ class Remote:
         wait: Wait | None = None,
         missing: str = "",
     ) -> Answer:
-        """Make a request once. Raises CommandError unless the status is `expected` and the document of this kind.
+        """Send a request once. Raises CommandError unless status and type of the document are as expected.
 
-        `wait` says what is waited for, if it is more than an answer, and `missing` what may not be there.
+        `wait` names the thing awaited, by default an answer. `missing` names the object that a 404 reports as missing.
         """
         base = self.url
         timeout_s = _LONG_TIMEOUT_S if is_long else None
@@ -188,11 +188,11 @@ class Remote:
         waiting_for: str,
         note: str = "",
     ) -> Answer:
-        """Make a request that may be repeated, as long as the answer is that it is not done yet (503).
+        """Repeat a request while the answer is that it is not done yet (503). Raises CommandError.
 
-        If it is still so at the end of the command's time, that is an error unless it is expected. With a `note` the
-        node that is asked may stop when it is done, so there are few requests: the note is added to the text if there
-        was no answer. Raises CommandError.
+        A 503 at the end of the command's time is an error too, unless it is expected. A `note` says that the asked node
+        may stop when the request is done. Then requests are few and long, and the note is added to the text of an error
+        without an answer.
         """
         wait = Wait(waiting_for, f"{self.url} has not answered yet")
         longest_s = _LAST_REQUEST_S if note else _REQUEST_S
@@ -220,7 +220,7 @@ class Remote:
         return self._end_s - time.monotonic()
 
     def url_of(self, path: str) -> str:
-        """The URL of a path, as errors show it."""
+        """Return the URL of a path, as errors show it."""
         return self.url.rstrip("/") + path
 
     def _checked(self, path: str, answer: Answer, expected: Collection[int], kind: type = dict) -> Answer:
@@ -234,10 +234,10 @@ class Remote:
     def download(
         self, path: str, content_type: str = ARCHIVE, query: Mapping[str, str] = _NO_QUERY
     ) -> Generator[BinaryIO]:
-        """Open what is at this path, an archive for instance, as a stream, which may be long.
+        """Open the content at this path as a stream, for example an archive. Raises CommandError.
 
-        Raises CommandError, and so does who reads from it, if it ends too early. Where nobody looks at a terminal, on
-        which there should be a bar (`counted`), it is told if nothing comes for a while.
+        Reading from the stream raises CommandError if the answer ends too early. Pauses of the stream are reported,
+        except on a terminal, which should show a bar (`counted`).
         """
         url = self.url_of(path)
         with Wait("the answer to begin").told():
@@ -270,7 +270,7 @@ class Remote:
         return answer
 
     def is_foreign(self) -> CommandError:
-        """Make the error for an answer that is not one of a node of qq."""
+        """Make the error for an answer of a server that is no qq node."""
         return CommandError(f"{self.url}: {_FOREIGN}")
 
     async def _request(
@@ -317,7 +317,7 @@ class Remote:
         return min(_ANSWER_TIMEOUT_S, max(0.0, self._left_s) + _GRACE_S)
 
     def _refusal(self, url: str, answer: Answer) -> str:
-        """Say why a request was not carried out."""
+        """Return the text of the error for a refused request."""
         reason = reason_of(answer)
         if answer.status == HTTPStatus.UNAUTHORIZED and reason in (None, _LOGIN_REFUSED):
             return f"{url}: login of {self._login.user!r} was refused"
@@ -325,19 +325,19 @@ class Remote:
 
 
 def _encoded(body: Any) -> bytes | None:
-    """Write the body of a request; one of octets is JSON already."""
+    """Encode the body of a request as JSON; bytes are JSON already."""
     return body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
 
 
 def _exact(base: str, path: str, query: Mapping[str, str]) -> URL:
-    """Make a URL whose path is sent as it is: else names that look like steps in a path would be gone."""
+    """Make a URL whose path is sent unchanged: otherwise names such as `..` would be resolved as path segments."""
     url = URL(base)
     whole = url.with_path(url.raw_path.rstrip("/") + path, encoded=True)
     return whole.with_query(query) if query else whole
 
 
 def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
-    """Say why there is no connection; what aiohttp says speaks of TLS where there is none, too."""
+    """Return why connecting failed; aiohttp's own text mentions TLS even for plain connections."""
     reason = error.os_error
     if reason.errno is None or isinstance(reason, ssl.SSLError | socket.gaierror):
         return str(error)
@@ -355,7 +355,7 @@ def _is_broken_off(url: str, error: Exception) -> CommandError:
 
 
 def _opener(tls: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """Make a client that follows no redirection and uses no proxy: only the node itself is told the password."""
+    """Make a client without redirects and proxies: only the node itself must receive the password."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -376,7 +376,7 @@ def _document(answer: urllib.error.HTTPError) -> Any:
 
 
 def reason_of(answer: Answer) -> str | None:
-    """Why a request was not carried out, if the answer says so."""
+    """Return the reason that the answer gives for a refusal, or `None`."""
     document = answer.document
     reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return " ".join(reason.split()) if isinstance(reason, str) else None

@@ -1,6 +1,6 @@
-"""`qq restore` and `qq recover`: a new cluster of one node, from a backup or from what one node of an old one has left.
+"""`qq restore` and `qq recover`: begin a new cluster of a single node from a backup or a survivor's data.
 
-Invariant: whatever is refused has changed nothing.
+Invariant: a refused command has changed no files.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ if TYPE_CHECKING:
 
 _GROUP = group_path(0)
 _IGNORED = ("lock", "lost+found")
-"""What an empty data directory may hold: the lock of whoever looked at it, and what a file system puts there."""
+"""Names that an empty data directory may contain: the lock file of an earlier check, and `lost+found` of a file
+system."""
 _LAST_ENTRIES = 1000
-"""Among so many entries at the end one has a time: a node writes others only where a reign begins."""
+"""Number of last entries among which a time is found: entries without a time are written only at the start of a
+term."""
 
 
 def restore_backup(backup: str, config_file: Path) -> int:
-    """Make the data directory of a new cluster's first node from a backup; raises OperatingError."""
+    """Create the data directory of a new cluster's first node from a backup. Raises OperatingError."""
     settings = load_settings(config_file)
     with _explained(backup), opened(backup) as source:
         contents = read_contents(source)
@@ -87,7 +89,10 @@ def restore_backup(backup: str, config_file: Path) -> int:
 
 
 def _check_empty(data_dir: Path) -> None:
-    """Raise CommandError if the data directory is in use or holds anything but an earlier restore that did not end."""
+    """Raise CommandError if the data directory is not empty; an unfinished restore counts as empty.
+
+    Raises DirectoryInUse if a node runs on it.
+    """
     if not data_dir.exists():
         return
     check_not_in_use(data_dir)
@@ -100,7 +105,7 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
     address = PeerAddress(settings.address.host, settings.address.peer_port)
     owner = Owner(settings.cluster_name, settings.name, contents.group)
     unfinished = settings.data_dir / UNFINISHED
-    # It comes first of all, and stays to the end: whenever this process is killed, no node starts on what it leaves.
+    # Made first and renamed last: if this process is killed, no node starts on the unfinished directory.
     is_begun = not unfinished.exists()
     make_directory(unfinished)
     try:
@@ -124,8 +129,8 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
                 SystemRandom(),
             )
             disk.sync_directory(UNFINISHED)
-        except BaseException:  # also a signal
-            disk.remove_directory(UNFINISHED)  # on a full disk it would be in the way
+        except BaseException:  # including a signal
+            disk.remove_directory(UNFINISHED)  # it would occupy space on a full disk
             raise
         disk.rename(UNFINISHED, _GROUP)
         disk.sync_directory(GROUPS)
@@ -133,7 +138,7 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
 
 
 def _empty(directory: Path) -> None:
-    """Remove what an earlier restore has left."""
+    """Remove the files of an unfinished restore."""
     for path in directory.iterdir():
         if path.is_dir():
             rmtree(path)
@@ -145,7 +150,7 @@ def _empty(directory: Path) -> None:
 
 
 class _Known(NamedTuple):
-    """The entry of a checkpoint, up to which everything is known to be committed."""
+    """The entry of a checkpoint. All entries up to it are known to be committed."""
 
     number: int
     term: int | None
@@ -153,26 +158,26 @@ class _Known(NamedTuple):
 
 
 class _Survivor(NamedTuple):
-    """What a survivor's directory holds, as far as it matters to what may be missing."""
+    """The facts of a survivor's data directory that show which entries may be missing."""
 
     identity: Identity
     standing: Standing | None
     committed: _Known | None
-    """The newest checkpoint of the survivor, up to which everything is known to be committed."""
+    """Newest checkpoint of the survivor. All entries up to it are known to be committed."""
     last_index: int
     last_term: int
     last_time_ms: int | None
     was_removed: bool
-    """Whether the survivor has heard that it was removed from its cluster."""
+    """Whether the survivor has been told that it was removed from its cluster."""
     had_vote: bool
-    """Whether it was a voter, as far as its log tells who the members are. A new member has none at first: then it need
-    not have what was confirmed."""
+    """Whether it was a voter by the members in its log. A new member first has no vote, and may then lack confirmed
+    entries."""
 
 
 def recover_survivor(directory: Path, *, is_sure: bool) -> int:
-    """Tell what may be missing in the directory of a survivor and, if the caller is sure, begin a new cluster of it.
+    """Print which entries may be missing at a survivor; with `is_sure` begin a new cluster from its data.
 
-    Exit status 1 if nothing was done; raises CommandError.
+    The exit status is 1 if the directory was not changed. Raises CommandError.
     """
     if is_backup(directory):
         raise CommandError(
@@ -197,7 +202,7 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
 
 
 def _look_at(group: Path) -> _Survivor:
-    """Look at everything in the directory. Raises CommandError if it cannot be used."""
+    """Check all files of the directory and return their facts. Raises CommandError if it is unusable."""
     disk = cast("Disk", ReadOnlyDisk(group))
     identity, standing, last_index, committed = None, None, None, None
     was_removed = False
@@ -224,7 +229,7 @@ def _look_at(group: Path) -> _Survivor:
             case _:
                 pass
     last_term, last_time_ms = _last_of(disk, last_index or 0)
-    # The entry with which every log begins has no term: who has no other one was never given a log.
+    # The first entry of every log has no term. A node with only this entry has never received a log.
     is_blank = last_index in (0, 1) and not last_term and not (committed and committed.term)
     if not is_blank and problems:
         raise CommandError(
@@ -244,7 +249,7 @@ def _look_at(group: Path) -> _Survivor:
 
 
 def _newest_configuration(disk: Disk, first_index: int) -> Configuration | None:
-    """Who the members are by the last entry that tells, of those from this index on."""
+    """Return the last configuration in the log from `first_index` on, or `None`."""
     newest = None
     for entry in entries(disk, "", first_index):
         if isinstance(entry, EntryFound) and is_configuration(entry.payload):
@@ -253,7 +258,7 @@ def _newest_configuration(disk: Disk, first_index: int) -> Configuration | None:
 
 
 def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
-    """The term and the time of the last entry, as far as the last ones tell; 0 and None if they do not."""
+    """Return the term of the last entry and the latest time of the last entries, or 0 and `None` if unknown."""
     last_term, last_time_ms = 0, None
     if last_index:
         for entry in entries(disk, "", max(0, last_index - _LAST_ENTRIES), last_index):
@@ -264,7 +269,7 @@ def _last_of(disk: Disk, last_index: int) -> tuple[int, int | None]:
 
 
 def _state_time(configurations: list[Configuration | None], body: bytes) -> str:
-    """The cluster's time when a checkpoint was made; who its members were is added.
+    """Return the cluster's time of a checkpoint as text, and append its configuration to the list.
 
     Raises ValueError if this program cannot load the state.
     """
@@ -275,7 +280,7 @@ def _state_time(configurations: list[Configuration | None], body: bytes) -> str:
 
 
 def _time_of(entry: bytes) -> int | None:
-    """The cluster's time when an entry was made, in milliseconds; None if it does not say so."""
+    """Return the cluster's time of an entry in milliseconds; `None` if the entry has no time."""
     if is_configuration(entry):
         return configuration_time_ms(entry)
     return entry_time_ms(entry) if is_regular(entry) else None
@@ -339,7 +344,7 @@ def _locked(data_dir: Path) -> Generator[Disk]:
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Turn an error about files into one line that explains it."""
+    """Turn an error of files into a CommandError of a single line."""
     try:
         yield
     except DirectoryInUse as error:

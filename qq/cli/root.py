@@ -1,4 +1,4 @@
-"""Which commands there are."""
+"""The root command `qq` and the sections of its help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qq.cli.tree import Root
 
 NAME = "qq"
 COMPLETION_VARIABLE = "_QQ_COMPLETE"
-"""The environment variable by which a shell asks what may come next (completing.py)."""
+"""Environment variable by which a shell requests completions (completing.py)."""
 SECTIONS = {
     "Nodes": ("up", "serve"),
     "The cluster": ("status", "doctor", "leader", "member", "drain", "revive", "check", "upgrade"),

@@ -1,7 +1,7 @@
-"""Running the command that a command line names.
+"""Runs the command of a command line.
 
-Invariant: whatever happens to a command, there is no traceback unless qq itself is wrong, and a script can tell from
-the status what kind of thing it was.
+Invariant: an operating error never prints a traceback, only a bug in qq does. The exit status tells a script the kind
+of the error.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USAGE = 2
-"""The exit status if the options are wrong."""
+"""Exit status for wrong options."""
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as a shell says it; UNREAD if nobody reads the output any more."""
+"""Exit status after Ctrl-C, as in a shell; `UNREAD` is the status after the output's reader has closed the pipe."""
 UNREAD = 141
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal of another time has no letters for
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         instruction = os.environ.get(COMPLETION_VARIABLE)
@@ -62,12 +62,12 @@ def _run(arguments: Sequence[str]) -> int:
     except OperatingError as error:
         _say(names[COMMAND], str(error))
         return error.exit_status
-    except UnicodeEncodeError:  # octets of the command line, of which there may be a password
+    except UnicodeEncodeError:  # bytes of the command line, which may be a password
         _say(names[COMMAND], "a name or a text that was given is not UTF-8")
         return 1
     except BrokenPipeError:
         raise
-    except OSError as error:  # of a file, or of the standard output, which has no name
+    except OSError as error:  # for a file, or for standard output, which has no file name
         if error.filename is None:
             _stop_writing()
         _say(names[COMMAND], f"{error.filename or 'standard output'}: {error.strerror or error}")
@@ -80,7 +80,7 @@ def _say(command: str, text: str) -> None:
 
 
 def _text_of(error: click.UsageError) -> str:
-    """What is wrong, as a part of one line."""
+    """Return the text of a usage error as a part of a line."""
     if isinstance(error, NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
         return f"No such option '{error.option_name}' here: options stand behind the whole command"
     text = error.format_message()
@@ -90,11 +90,11 @@ def _text_of(error: click.UsageError) -> str:
 
 
 def _stop_writing() -> None:
-    """Let what is still in the buffer of the standard output go: the interpreter would fail to write it at its end."""
+    """Discard the buffer of standard output, which the interpreter would fail to write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complete(instruction: str) -> int:
-    from qq.cli.completing import answer  # noqa: PLC0415 -- once for each key that a user presses, but only then
+    from qq.cli.completing import answer  # noqa: PLC0415 -- only for completion
 
     return answer(instruction)

@@ -1,6 +1,6 @@
-"""What `qq up` shows: its own lines and what the nodes add to their logs.
+"""The output of `qq up`: its own lines, and new lines of the logs of its nodes.
 
-Invariant: no caller here ever waits for the terminal.
+Invariant: callers never wait for the terminal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LOG_READ_BYTES = 65_536
-_LINES_WAITING_MAX = 10_000  # lines that nobody reads are dropped from the screen; they are in the log
+_LINES_WAITING_MAX = 10_000  # further lines are only in the log
 _LAST_LINES_TIMEOUT_S = 1.0
 _STANDARD_OUTPUT = 1
 
 
 class LogReader:
-    """Prints what is added to a node's log from now on, with the name of the node before each line."""
+    """Prints new lines of a node's log, each with the node's name before it."""
 
     def __init__(self, name: str, path: Path, screen: Screen) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class LogReader:
 
 
 class Screen:
-    """Standard output, written by a thread of its own, because a write may block for as long as it likes."""
+    """Standard output, written by a thread of its own because a write may block."""
 
     def __init__(self) -> None:
         self._lines: queue.Queue[str | None] = queue.Queue(_LINES_WAITING_MAX)
@@ -62,7 +62,7 @@ class Screen:
             self._lines.put_nowait(line)
 
     def close(self) -> None:
-        """Give the last lines a moment to get out."""
+        """Wait up to a second until the last lines are written."""
         with suppress(queue.Full):
             self._lines.put_nowait(None)
         self._writer.join(_LAST_LINES_TIMEOUT_S)
@@ -71,6 +71,6 @@ class Screen:
         while (line := self._lines.get()) is not None:
             # Not print(): a thread stuck inside sys.stdout would make the interpreter abort at its end.
             data = line.encode(errors="replace") + b"\n"
-            with suppress(OSError):  # the reader of our output is gone: the cluster goes on
+            with suppress(OSError):  # the cluster runs on without a reader of the output
                 while data:
                     data = data[os.write(_STANDARD_OUTPUT, data) :]

@@ -1,4 +1,4 @@
-"""`qq serve`: one node in the foreground."""
+"""`qq serve`: runs a node in the foreground."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 30.0
-"""A node that is told to stop and has not ended after this time waits for something that hangs, such as its disk.
-Service managers wait for longer before they kill, and then nothing in its log says why."""
+"""Seconds after a stop signal until the process ends itself, because it waits for a hanging resource such as the disk.
+Service managers wait longer before they kill, and a killed process logs no reason."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class LineFormatter(logging.Formatter):
-    """Writes a message as one line, whatever names of clients and words of other brokers are in it."""
+    """Writes a message as a single line, with texts of clients and other brokers escaped."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # a name of logging
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is defined by logging
         record.message = escaped(record.message)
         return super().formatMessage(record)
 
@@ -50,9 +50,9 @@ def serve(
     *,
     join: Sequence[Seed] = (),
 ) -> int:
-    """Run the node until SIGTERM or SIGINT; raises OperatingError.
+    """Run the node until SIGTERM or SIGINT. Raises OperatingError.
 
-    The process must have no other threads yet: the signals are for the one that waits for them.
+    The process must have no other threads yet: an older thread would not have these signals blocked.
     """
     _die_with_parent()
     settings = load_settings(config_file, join)
@@ -70,8 +70,8 @@ def serve(
     try:
         uvloop.run(_serve_until_stopped(run(settings)))
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what the process starts later would inherit it
-    log.info("node %s was told to stop, and has stopped", settings.name)  # a killed one says nothing
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # later child processes would inherit the mask
+    log.info("node %s was told to stop, and has stopped", settings.name)  # a killed node does not log it
     return 0
 
 
@@ -88,7 +88,7 @@ async def _serve_until_stopped(service: Coroutine[Any, Any, None]) -> None:
 def _stop_when_told(stop: Callable[[], object]) -> None:
     """Stop the node at a signal, and end the process if that takes too long.
 
-    In a thread, because the event loop itself may be what waits for a disk that hangs.
+    It runs in a thread, because the event loop itself may be waiting for a hanging disk.
     """
     signal.sigwait(_SIGNALS)
     end_s = time.monotonic() + STOP_TIMEOUT_S
@@ -106,5 +106,5 @@ def _die_with_parent() -> None:
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:  # it died before the call above could take effect
+    if str(os.getppid()) != parent:  # the parent died before prctl took effect
         raise StartError("the `qq up` that started this node is gone")

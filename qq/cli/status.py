@@ -1,4 +1,4 @@
-"""`qq status`: the cluster as one of its nodes sees it, and whether all is well."""
+"""`qq status`: shows the cluster as the asked node sees it, and whether it is well."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _DOWN = "down"
 
 
 class Health(NamedTuple):
-    """Whether all is well with a cluster, and what is not, in a line."""
+    """Whether the cluster is well, and a line that says so or lists the problems."""
 
     is_well: bool
     text: str
 
 
 def status(node: Remote, form: str) -> int:
-    """Print the state of the cluster; exit status 1 if not all is well. Raises CommandError."""
+    """Print the state of the cluster; exit status 1 if it is not well. Raises CommandError."""
     answer = node.get("/api/cluster")
     try:
         verdict = judge(answer)
@@ -65,14 +65,14 @@ def status(node: Remote, form: str) -> int:
 
 
 def judge(answer: dict[str, Any]) -> Health:
-    """Say whether all is well with the cluster of an answer of `/api/cluster`."""
+    """Judge the health of the cluster from an answer of `/api/cluster`."""
     nodes, leader = answer["nodes"], answer["leader"]
     voters = [each for each in nodes if each["role"] in ("voter", None)]
     silent = [each["name"] for each in nodes if each["state"] == _DOWN and each["role"] != "awaited"]
     heard = [
         each["name"] for each in voters if each["state"] != _DOWN and each["standing"] in ("voter", None)
     ]
-    # The leader may reach others that the node that was asked does not. Who led a moment ago may not know yet.
+    # The leader may reach nodes that the asked node does not. A former leader may still believe that it leads.
     others = [name for name in heard if name != answer["node"]]
     sees_majority = is_majority(len(heard), len(voters))
     if not sees_majority and leader not in others:
@@ -99,7 +99,7 @@ def judge(answer: dict[str, Any]) -> Health:
 
 
 def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[str]:
-    """What is not well though the cluster goes on."""
+    """Return the problems that do not stop the cluster."""
     alarmed = [each["name"] for each in nodes if each["alarm"]]
     awaited = [each["name"] for each in nodes if each["role"] == "awaited"]
     lagging = [
@@ -115,19 +115,19 @@ def _troubles(nodes: Sequence[dict[str, Any]], silent: Sequence[str]) -> list[st
         (_hanging(nodes), "has a disk that does not answer:"),
     ]
     texts = [f"{text} {_names(names)}" for names, text in found if names]
-    # A node of an earlier release does not tell whom it misses.
+    # Nodes of earlier releases do not report their missing links.
     misses = {each["name"]: each.get("misses") or () for each in nodes if each["state"] != _DOWN}
     texts += [f"{one} and {other} have no link" for one, other in unlinked(misses)]
     return [f"{_names(silent)} {_verb(silent)}", *texts] if silent else texts
 
 
 def _hanging(nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of the nodes whose disks do not answer; a node of an earlier release does not tell."""
+    """Return the names of nodes whose disks hang; nodes of earlier releases do not report this."""
     return [each["name"] for each in nodes if each.get("disk_hangs") and each["state"] != _DOWN]
 
 
 def _hears_leader(node: dict[str, Any]) -> bool:
-    """Whether a node hears the leader; one of an earlier release does not tell."""
+    """Return whether a node hears the leader; nodes of earlier releases do not report this."""
     return node["state"] != _DOWN and bool(node.get("hears_leader"))
 
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 STANDARD_STREAM = "-"
-"""In place of a path: standard input or output."""
+"""Argument that means standard input or output instead of a path."""
 
 
 def read_within(file: str, bytes_max: int) -> bytes | None:
-    """Read a file, or standard input (`-`); None if it is longer than `bytes_max`. Raises OSError."""
+    """Read a file, or standard input (`-`); return `None` if it exceeds `bytes_max`. Raises OSError."""
     with sys.stdin.buffer if file == STANDARD_STREAM else Path(file).open("rb") as stream:
         content = stream.read(bytes_max + 1)
     return None if len(content) > bytes_max else content

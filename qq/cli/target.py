@@ -1,10 +1,10 @@
-"""Which nodes a command asks, and as whom.
+"""Chooses the nodes that a command asks, and the login.
 
-The first of these that is there says which nodes: the options --url or --context, the variables QQ_URL or QQ_CONTEXT,
-the context in use, and 127.0.0.1:15672.
+The first of these settings that is given decides: the options --url or --context, the variables QQ_URL or QQ_CONTEXT,
+the current context, and finally 127.0.0.1:15672.
 
-Invariant: what a context says, its password above all, is for its own URLs. Whoever names others is not logged in with
-it.
+Invariant: the login of a context is used only for the URLs of this context. A command with other URLs does not send the
+password of a context.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def remote(
     password_file: Path | None,
     timeout_s: float | None = None,
 ) -> Remote:
-    """Make the `Remote` that the options name, and else the environment; raises OperatingError."""
+    """Make the `Remote` given by the options, the environment or a context. Raises OperatingError."""
     found = _context(urls, context, os.environ)
     login = client_login(user, password, password_file, os.environ, found.user or USER, found.password_file)
     return Remote(found.urls, login, timeout_s, _tls(found))
@@ -60,14 +60,14 @@ def _context(urls: Sequence[str], name: str | None, environ: Mapping[str, str]) 
 
 
 def _tls(context: contexts.Context) -> ssl.SSLContext | None:
-    """What a context says of certificates; None if that is nothing. Raises CommandError."""
+    """Return the TLS settings of a context; `None` if it has no certificates. Raises CommandError."""
     if context.ca_file is None and context.cert_file is None:
         return None
     try:
         tls = ssl.create_default_context(cafile=context.ca_file)
         if context.cert_file is not None:
             tls.load_cert_chain(context.cert_file, context.key_file)
-    except OSError as error:  # ssl.SSLError, too
+    except OSError as error:  # includes ssl.SSLError
         files = ", ".join(str(file) for file in (context.ca_file, context.cert_file) if file is not None)
         raise CommandError(f"{files}: {error.strerror or error}") from None
     return tls

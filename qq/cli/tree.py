@@ -1,4 +1,4 @@
-"""The tree of commands: groups, and commands that are loaded when they are called for."""
+"""The tree of commands. Groups hold commands; the modules of commands are loaded on demand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 COMMAND = "qq.command"
-"""Where a context keeps the full name of the command that is run: its errors begin with it."""
+"""Key in the click context for the full name of the running command; its errors begin with that name."""
 
 
 class CommandGroup(click.Group):
-    """Commands by name. RabbitMQ's tools write `_` in names: it counts as `-`."""
+    """Commands by name. As in RabbitMQ's tools, names may have `_` instead of `-`."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name.replace("_", "-"))
@@ -36,15 +36,15 @@ class CommandGroup(click.Group):
 
 
 class Root(CommandGroup):
-    """The commands of a package, one to a module: the command `name-of-it` is `command` in `name_of_it`."""
+    """The commands of a package, a module each: `name-of-it` is `command` in the module `name_of_it`."""
 
     def __init__(self, package: str, sections: Mapping[str, Sequence[str]], **attributes: Any) -> None:
-        """`sections` are the names of the commands, by the title that they have in the help."""
+        """`sections` maps the titles in the help to the names of their commands."""
         super().__init__(**attributes)
         self._package = package
         self._sections = sections
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
         return [name for names in self._sections.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -1,7 +1,7 @@
-"""`qq up`: a local cluster, one process for each node, until Ctrl-C.
+"""`qq up`: runs a local cluster, a process for each node, until Ctrl-C.
 
-Invariant: nothing that `qq up` prints can hold up a node. A node writes to its own log file, which `qq up` reads
-and prints: a stopped terminal or a pipe that nobody reads costs lines on the screen and no more.
+Invariant: the output of `qq up` never delays a node. A node writes to its own log file, which `qq up` reads and prints.
+A stopped terminal or an unread pipe loses lines on the screen only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_POLL_S = 0.1  # how soon a ready node or a new line in a log is noticed
+_POLL_S = 0.1  # seconds between polls of readiness and logs
 _WAITING_NOTICE_S = 10.0  # a long replay is normal; silence is not
 _STOP_TIMEOUT_S = 10.0
 _RESTART_DELAY_S = 1.0  # a node that cannot start must not keep the processor busy
@@ -42,14 +42,14 @@ def up(
     restart: bool,
     serve_command: Sequence[str] = SERVE_COMMAND,
 ) -> int:
-    """Run the cluster until SIGINT, SIGTERM or SIGHUP; raises CommandError."""
+    """Run the cluster until SIGINT, SIGTERM or SIGHUP. Raises CommandError."""
     data_dir = data_dir.absolute()
     nodes = local_nodes(data_dir, node_count, base_port)
     with locked(data_dir):
         _refuse_used_ports(nodes)
         prepare(data_dir, nodes, fresh=fresh)
         screen = Screen()
-        with suppress(FileNotFoundError):  # not every container has it
+        with suppress(FileNotFoundError):  # some containers lack the file
             if warning := _outgoing_ports(nodes, _OUTGOING.read_text()):
                 screen.say(warning)
         try:
@@ -60,7 +60,10 @@ def up(
 
 
 def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
-    """Warn of ports of the nodes that are among those for outgoing connections, as in "FIRST LAST"; None if none is."""
+    """Return a warning if ports of the nodes are in the range for outgoing connections, or `None`.
+
+    `outgoing` is the range as "FIRST LAST".
+    """
     first, last = map(int, outgoing.split())
     addresses = [node.address for node in nodes]
     ports = {port for each in addresses for port in (each.amqp_port, each.http_port, each.peer_port)}
@@ -74,7 +77,7 @@ def _outgoing_ports(nodes: Sequence[LocalNode], outgoing: str) -> str | None:
 
 
 def _was_removed(node: LocalNode) -> bool:
-    """Whether the node has been told that its cluster has removed it: then it ends at once, at each start."""
+    """Return whether the node knows that it was removed from its cluster: it then exits at every start."""
     return (node.data_dir / group_path(0) / REMOVED).exists()
 
 
@@ -100,7 +103,7 @@ def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:
 
 
 class _Cluster:
-    """The processes of the cluster; one task watches each of them."""
+    """The processes of the cluster, each watched by a task."""
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class _Cluster:
                 log.close()
 
     async def _serve_until(self, stop: asyncio.Event) -> None:
-        """Wait until the command is told to stop; raises CommandError when a node cannot start, or all have ended."""
+        """Wait for the stop signal. Raises CommandError if a node cannot start, or all nodes have ended."""
         stopping = asyncio.create_task(stop.wait())
         for node in self._nodes:
             await self._start(node)
@@ -189,7 +192,7 @@ class _Cluster:
             if not (self._serves or _was_removed(node)):
                 raise CommandError(f"{death} before the cluster was ready; see {node.log}")
             self._screen.say(death)
-            if not self._restart or status == os.EX_CONFIG:  # which would end in the same way again
+            if not self._restart or status == os.EX_CONFIG:  # a restart would fail in the same way
                 return
             await asyncio.sleep(_RESTART_DELAY_S)
             await self._start(node)
@@ -214,12 +217,12 @@ class _Cluster:
     # --- becoming ready
 
     async def _announce(self) -> None:
-        """Wait until every node serves, then print it and write the file `cluster.json`."""
+        """Wait until every node serves, then print the cluster and write the file `cluster.json`."""
         await asyncio.gather(*map(self._until_ready, self._nodes))
         self._nodes = [node for node in self._nodes if not _was_removed(node)]
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
-        self._print_new_lines()  # what they have logged on the way comes before what we say of it
+        self._print_new_lines()  # lines logged so far come before the summary
         self._screen.say(
             f"{len(self._nodes)} nodes, data in {self._data_dir}, user {USER}, password {PASSWORD}"
         )
@@ -238,7 +241,7 @@ class _Cluster:
                 notice_at += _WAITING_NOTICE_S
             await asyncio.sleep(_POLL_S)
 
-    # --- what the nodes log
+    # --- logs of the nodes
 
     async def _print_logs(self) -> None:
         while True:

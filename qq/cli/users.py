@@ -1,7 +1,7 @@
-"""Users and their passwords.
+"""Creates users and changes their passwords.
 
-Invariant: a new password is never an argument: whoever lists processes would see it, and a shell keeps it in its
-history.
+Invariant: a new password is never an argument, because arguments appear in the list of processes and in the history of
+the shell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def new_password(file: str | None) -> str:
-    """Read a new password from a file or from standard input (`-`), or ask for it. Raises CommandError."""
+    """Read a new password from a file or standard input (`-`), or prompt for it. Raises CommandError."""
     if file == STANDARD_STREAM:
         return _read_line()
     if file is not None:
@@ -45,12 +45,15 @@ def _read_line() -> str:
 
 
 def put_user(node: Remote, name: str, tags: str, secret: dict[str, Any]) -> int:
-    """Make a user or replace one: tags with commas, and a password, its hash, or neither; raises CommandError."""
+    """Create or replace a user. Raises CommandError.
+
+    `tags` are separated by commas; `secret` contains a password, its hash, or neither.
+    """
     return objects.put(node, objects.named("user", name, "users"), {"tags": tags, **secret})
 
 
 def change_password(node: Remote, name: str, file: str | None) -> int:
-    """Give a user another password; the tags stay. Raises CommandError."""
+    """Change the password of a user and keep the tags. Raises CommandError."""
     user = objects.named("user", name, "users")
     tags = node.send("GET", user.path, missing=user.text).document.get("tags")
     if not isinstance(tags, list):

@@ -1,4 +1,4 @@
-"""What options and arguments may be: URLs, names, times, JSON."""
+"""Types of options and arguments: URLs, names, times, JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Value(click.ParamType[Any]):
-    """Values that a function makes of texts, or refuses with a ValueError that says what is wanted."""
+    """A parameter type that converts a text with a function; its ValueError becomes a usage error."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):  # a default that needs no reading
+        if not isinstance(value, str):  # a default is converted already
             return value
         try:
             return self._read(value)
@@ -33,13 +33,13 @@ class Value(click.ParamType[Any]):
 
 
 def read_url(text: str) -> str:
-    """Make a URL of `HOST:PORT`; a URL stays as it is. Raises ValueError."""
+    """Make a URL from `HOST:PORT`; a URL stays unchanged. Raises ValueError."""
     is_whole = "://" in text
     url = text if is_whole else f"http://{text}"
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or is_whole)
-    except ValueError:  # of the port, or of an address of IPv6
+    except ValueError:  # for an invalid port or IPv6 address
         is_usable = False
     if not is_usable or not url.isprintable() or " " in url:
         raise ValueError(f"{text!r} is neither HOST:PORT nor a URL of http or https")
@@ -55,7 +55,7 @@ def _node_name(text: str) -> str:
 def _name(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # octets of the command line that Python could not read
+    except UnicodeEncodeError:  # bytes of the command line that Python could not decode
         raise ValueError("is not UTF-8") from None
     return text
 
@@ -104,15 +104,15 @@ def _object(text: str) -> dict[str, Any]:
 
 URL = Value("URL", read_url)
 NODE = Value("NODE", _node_name)
-"""The name of a member of the cluster."""
+"""Name of a member of the cluster."""
 NAME = Value("NAME", _name)
-"""A name of the broker's, which may be empty; REQUIRED may not."""
+"""Name of an object of the broker, which may be empty; `REQUIRED` may not."""
 REQUIRED = Value("NAME", _required_name)
 LINE = Value("TEXT", _line)
 PEER = Value("HOST:PORT", _seed)
 SECONDS = Value("SECONDS", _seconds)
 JSON = Value("JSON", _json)
 OBJECT = Value("JSON", _object)
-# Whether it can be read says who reads it, with the exit status that this has there.
+# Readability is checked when the file is read, because that error has an exit status of its own.
 FILE = click.Path(readable=False, path_type=Path)
 DIRECTORY = click.Path(readable=False, path_type=Path)

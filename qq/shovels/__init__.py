@@ -1,5 +1,5 @@
-"""Shovels to other brokers: messages are consumed at one broker and published to another, as long as somebody wants it.
+"""Shovels to other brokers: messages are consumed at a source broker and published to a target broker.
 
-Invariant: a message is acknowledged at its source after its target has confirmed it, and no sooner, unless the shovel's
-`ack-mode` wants it so. No password is ever part of a text.
+Invariant: a message is acknowledged at its source only after its target has confirmed it, unless the shovel's
+`ack-mode` says otherwise. Error texts and reports never contain a password.
 """

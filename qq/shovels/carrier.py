@@ -1,7 +1,8 @@
-"""Which shovels this node carries out: all that are no moves, while it leads.
+"""Runs the shovels of this node: the leader runs every shovel that is not a move.
 
-Invariant: nothing that happens to a shovel ends the node. A shovel runs on one node at a time, but for the moments in
-which a leader does not know yet that it leads no more: then a message may be there twice, unless it has a number.
+Invariant: an error in a shovel never ends the node. A shovel runs on a single node at a time, except while a former
+leader does not know yet that it has lost leadership. During that time a message may arrive twice, unless it has a
+deduplication number (ledger.py).
 """
 
 from __future__ import annotations
@@ -33,26 +34,27 @@ if TYPE_CHECKING:
 
     ChangeLog = Callable[[Change], Awaitable[None]]
     Key = tuple[str, str]
-    """A virtual host, and the name of a shovel in it."""
+    """The virtual host and the name of a shovel."""
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often it is looked which shovels there are."""
+"""Seconds between polls of the shovel parameters."""
 START_AFTER_S = 1.0
-"""How long a node leads before it carries out shovels: what the last one has asked of the log is there then."""
+"""Seconds that a node must have led before it runs shovels, so that the last leader's pending changes have arrived."""
 CARRIED_MAX = 100
-"""How many shovels are carried out at a time, in the order of their names."""
+"""Maximum number of shovels that run at a time, in the order of virtual hosts and names."""
 ROOM_BYTES, ROOM_BYTES_MIN, ROOM_BYTES_MAX = 256 * 2**20, 2**20, 16 * 2**20
-"""Octets that may be on their way: of all shovels, about; and of one, at least and at most."""
+"""Bytes of messages in flight: the approximate budget of all shovels, then the minimum and maximum of each shovel."""
 PAUSE_S_MIN = 0.1
-"""How long to wait at least before a shovel is begun again."""
+"""Minimum seconds before a failed shovel starts again."""
 RUNS_PER_S = 10
-"""How many runs begin in a second, of all shovels: connecting takes some milliseconds of a core, and all may fail."""
+"""Maximum number of runs begun per second, over all shovels. Connecting takes some milliseconds of a core, and every
+run may fail."""
 
 
 class ShovelCarrier:
-    """Carries out the shovels of this node."""
+    """Starts, stops and reports the shovels of this node."""
 
     def __init__(
         self,
@@ -65,10 +67,10 @@ class ShovelCarrier:
         message_bytes_max: int,
         may_reach: MayReach,
     ) -> None:
-        """`leads` tells whether this node leads, `cluster` the cluster's name; `open_own` connects to this node.
+        """`leads` returns whether this node leads, `cluster` the name of the cluster; `open_own` connects to this node.
 
-        `message_bytes_max` is the largest body of a message that a shovel takes, `may_reach` tells to which hosts one
-        may connect.
+        `message_bytes_max` is the largest message body that a shovel accepts, in bytes. `may_reach` returns whether
+        shovels may connect to a host.
         """
         self.open_own = open_own
         self.random = random
@@ -81,17 +83,17 @@ class ShovelCarrier:
         self._wall_ms = wall_ms
         self._runs: dict[Key, _Runner] = {}
         self._left_out: list[Key] = []
-        """The shovels that are more than CARRIED_MAX."""
+        """Keys of the shovels beyond `CARRIED_MAX`, which do not run."""
         self._turn, self._begun_s = asyncio.Lock(), 0.0
-        """Whose run is the next to begin, and when the last one has begun."""
+        """Lock that lets runs begin in turn, and the loop time at which the last run began, in seconds."""
         self._ending: set[asyncio.Task[None]] = set()
-        """What is about to end: runners that were stopped, and the removal of numbers that nobody needs."""
+        """Tasks that are about to end: stopped runners, and the removal of the ledgers of deleted shovels."""
 
     def now_s(self) -> int:
         return self._wall_ms() // 1000
 
     def reports(self) -> dict[Key, Report]:
-        """What is told of each shovel that is carried out here, or would be if there were fewer."""
+        """Return the report of each shovel that runs here, or would run here below `CARRIED_MAX`."""
         left_out = Report(
             TERMINATED, f"{CARRIED_MAX} shovels are carried out at most, and so many come before it", {}
         )
@@ -100,7 +102,7 @@ class ShovelCarrier:
         }
 
     def restart(self, vhost: str, name: str) -> bool:
-        """Stop a shovel and begin it again; return whether there is one here."""
+        """Stop a shovel and start it again; return whether it runs here."""
         runner = self._runs.get((vhost, name))
         if runner is not None:
             self._stop((vhost, name))
@@ -108,7 +110,7 @@ class ShovelCarrier:
         return runner is not None
 
     async def run(self, change: ChangeLog) -> None:
-        """Carry out shovels until cancelled. `change` has something changed in the log, or raises an exception."""
+        """Run shovels until cancelled. `change` submits a change to the log, or raises an exception."""
         led_looks = 0
         try:
             while True:
@@ -134,7 +136,7 @@ class ShovelCarrier:
             self._keep(asyncio.create_task(_forget(unneeded, change)))
 
     def _unneeded(self) -> Iterator[Key]:
-        """The shovels that are gone, and whose numbers are still written down."""
+        """Yield the keys of deleted shovels whose ledgers are still in the log."""
         for vhost in self._machine.vhosts.values():
             for component, name in vhost.parameters:
                 if component == LEDGER and (SHOVEL, name) not in vhost.parameters:
@@ -159,10 +161,10 @@ class ShovelCarrier:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    # What runners ask
+    # Called by runners
 
     async def turn(self) -> None:
-        """Wait until another run may begin."""
+        """Wait until `RUNS_PER_S` allows the next run to begin."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             await asyncio.sleep(max(0.0, self._begun_s + 1 / RUNS_PER_S - loop.time()))
@@ -183,12 +185,12 @@ async def _forget(keys: list[Key], change: ChangeLog) -> None:
     try:
         for vhost, name in keys:
             await change(DeleteParameter(vhost, LEDGER, name))
-    except Exception as error:  # noqa: BLE001  # it will be tried again
+    except Exception as error:  # noqa: BLE001  # the next poll tries again
         log.info("numbers of shovels that are gone stay for now: %s", error)
 
 
 class _Runner:
-    """Carries out one shovel. It is the `Surroundings` of its runs."""
+    """Runs a single shovel again and again. It is the `Surroundings` of its runs."""
 
     def __init__(self, carrier: ShovelCarrier, key: Key, text: str, change: ChangeLog) -> None:
         self.text = text
@@ -203,14 +205,14 @@ class _Runner:
         self._current: ShovelRun | None = None
         self._failure = STARTING
         self._entries: list[tuple[bytes, ledger.Number]] | None = None
-        """The numbers that the last run has left; None before the first one."""
+        """Ledger entries left by the last run; `None` before the first run."""
 
     def report(self) -> Report:
         return self._failure if self._current is None else self._current.report()
 
     def stop(self) -> None:
-        """Have it end as soon as the brokers know."""
-        # A task group whose tasks fail in this moment says nothing of having been cancelled, before Python 3.13.
+        """Cancel the runner, which ends after it has closed its connections."""
+        # Before Python 3.13 a task group whose tasks fail at this moment loses the cancellation; the flag stays.
         self._is_stopped = True
         self.task.cancel()
 
@@ -225,12 +227,12 @@ class _Runner:
             if self._is_stopped:
                 return
             if not shovel.reconnect_delay_s:
-                await asyncio.Event().wait()  # until somebody restarts it
+                await asyncio.Event().wait()  # until an operator restarts the shovel
             await asyncio.sleep(max(shovel.reconnect_delay_s, PAUSE_S_MIN))
 
     async def _run_once(self, shovel: Definition) -> str:
-        """Carry messages until something goes wrong; return what."""
-        # What else is said of a shovel may change, a password among it: its messages are the same.
+        """Carry messages until the run ends; return the reason."""
+        # The hash covers both ends without passwords: other settings may change, because the messages stay the same.
         name = blake2b(repr((shovel.source, shovel.target)).encode(), digest_size=8).hexdigest()
         if self._entries is None:
             self._entries = ledger.read(self._carrier.parameter(LEDGER, self._key), name)
@@ -265,7 +267,7 @@ class _Runner:
     async def _change(self, change: Change) -> None:
         try:
             await self.change(change)
-        except Exception as error:  # noqa: BLE001  # whatever it is, there will be another run
+        except Exception as error:  # noqa: BLE001  # any error ends only this run; the next run follows
             raise Closed(f"the log of this cluster does not go on: {error}") from None
 
     def _failed(self, reason: str) -> None:

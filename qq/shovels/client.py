@@ -1,7 +1,6 @@
-"""One connection of a shovel to a broker: the login, one channel, heartbeats, and what comes in.
+"""A client connection of a shovel to a broker: login, a single channel, heartbeats and incoming frames.
 
-Invariant: nothing is held without a bound: what is to be sent waits for the socket (`drain`), and what comes is read as
-fast as whoever takes it allows (`may_read`).
+Invariant: memory is bounded. Sending waits for the socket (`drain`), and reading pauses while `may_read` is cleared.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ T = TypeVar("T")
 
 FRAME_MAX = 128 * 1024
 READ_BYTES = 64 * 1024
-"""How much is taken in in one pass of the event loop: others have their turns in between."""
+"""Maximum bytes read in a pass of the event loop, so that other tasks run in between."""
 GOODBYE_S = 2.0
-"""How long to wait for the answer to connection.close."""
+"""Seconds to wait for connection.close-ok."""
 
 
 class Closed(Exception):
-    """The connection is over, for this reason."""
+    """The connection has ended; the text is the reason."""
 
 
 class ChannelClosed(Closed):
-    """The broker has closed the channel."""
+    """The broker has closed the channel with an AMQP reply code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code} {text}")
@@ -48,7 +47,7 @@ class ChannelClosed(Closed):
 
 
 class Client:
-    """A connection that has one channel."""
+    """An AMQP connection with a single channel."""
 
     def __init__(
         self,
@@ -58,37 +57,40 @@ class Client:
         name: str,
         message_bytes_max: int,
     ) -> None:
-        """`name` is how the broker's operators find it; `message_bytes_max` is the largest body that it takes."""
+        """`name` is the connection name that the broker's operators see.
+
+        `message_bytes_max` is the largest message body accepted, in bytes.
+        """
         self.shown = uri.shown
-        """The address, as it may be shown."""
+        """Address of the broker without user, password and query."""
         self.frame_max = FRAME_MAX
         self.knows_publishers = False
-        """Whether the broker knows publishers by `x-publisher-id`, and drops what they publish again."""
+        """Whether the broker knows publishers by `x-publisher-id`, and drops messages that they publish again."""
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.may_publish = asyncio.Event()
-        """Not set while the broker says that publishers have to wait (connection.blocked)."""
+        """Cleared while the broker blocks publishers (connection.blocked)."""
         self.may_publish.set()
         self.take: Callable[[frames.Delivery | frames.Confirmation], None] = lambda _: None
         """Called with each delivery and confirmation."""
         self.taken: Callable[[], None] = lambda: None
-        """Called when all that has come together is taken."""
+        """Called after all events of a read have been taken."""
         self._uri = uri
         self._name = name
         self._reader = reader
         self._writer = writer
         self._frames = ClientReader(message_bytes_max)
         self._ahead: deque[frames.Event] = deque()
-        """What has come and was not asked for yet, before the reader's task begins."""
+        """Events received and not processed yet. The login takes from it before the task of `read` begins."""
         self._answers: deque[asyncio.Future[Any]] = deque()
-        """Who waits for answers on the channel; they come in the order of the questions."""
+        """Futures of pending requests on the channel; answers arrive in the order of the requests."""
         self._heartbeat_s = 0.0
         self._is_silent = False
 
     # Begin
 
     async def log_in(self) -> None:
-        """Agree with the broker on everything, as far as its virtual host. Raises Closed, OSError."""
+        """Run the AMQP handshake up to connection.open-ok. Raises Closed, OSError."""
         self._write(PROTOCOL_HEADER)
         start = await self._next(commands.Connection.Start)
         told = start.server_properties.get("capabilities")
@@ -123,7 +125,7 @@ class Client:
         return commands.Connection.StartOk(properties, mechanism, response, "en_US")
 
     async def _next(self, expected: type[T]) -> T:
-        """The next method of the login, which has to be this one."""
+        """Return the next method of the login. Raises Closed unless it has the expected type."""
         while not self._ahead:
             self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
         event = self._ahead.popleft()
@@ -132,15 +134,15 @@ class Client:
         self._end(event)
         raise Closed("its answer to the login is not one")
 
-    # As long as it lasts
+    # While the connection is open
 
     async def read(self) -> None:
-        """Take in what comes, until something ends it: raises Closed."""
+        """Receive and dispatch frames until the connection ends. Raises Closed."""
         while True:
             try:
                 for event in self._ahead:
                     self._heard(event)
-            finally:  # also when the next event ends it, what has come before it has come
+            finally:  # also when an event ends the connection: earlier events were taken
                 self.taken()
             self._ahead.clear()
             await self.may_read.wait()
@@ -188,30 +190,30 @@ class Client:
                 raise Closed("it answers what was not asked")
 
     def _end(self, event: frames.Event) -> None:
-        """Raise Closed if this ends the connection."""
+        """Answer connection.close and raise Closed; ignore any other event."""
         if isinstance(event, commands.Connection.Close):
             self._send(0, commands.Connection.CloseOk())
             raise Closed(f"{event.reply_code} {event.reply_text}")
 
     async def beat(self) -> None:
-        """Send heartbeats, and raise Closed if those of the other side fail: two may (AMQP 0-9-1 4.2.7)."""
+        """Send heartbeats; raise Closed after two heartbeat intervals of silence (AMQP 0-9-1 4.2.7)."""
         missed = 0
         while self._heartbeat_s:
             self._is_silent = True
             await asyncio.sleep(self._heartbeat_s / 2)
             self._write(HEARTBEAT)
-            # While nothing is read, nothing can be missed.
+            # While reading is paused, heartbeats of the broker stay unread.
             missed = missed + 1 if self._is_silent and self.may_read.is_set() else 0
             if missed >= 4:
                 raise Closed("heartbeat timeout")
 
-    # What is asked, and sent
+    # Requests and sending
 
     async def open_channel(self) -> None:
         await self.ask(commands.Channel.Open())
 
     async def ask(self, method: base.Frame) -> Any:
-        """Send a method on the channel, and return the answer. Raises Closed."""
+        """Send a method on the channel and return the answer. Raises Closed."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             self._send(CHANNEL, method)
@@ -224,11 +226,11 @@ class Client:
         self._write(encode(channel, method))
 
     def send(self, octets: list[bytes]) -> None:
-        """Send frames. Whoever sends much waits with `drain`. Raises Closed."""
+        """Write frames to the socket. A caller that sends much must await `drain`. Raises Closed."""
         self._write(b"".join(octets))
 
     def _write(self, octets: bytes) -> None:
-        if self._writer.transport.is_closing():  # uvloop raises an error then
+        if self._writer.transport.is_closing():  # uvloop raises an error on such a write
             raise Closed("the connection is lost")
         self._writer.write(octets)
 
@@ -241,7 +243,7 @@ class Client:
     # End
 
     async def close(self) -> None:
-        """Say goodbye, so that all that was sent before is heard."""
+        """Close the connection with connection.close, so that the broker processes everything sent before."""
         try:
             with suppress(OSError, TimeoutError, Closed):
                 async with asyncio.timeout(GOODBYE_S):
@@ -249,9 +251,9 @@ class Client:
                     while not any(isinstance(event, commands.Connection.CloseOk) for event in self._ahead):
                         self._ahead.clear()
                         self._ahead.extend(self._read_events(await self._reader.read(READ_BYTES)))
-        finally:  # it may be cancelled meanwhile, or from CPython 3.13 on just before
+        finally:  # the task may be cancelled in the block, or from CPython 3.13 on just before it
             self.abort()
 
     def abort(self) -> None:
-        """Drop the connection."""
+        """Drop the connection without a closing handshake."""
         self._writer.transport.abort()

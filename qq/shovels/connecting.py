@@ -1,6 +1,6 @@
-"""How a shovel gets to a broker: over the network, also with TLS, or to this node itself.
+"""Connects a shovel to a broker: over TCP, with TLS, or to this node itself.
 
-Invariant: what goes wrong is a `Closed`, whose text has no password and does not tell what is in which file.
+Invariant: every failure is a `Closed`. Its text contains no password and reveals no contents of files.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from qq.shovels.uris import BrokerUri, UriTls
 
     MayReach = Callable[[str], bool]
-    """Tells whether shovels may connect to a host."""
+    """Returns whether shovels may connect to a host."""
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
     OpenOwn = Callable[[str], Awaitable[Streams]]
-    """Connects to this node, for a shovel that may do in a virtual host what it is there for."""
+    """Connects to this node as a client that has all permissions in the given virtual host."""
 
 log = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES = 128 * 1024
-"""How much is read from a socket before somebody wants it."""
+"""Limit of the read buffer of a stream, in bytes."""
 TLS_FILE_BYTES_MAX = 2 * 1024 * 1024
-"""The largest file of certificates that is read: some ten times those that a system trusts."""
+"""Largest certificate file that is read, in bytes: some ten times a system's trust store."""
 
 
 async def connect(
@@ -46,7 +46,10 @@ async def connect(
     names: HostNames,
     random: Random,
 ) -> Client:
-    """Log in at one of these brokers, in any order. Raises Closed with what the last one said."""
+    """Log in at these brokers in random order, and return the first connection that succeeds.
+
+    Raises Closed with the reason of the last broker.
+    """
     failure = Closed("there is no URI")
     for uri in random.sample(uris, len(uris)):
         try:
@@ -92,14 +95,14 @@ async def _open(uri: BrokerUri, open_own: OpenOwn, names: HostNames) -> Streams:
     context = await asyncio.to_thread(tls_context, uri.tls)
     name = uri.tls.server_name
     wanted = "" if name is None else name or uri.host
-    # An event loop tells nobody but its own handler, which ends the node, that TLS cannot begin with a name.
+    # Check the name here: in the event loop the error would reach only its handler, which ends the node.
     context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=wanted or None)
     sock = await sockets.connect(names, uri.host, uri.port, is_peer=False)
     return await _streams(sock, ssl=context, server_hostname=wanted)
 
 
 async def _streams(sock: socket, **tls: Any) -> Streams:
-    """What is read and written at a socket, which is closed if that cannot be."""
+    """Open streams on a socket; close the socket if that fails."""
     try:
         return await asyncio.open_connection(sock=sock, limit=READ_AHEAD_BYTES, **tls)
     except BaseException:
@@ -108,7 +111,7 @@ async def _streams(sock: socket, **tls: Any) -> Streams:
 
 
 def tls_context(files: UriTls) -> ssl.SSLContext:
-    """Read certificates. Raises Closed."""
+    """Make a TLS context from certificate files. Raises Closed."""
     context = ssl.create_default_context() if not files.ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         for name in filter(None, (files.ca, files.cert, files.key)):
@@ -118,7 +121,7 @@ def tls_context(files: UriTls) -> ssl.SSLContext:
         if files.cert:
             context.load_cert_chain(files.cert, files.key or None, lambda: files.password)
     except (OSError, ValueError) as error:
-        # Whoever set the shovel may not know which files this machine has: that is for those who read its log.
+        # The shovel's owner must not learn which files this machine has, so the details go to the node's log.
         log.warning("a shovel's certificates or key cannot be read: %s", error)
         raise Closed("its certificates or key cannot be read; the node's log tells why") from None
     if not files.verifies or files.server_name is None:
@@ -129,14 +132,14 @@ def tls_context(files: UriTls) -> ssl.SSLContext:
 
 
 def _check_file(path: Path) -> None:
-    """Raise OSError or ValueError for what would be read for ever, as a device or a pipe."""
+    """Raise OSError or ValueError unless this is a regular file of bounded size: a device could be read for ever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= TLS_FILE_BYTES_MAX:
         raise ValueError(f"{path} is not a file of 1 to {TLS_FILE_BYTES_MAX} octets")
 
 
 def _words(error: OSError) -> str:
-    """What went wrong, without the name of anything."""
+    """Return the reason of an error without names of files or hosts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not good: {error.verify_message}"
     return error.strerror or str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""What the value of a shovel says: RabbitMQ's parameters of dynamic shovels, with both ends AMQP 0-9-1.
+"""Parses the value of a shovel: RabbitMQ's parameters of dynamic shovels, with both ends AMQP 0-9-1.
 
-Invariant: pure. What RabbitMQ's shovels have and these have not is refused with what there is instead; it is never done
-in another way in silence.
+Invariant: pure. Features of RabbitMQ's shovels that are missing here are refused with an error that names the supported
+values. They are never silently replaced.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 ON_CONFIRM, ON_PUBLISH, NO_ACK = "on-confirm", "on-publish", "no-ack"
 ACK_MODES = (ON_CONFIRM, ON_PUBLISH, NO_ACK)
-"""When a message is acknowledged at its source: when the target has confirmed it, when it is sent, or at once."""
+"""When a message is acknowledged at its source: after the target's confirm, after sending, or on delivery."""
 LOCAL = "local"
 PROTOCOLS = ("amqp091", LOCAL)
 NEVER, WHEN_EMPTY = "never", "queue-length"
-"""When a shovel is done: never, or when all messages that there were at first are there. A number is the third way."""
+"""Values of `delete-after`: never, or after all messages present at the start. The third form is a number of
+messages."""
 PREFETCH = 1000
 RECONNECT_DELAY_S = 5
 URIS_MAX = 16
-"""How many URIs an end may have: to read one takes a tenth of a millisecond."""
+"""Maximum number of URIs of an end: parsing a URI takes a tenth of a millisecond."""
 DEFINITIONS_REMEMBERED = 10_000
-"""How many values are remembered with what they say."""
+"""Maximum number of parsed values in the cache."""
 READ_CHARS = 64 * 1024
-"""How much of values that were not read before is read in one look: that takes some 50 ms at most."""
+"""Characters of uncached values that are parsed in a poll, which takes some 50 ms at most."""
 _COUNTS = range(2**31)
 _OLD_NAMES = {
     "delete-after": "src-delete-after",
@@ -42,62 +43,65 @@ _OLD_NAMES = {
     "add-timestamp-header": "dest-add-timestamp-header",
     "publish-properties": "dest-publish-properties",
 }
-"""RabbitMQ's older names of some keys; those of today go before them."""
+"""RabbitMQ's older names of some keys; the current name takes precedence."""
 
 
 class InvalidShovel(ValueError):
-    """The value says nothing that could be carried out. The text has no part of a URI."""
+    """The value of a shovel is invalid. The text contains no part of a URI."""
 
 
 class NotSupported(InvalidShovel):
-    """It is valid in RabbitMQ, and not carried out here: it speaks another protocol, or leads to where it begins."""
+    """The value is valid in RabbitMQ and refused here.
+
+    It names an unsupported protocol, or the source and the target are the same queue.
+    """
 
 
 class End(NamedTuple):
-    """Where messages come from, or go to."""
+    """The source or the target of a shovel."""
 
     uris: tuple[BrokerUri, ...]
-    """The brokers; one of them is taken, and another one if it cannot be reached."""
+    """Addresses of brokers, tried in random order until a login succeeds."""
     queue: str
     exchange: str | None
-    """The exchange, if it is one and not a queue. A target may be neither: then messages keep what they have."""
+    """Name of the exchange; `None` for a queue. A target may have neither: messages then keep their exchange."""
     key: str | None
-    """The routing key, or the key of the binding; None if none is given."""
+    """Routing key of a target or binding key of a source; `None` if the value gives no key."""
     queue_args: Table
-    """With which arguments the queue is declared if it is not there."""
+    """Arguments with which the queue is declared if it is missing."""
     is_predeclared: bool
-    """Whether the queue has to be there already."""
+    """Whether the queue must exist already."""
 
 
 class Definition(NamedTuple):
-    """What the value of a shovel says."""
+    """The parsed value of a shovel."""
 
     source: End
     target: End
     is_move: bool
-    """Whether it is carried out in the log: both ends are queues of its virtual host, and messages stay as they are."""
+    """Whether it is a move in the log: both ends are queues of its virtual host, and messages stay unchanged."""
     ack_mode: str
     prefetch: int
-    """How many messages may be on their way; 0: as many as memory is set aside for."""
+    """Maximum number of messages in flight; 0: only the memory budget limits them."""
     delete_after: str | int
-    """NEVER, WHEN_EMPTY, or how many messages."""
+    """`NEVER`, `WHEN_EMPTY`, or a number of messages."""
     consumer_tag: str
     consumer_args: Table
     forwards_headers: bool
-    """Whether messages are told which way they have come (`x-shovelled`)."""
+    """Whether messages get the header `x-shovelled`, which lists the shovels they have passed."""
     tells_time: bool
-    """Whether they are told when (`x-shovelled-timestamp`)."""
+    """Whether messages get the header `x-shovelled-timestamp`."""
     properties: Mapping[str, str | int]
-    """Properties that all messages get."""
+    """Properties set on every message."""
     reconnect_delay_s: float
-    """How long to wait after a failure; 0: for ever."""
+    """Seconds to wait after a failure; 0: until an operator restarts the shovel."""
 
 
 _remembered: dict[tuple[str, str], Definition | None] = {}
 
 
 def read_shovel(vhost: str, text: str) -> Definition | None:
-    """Read the value of a shovel, as JSON; None if it says nothing that this program understands."""
+    """Parse the JSON value of a shovel, with a cache; return `None` if this program does not understand it."""
     key = vhost, text
     if key not in _remembered:
         if len(_remembered) >= DEFINITIONS_REMEMBERED:
@@ -110,9 +114,9 @@ def read_shovel(vhost: str, text: str) -> Definition | None:
 
 
 def shovels_of(vhosts: Iterable[VirtualHost]) -> Iterator[tuple[str, str, str, Definition]]:
-    """All shovels that this program understands: virtual host, name, value, and what that says.
+    """Yield the virtual host, name, value and definition of each shovel that this program understands.
 
-    A new leader reads them all. Where that would take long, some are left for the next look.
+    A new leader parses all values. After `READ_CHARS` characters the uncached rest waits for the next poll.
     """
     left = READ_CHARS
     for vhost in vhosts:
@@ -129,7 +133,7 @@ def shovels_of(vhosts: Iterable[VirtualHost]) -> Iterator[tuple[str, str, str, D
 
 
 def definition_of(vhost: str, value: Any) -> Definition:
-    """Read the value of a shovel of this virtual host. Raises InvalidShovel."""
+    """Parse the value of a shovel of this virtual host. Raises InvalidShovel."""
     if not isinstance(value, dict):
         raise InvalidShovel("the value of a shovel should be a map")
     known: dict[str, Any] = {_OLD_NAMES[key]: each for key, each in value.items() if key in _OLD_NAMES}
@@ -167,7 +171,7 @@ def definition_of(vhost: str, value: Any) -> Definition:
 
 
 def _named(properties: Table) -> Table:
-    """Properties by the names that they have here: one has another in RabbitMQ."""
+    """Rename properties from RabbitMQ's names to the names used here: `type` becomes `message_type`."""
     return {"message_type" if name == "type" else name: value for name, value in properties.items()}
 
 
@@ -227,7 +231,7 @@ _CHANGING = (
     "dest-add-timestamp-header",
     "dest-publish-properties",
 )
-"""What has messages changed, queues declared, or asks for a client's way to take messages."""
+"""Keys that change messages, declare queues, or need an AMQP consumer. A shovel with such a key is no move."""
 
 
 # --- checks
@@ -295,12 +299,12 @@ def _properties(key: str, value: Any) -> None:
 
 
 def _table(value: Any) -> Any:
-    """A map; RabbitMQ's page writes an empty list for an empty one."""
+    """Return a table; `None` and the empty list of RabbitMQ's page become an empty table."""
     return {} if value in (None, []) else value
 
 
 def _any(_key: str, _value: Any) -> None:
-    """Accept what is checked elsewhere."""
+    """Accept any value: a later check covers this key."""
 
 
 PROPERTIES: Mapping[str, type] = {

@@ -1,13 +1,13 @@
-"""AMQP 0-9-1 as its clients read and write it, as far as a shovel needs it.
+"""Encodes and decodes AMQP 0-9-1 on the client side, as far as a shovel needs it.
 
-Invariant: pure. The input is hostile: every length is checked, and a message's content is passed on octet for octet, in
-the form in which this cluster's log has it, too (qq/stored).
+Invariant: pure. The input is hostile, so every length is checked. A message's content is passed on byte for byte, in
+the form in which this cluster's log stores it, too (qq/stored).
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from struct import error as StructError  # noqa: N812  # the name says nothing without its module
+from struct import error as StructError  # noqa: N812  # `error` alone would be unclear
 from typing import NamedTuple
 
 from pamqp import base, commands
@@ -20,9 +20,9 @@ from qq.stored.fields import FieldError, check_properties
 from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD, body_size
 
 CHANNEL = 1
-"""The only channel of a client."""
+"""Number of the only channel of a client."""
 METHOD_BYTES_MAX = 8192
-"""The largest method that is read: no broker has much to say, and pamqp takes long for large tables."""
+"""Largest method that is read, in bytes. Brokers send short methods, and pamqp is slow on large tables."""
 
 _FRAME = Struct(">BHI")
 _TAG = Struct(">Q")
@@ -31,22 +31,22 @@ _ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 
 
 class ProtocolError(Exception):
-    """What the broker has sent is not AMQP 0-9-1."""
+    """The broker has sent bytes that are not AMQP 0-9-1, or exceed a limit."""
 
 
 class Delivery(NamedTuple):
-    """A message on its way from the source."""
+    """A message delivered by the source (basic.deliver)."""
 
     tag: int
     is_redelivered: bool
     exchange: bytes
     routing_key: bytes
     message: bytes
-    """Its content header frame and body frames."""
+    """Content header frame and body frames of the message."""
 
 
 class Confirmation(NamedTuple):
-    """A broker has taken messages, or will not."""
+    """A publisher confirm: basic.ack, or basic.nack for refused messages."""
 
     tag: int
     is_multiple: bool
@@ -57,22 +57,22 @@ Event = Delivery | Confirmation | base.Frame
 
 
 class ClientReader:
-    """Makes events of what a broker sends."""
+    """Parses a broker's bytes into events."""
 
     def __init__(self, message_bytes_max: int) -> None:
-        """`message_bytes_max` is the largest body that is taken."""
+        """`message_bytes_max` is the largest message body accepted, in bytes."""
         self.frame_max = 2**17
-        """The largest frame."""
+        """Largest frame accepted, in bytes."""
         self._message_bytes_max = message_bytes_max
         self._rest = b""
         self._head: Delivery | commands.Basic.Return | None = None
-        """What has a content that comes next: a delivery without its message, or what was returned."""
+        """Method whose content comes next: a delivery without its message, or a basic.return."""
         self._message = bytearray()
         self._missing = 0
-        """How many octets of the body are still to come."""
+        """Bytes of the body that are still to come."""
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return what these octets complete. Raises ProtocolError."""
+        """Parse bytes and return the events that they complete. Raises ProtocolError."""
         data = self._rest + data
         events: list[Event] = []
         at = 0
@@ -152,11 +152,11 @@ def _short_string(frame: bytes, at: int) -> tuple[bytes, int]:
     return frame[at + 1 : stop], stop
 
 
-# --- what is sent
+# --- sending
 
 
 def publish(exchange: bytes, routing_key: bytes, *, is_mandatory: bool) -> bytes:
-    """Encode basic.publish, which the message follows. What is mandatory is returned if no queue takes it."""
+    """Encode basic.publish, after which the content must follow. An unroutable mandatory message is returned."""
     names = bytes([len(exchange)]) + exchange + bytes([len(routing_key)]) + routing_key
     return method_frame(CHANNEL, 60, 40, b"\x00\x00" + names + bytes([is_mandatory]))
 
@@ -166,28 +166,28 @@ def ack(tag: int, *, is_multiple: bool) -> bytes:
     return ack_frame(CHANNEL, tag, is_multiple)
 
 
-# pamqp refuses names that RabbitMQ allows. What a broker thinks of a name it says itself.
+# pamqp refuses names that RabbitMQ allows. These classes skip its check, because the broker checks names itself.
 
 
 class QueueDeclare(commands.Queue.Declare):
-    """queue.declare, of any name."""
+    """queue.declare with any queue name."""
 
     def validate(self) -> None: ...
 
 
 class QueueBind(commands.Queue.Bind):
-    """queue.bind, of any names."""
+    """queue.bind with any names."""
 
     def validate(self) -> None: ...
 
 
 class Consume(commands.Basic.Consume):
-    """basic.consume, of any queue."""
+    """basic.consume with any queue name."""
 
     def validate(self) -> None: ...
 
 
 class OpenVhost(commands.Connection.Open):
-    """connection.open, of any virtual host."""
+    """connection.open with any virtual host."""
 
     def validate(self) -> None: ...

@@ -1,16 +1,16 @@
-"""The numbers by which a target knows a message again that it gets a second time.
+"""Deduplication numbers, by which a target drops a message that it receives a second time.
 
-A cluster of this kind drops what a publisher has published before: a message whose number is not above the highest
-that it has taken from that publisher (docs/how-to/publish-exactly-once.md). A source delivers again what was not
-acknowledged when a shovel's connection or node was lost, and the shovel does not know what of it the target has. So a
-shovel writes down, in the log of its own cluster, which number it gives to which message, before it sends the message
-for the first time; and whoever carries the shovel out next gives the same message the same number.
+A target with deduplication drops a message whose number is not above the highest number taken from that publisher
+(docs/how-to/publish-exactly-once.md). After a shovel's connection or node is lost, the source delivers unacknowledged
+messages again. The shovel does not know which of these messages the target has. So the shovel stores the number of each
+message in the log of its own cluster before it first sends the message. The next run, on any node, gives the same
+message the same number.
 
-Laws. Each run of a shovel is a publisher of its own, so two of them never give one number to two messages. Within a run
-numbers of one publisher only ascend, but for messages that this run has sent before; a number that has been passed over
-is never used again. So a target that has taken a number has been sent all lower ones that are still used, in their
-order and in one connection: whatever it drops, it has. A message that cannot get its old number gets a new one, and may
-be there twice.
+Invariant: each run of a shovel is a publisher of its own, so two runs never give the same number to two messages.
+Within a run the numbers of a publisher ascend, except for messages that this run has sent before. A skipped number is
+never used again. So when a target has taken a number, it has been sent all lower numbers still in use, in order and in
+a single connection. Therefore the target has every message that it drops. A message that cannot get its old number gets
+a new number, and may arrive twice.
 """
 
 from __future__ import annotations
@@ -24,39 +24,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 KEY_BYTES = 8
-"""Octets by which messages are told apart (outbound.py)."""
+"""Bytes of the hash that identifies a message (outbound.py)."""
 ENTRIES_MAX = 1300
-"""How many messages are remembered: with 8 octets each, they fit into a parameter. The oldest are forgotten first."""
+"""Maximum number of remembered messages: with 8 bytes each they fit into a parameter. The oldest are forgotten
+first."""
 
 
 class Number(NamedTuple):
-    """What a message gets."""
+    """The publisher id and the number of a message."""
 
     publisher: str
     number: int
 
 
 class Ledger:
-    """The numbers of one run of a shovel, and those of the runs before it that may be needed."""
+    """The numbers given by a run of a shovel, and the numbers of earlier runs that may be needed again."""
 
     def __init__(self, publisher: str, entries: Iterable[tuple[bytes, Number]] = ()) -> None:
-        """`publisher` is a name that no other run has; `entries` is what the last run has left."""
+        """`publisher` is an id unique to this run; `entries` are the numbers left by the last run."""
         self._publisher = publisher
         self._entries = dict(entries)
-        """The numbers of messages that the source may deliver again, by their keys; the oldest first."""
+        """Message key -> number of each message that the source may deliver again, oldest first."""
         self.is_changed = bool(self._entries)
-        """Whether there is something that may not be written down: the last run may have ended before it was."""
+        """Whether the stored ledger may be out of date: the last run may have ended before it was stored."""
         self._sent: set[bytes] = set()
-        """The keys of those that this run has given a number."""
+        """Keys of messages to which this run has given a number."""
         self._number = 0
-        """The last number that this run has given."""
+        """Last number given by this run; 0 before the first."""
 
     def entries(self) -> Iterator[tuple[bytes, Number]]:
-        """What the next run needs to know."""
+        """Return the entries that the next run needs."""
         return iter(self._entries.items())
 
     def number(self, key: bytes, *, is_redelivered: bool) -> Number:
-        """The number of a message. If `is_changed` then, it has to be written down before the message is sent."""
+        """Return the number of a message; a redelivered message gets its old number if that is known.
+
+        If `is_changed` is true afterwards, the ledger must be stored before the message is sent.
+        """
         known = self._entries.get(key)
         if known is not None and is_redelivered:
             if key not in self._sent:
@@ -78,7 +82,7 @@ class Ledger:
         self._sent.discard(key)
 
     def _pass_over(self, taken: Number) -> None:
-        """Give up the lower numbers of a publisher that were not used in this run."""
+        """Drop the lower numbers of a publisher that this run has not used."""
         before = [
             key
             for key, (publisher, number) in self._entries.items()
@@ -89,11 +93,11 @@ class Ledger:
         self.is_changed |= bool(before)
 
 
-# --- as it is written down
+# --- stored form
 
 
 def written(entries: Iterable[tuple[bytes, Number]], shovel: str) -> str:
-    """Entries as JSON: runs of consecutive numbers, each with its publisher; `shovel` says whose they are."""
+    """Encode entries as JSON: runs of consecutive numbers per publisher; `shovel` identifies the shovel."""
     runs: list[tuple[str, int, list[bytes]]] = []
     for key, (publisher, number) in entries:
         if runs and runs[-1][0] == publisher and runs[-1][1] + len(runs[-1][2]) == number:
@@ -105,7 +109,7 @@ def written(entries: Iterable[tuple[bytes, Number]], shovel: str) -> str:
 
 
 def read(text: str | None, shovel: str) -> list[tuple[bytes, Number]]:
-    """Read what was written of this shovel; nothing if it is of another one."""
+    """Decode the ledger of a shovel; return an empty list for a missing text or a different shovel."""
     told = json.loads(text) if text is not None else {}
     if told.get("shovel") != shovel:
         return []

@@ -1,7 +1,7 @@
-"""What a message is given on its way: another exchange and key, properties, and headers that tell where it has been.
+"""Rewrites messages for the target: exchange, routing key, properties, and headers about the shovels passed.
 
-Invariant: what is not to be changed stays octet for octet as it came. How often the source has delivered a message is
-the source's affair, and is not passed on.
+Invariant: parts that are not to be changed stay byte for byte as received. The headers that count the source's
+deliveries are removed, because they concern only the source.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from qq.stored.editing import HeaderValue
 
 PUBLISHER, NUMBER = PUBLISHER_ID.decode(), PUBLISH_SEQ.decode()
-"""The headers by which a target knows a message again (docs/how-to/publish-exactly-once.md)."""
+"""Headers by which a target recognises a repeated message (docs/how-to/publish-exactly-once.md)."""
 COUNTS = ("x-delivery-count", "x-acquired-count")
-"""What the source has added because it has delivered the message before."""
+"""Headers that the source adds to a message that it has delivered before."""
 WAY, WHEN = "x-shovelled", "x-shovelled-timestamp"
 WAYS_MAX = 100
-"""How many shovels a message is told of, the last ones: it may go in a circle."""
+"""Maximum number of shovels listed in a message, the latest first: a message may go in a circle."""
 _COUNTS = frozenset(name.encode() for name in COUNTS)
 
 
 class Way(NamedTuple):
-    """From where to where messages go, as they are told."""
+    """The source and the target of a shovel, as the header `x-shovelled` shows them."""
 
     vhost: str
     name: str
@@ -48,9 +48,10 @@ class Outbound:
     def __init__(
         self, shovel: Definition, way: Way, source_frame_max: int, frame_max: int, *, knows_publishers: bool
     ) -> None:
-        """`frame_max` is that of the target, which may know publishers.
+        """`frame_max` is the largest frame of the target; `knows_publishers` says whether the target deduplicates.
 
-        Then it is not told those of the messages: another shovel, or the same, may have published them there, too.
+        For such a target the publisher headers of the messages are removed: this shovel, or a second shovel, may have
+        published the same messages there before.
         """
         self._shovel = shovel
         self._frame_max = frame_max
@@ -63,12 +64,12 @@ class Outbound:
         self._key = None if key is None else key.encode()
 
     def address(self, delivery: Delivery) -> tuple[bytes, bytes]:
-        """The exchange and the routing key with which a message is published."""
+        """Return the exchange and the routing key with which a message is published."""
         exchange = delivery.exchange if self._exchange is None else self._exchange
         return exchange, delivery.routing_key if self._key is None else self._key
 
     def message(self, delivery: Delivery, now_s: int, number: tuple[str, int] | None) -> bytes:
-        """The message as it is published; `number` is its publisher and its number there."""
+        """Return the message to publish; `number` is its publisher id and number, or `None`."""
         message, additions = delivery.message, dict[str, "HeaderValue"]()
         if self._way is not None:
             additions[WAY] = [self._way, *_earlier(message)[: WAYS_MAX - 1]]
@@ -83,7 +84,10 @@ class Outbound:
         return reframe(message, CHANNEL, self._frame_max) if self._reframes else message
 
     def _with_headers(self, message: bytes, additions: dict[str, HeaderValue]) -> list[bytes]:
-        """Change headers. What there is no room for is not added: the target would not take the message at all."""
+        """Change headers. If the additions exceed the largest frame, only remove headers.
+
+        Otherwise the target would refuse the message.
+        """
         changed = with_headers([message], additions=additions, removals=self._removals)
         if layout.frame_stop(changed[0], 0) <= self._frame_max:
             return changed
@@ -91,9 +95,9 @@ class Outbound:
 
 
 def key_of(delivery: Delivery) -> bytes | None:
-    """What tells a message from all others of its source; None if it has nothing that no other has.
+    """Return a hash that identifies a message at its source, or `None` if the message has no id.
 
-    That is a `message-id`, or the number of its publisher.
+    The id is a `message-id`, or the number of its publisher.
     """
     message = delivery.message
     if not layout.flags(message) & layout.MESSAGE_ID and not _has(message, (PUBLISHER,)):
@@ -117,7 +121,7 @@ def key_of(delivery: Delivery) -> bytes | None:
 
 
 def _has(message: bytes, names: Collection[str]) -> bool:
-    """Whether a message has one of these headers."""
+    """Return whether a message has any of these headers."""
     if not layout.flags(message) & layout.HEADERS:
         return False
     wanted = {name.encode() for name in names}
@@ -125,7 +129,7 @@ def _has(message: bytes, names: Collection[str]) -> bool:
 
 
 def _told(shovel: Definition, way: Way) -> dict[str, HeaderValue]:
-    """What a message is told of this shovel, in RabbitMQ's order."""
+    """Return the entry of this shovel in `x-shovelled`, with keys in RabbitMQ's order."""
     told = {
         "shovelled-by": way.cluster,
         "shovel-type": "dynamic",
@@ -145,7 +149,7 @@ def _told(shovel: Definition, way: Way) -> dict[str, HeaderValue]:
 
 
 def _earlier(message: bytes) -> list[HeaderValue]:
-    """What a message was told by other shovels, as far as it is what shovels tell."""
+    """Return the entries of earlier shovels in `x-shovelled`; malformed parts are left out."""
     if not _has(message, (WAY,)):
         return []
     ways = (content(message).properties.headers or {}).get(WAY)

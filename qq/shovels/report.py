@@ -1,6 +1,6 @@
-"""What is told of a shovel that this node carries out.
+"""The state of a shovel that runs on this node, as operators see it.
 
-Invariant: nothing of it is secret.
+Invariant: a report contains no secrets.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ class Report(NamedTuple):
 
     state: str
     reason: str | None
-    """Why it does not run; None if it does, or will in a moment."""
+    """Reason why the shovel has stopped; `None` while it starts or runs."""
     figures: dict[str, Any]
-    """How many messages it has forwarded and how many are left, by RabbitMQ's names."""
+    """Addresses and message counts, by RabbitMQ's names."""
 
 
 RUNNING, BLOCKED, TERMINATED = "running", "blocked", "terminated"

@@ -1,8 +1,8 @@
-"""One run of a shovel: from connecting to both brokers until something goes wrong, or all is done.
+"""A run of a shovel: from connecting to both brokers until a failure, or until all messages are carried.
 
-Invariant: what is on its way has a bound in octets: beyond that the source is not read, so a slow target slows its
-source down. A message is acknowledged when the target has it. What the target refuses is sent to it again, and not
-given back: a source may drop what comes back too often.
+Invariant: the messages in flight are bounded in bytes. Above the bound the source is not read, so a slow target slows
+its source down. A message is acknowledged after the target has it. A message that the target refuses is sent again
+instead of being returned, because a source may drop messages that return too often.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MESSAGE_OVERHEAD_BYTES = 500
-"""What a message takes besides its frames."""
+"""Bytes of memory that a message takes besides its frames."""
 PART_MESSAGES = 1000
-"""How many messages are sent together, and have their numbers written down together."""
+"""Maximum number of messages that are sent together, and whose numbers are stored together."""
 SLICE_MESSAGES = 100
-"""How many of them are prepared in one pass of the event loop: some milliseconds."""
+"""Messages prepared in a pass of the event loop, which takes some milliseconds."""
 NUMBERED_MAX = 1000
-"""How many messages may be on their way that have numbers: a ledger has room for these."""
+"""Maximum number of numbered messages in flight: a ledger has room for these."""
 SURE_EVERY = 200
-"""After how many acknowledgements the source is asked something, whose answer tells that it has them."""
+"""Acknowledgements after which the source is sent a request, whose answer proves that it has received them."""
 REFUSED_PAUSE_S = 0.5
-"""How long to wait before a message is sent again that the target has refused."""
+"""Seconds before a message refused by the target is sent again."""
 
 
 class AllThere(Exception):
-    """All messages that the shovel was for are there."""
+    """The target has all messages that the shovel was to carry."""
 
 
 class Surroundings(Protocol):
-    """What a run is given."""
+    """The limits and functions that a run gets from its runner."""
 
     random: Random
     message_bytes_max: int
-    """The largest body of a message that is taken."""
+    """Largest message body accepted, in bytes."""
 
     names: HostNames
-    """Where hosts are."""
+    """Resolver of host names."""
 
     def may_reach(self, host: str, /) -> bool:
-        """Whether shovels may connect to this host."""
+        """Return whether shovels may connect to this host."""
         ...
 
     def now_s(self) -> int:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         ...
 
     def open_own(self, vhost: str, /) -> Awaitable[Streams]:
@@ -76,20 +76,20 @@ class Surroundings(Protocol):
         ...
 
     async def store(self, numbers: str, /) -> None:
-        """Write numbers of messages down (`written`), for the next run. Raises Closed."""
+        """Store the ledger text (`written`) in the log, for the next run. Raises Closed."""
         ...
 
 
 class _Sent(NamedTuple):
-    """A message that the target has not confirmed yet."""
+    """A message that was sent and is not confirmed yet."""
 
     delivery: Delivery
     key: bytes | None
-    """What its number is known by; None if it has none."""
+    """Ledger key of the message; `None` if the message has no number."""
 
 
 class ShovelRun:
-    """One run."""
+    """A run of a shovel, with a connection to each broker."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ShovelRun:
         ledger_name: str,
         room_bytes: int,
     ) -> None:
-        """`way` has no addresses yet; `ledger_name` is what is written to the ledger of whose it is."""
+        """`way` lacks the addresses, which the run fills in; `ledger_name` names the shovel in the stored ledger."""
         self._shovel = shovel
         self._way = way
         self._surroundings = surroundings
@@ -111,26 +111,26 @@ class ShovelRun:
         self._target: Client
         self._outbound: Outbound
         self._has_numbers = False
-        """Whether the target knows publishers, and the source may deliver again what was not acknowledged."""
+        """Whether the target deduplicates, and the source may deliver unacknowledged messages again."""
         self._is_running = False
         self._waiting: deque[Delivery] = deque()
         self._arrived = asyncio.Event()
         self._bytes = 0
-        """Octets of messages that wait, or are sent and not confirmed."""
+        """Bytes of messages that wait, or are sent and unconfirmed."""
         self._unconfirmed: dict[int, _Sent] = {}
-        """By the numbers of publisher confirms, ascending."""
+        """Sent messages by their publisher-confirm numbers, ascending."""
         self._published = 0
         self._refused: set[int] = set()
-        """The tags of messages that were refused and have not been confirmed since."""
+        """Delivery tags of messages that the target has refused and not confirmed since."""
         self._replies: list[bytes] = []
-        """What the source is told next."""
+        """Acknowledgements to be sent to the source next."""
         self._acked: list[bytes] = []
-        """The keys of messages that the source may not know to be acknowledged."""
+        """Keys of messages whose acknowledgement the source may not have received."""
         self._unsure = asyncio.Event()
         self._left: int | None = None
-        """How many messages are to be sent; None: all."""
+        """Number of messages still to be sent; `None`: unlimited."""
         self._unsettled: int | None = None
-        """How many messages are to be confirmed; None: all."""
+        """Number of messages still to be confirmed; `None`: unlimited."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.forwarded = 0
 
@@ -150,7 +150,7 @@ class ShovelRun:
         return Report(state, None, figures)
 
     async def run(self) -> None:
-        """Carry messages. Raises Closed when something goes wrong, AllThere when all are there."""
+        """Carry messages. Raises Closed on a failure, AllThere when the target has all messages."""
         self._source = await self._connected("source", self._shovel.source)
         try:
             self._target = await self._connected("destination", self._shovel.target)
@@ -281,13 +281,13 @@ class ShovelRun:
                 await self._publish()
 
     async def _publish(self) -> None:
-        """Send some of the messages that wait."""
+        """Send up to `PART_MESSAGES` of the waiting messages."""
         count = min(len(self._waiting), PART_MESSAGES)
         part = [
             self._waiting.popleft() for _ in range(count if self._left is None else min(count, self._left))
         ]
         now_s, out, keys = self._surroundings.now_s(), list[bytes](), list[bytes | None]()
-        is_mandatory = bool(self._shovel.target.queue)  # a queue that is gone meanwhile loses nothing
+        is_mandatory = bool(self._shovel.target.queue)  # a queue deleted meanwhile loses no message
         for place, delivery in enumerate(part, 1):
             key, number = self._numbered(delivery)
             out.append(frames.publish(*self._outbound.address(delivery), is_mandatory=is_mandatory))
@@ -348,7 +348,7 @@ class ShovelRun:
             self._unsettled -= len(sent)
 
     def _send_again(self, refused: Sequence[_Sent]) -> None:
-        # They keep their numbers, as messages do that were delivered before.
+        # Marked as redelivered, the messages keep their numbers.
         self._waiting.extendleft(each.delivery._replace(is_redelivered=True) for each in reversed(refused))
         if self._left is not None:
             self._left += len(refused)
@@ -365,7 +365,10 @@ class ShovelRun:
             self._over.set_result(None)
 
     async def _make_sure(self) -> None:
-        """Find out which acknowledgements the source has: it answers in the order in which it is asked."""
+        """Ask the source for an answer, which proves that it has received the acknowledgements before it.
+
+        A source answers in the order of the requests. The ledger then forgets these messages.
+        """
         while True:
             await self._unsure.wait()
             self._unsure.clear()
@@ -382,7 +385,10 @@ def _size(delivery: Delivery) -> int:
 
 
 async def _declare(client: Client, end: End) -> int:
-    """Have the queue of an end there, as far as that is up to the shovel; return how many messages it has."""
+    """Declare the queue of an end if it is missing; return the number of its messages.
+
+    Raises ChannelClosed if a predeclared queue is missing.
+    """
     try:
         found = await client.ask(frames.QueueDeclare(queue=end.queue, passive=True))
     except ChannelClosed as closed:
@@ -394,7 +400,7 @@ async def _declare(client: Client, end: End) -> int:
 
 
 async def _about(which: str, work: Awaitable[T]) -> T:
-    """Wait for something, and say of which broker it is if that ends it."""
+    """Await `work`; on Closed, raise Closed with the name of the broker in the text."""
     try:
         return await work
     except Closed as closed:

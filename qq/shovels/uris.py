@@ -1,6 +1,6 @@
-"""The addresses of brokers, in RabbitMQ's form (https://www.rabbitmq.com/docs/uri-spec, amqp_uri.erl).
+"""Parses broker addresses in RabbitMQ's form (https://www.rabbitmq.com/docs/uri-spec, amqp_uri.erl).
 
-Invariant: no URI, and no password, is part of an error's text.
+Invariant: error texts contain neither the URI nor a password.
 """
 
 from __future__ import annotations
@@ -11,69 +11,69 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from qq.machine.protocol.commands import DEFAULT_VHOST
 
 DEFAULT_USER = "guest"
-"""The user that logs in if a URI names none; the password is the same word."""
+"""User and password of a login if the URI names no user."""
 PORTS = {"amqp": 5672, "amqps": 5671}
 HEARTBEAT_S = 10
-"""The interval of heartbeats if a URI names none, as of RabbitMQ's own client."""
+"""Heartbeat interval in seconds if the URI gives no interval, as in RabbitMQ's own client."""
 HEARTBEAT_MAX_S = 65_535
 CONNECT_TIMEOUT_MS = 60_000
 CONNECT_TIMEOUT_MAX_MS = 3_600_000
 MECHANISMS = ("plain", "amqplain", "external")
 VHOST_BYTES_MAX = 255
-"""The longest name of a virtual host: an AMQP short string."""
+"""Longest name of a virtual host in bytes: an AMQP short string."""
 
 
 class InvalidUri(ValueError):
-    """A URI is not one of a broker. The text does not have it."""
+    """The URI is not a valid broker address. The text does not contain the URI."""
 
 
 class UriTls(NamedTuple):
-    """What a URI says of TLS. The files are on the node that connects."""
+    """TLS settings of a URI. The files are on the node that connects."""
 
     ca: str = ""
-    """The certificates that are trusted; empty: those that the system trusts."""
+    """File of trusted certificates; empty: the trust store of the system."""
     cert: str = ""
     key: str = ""
     password: str = ""
-    """The password of the key."""
+    """Password of the key file."""
     verifies: bool = True
-    """Whether the broker has to have a certificate that is trusted."""
+    """Whether the broker must present a trusted certificate."""
     server_name: str | None = ""
-    """The name that its certificate has to have; empty: its host's; None: any, and it is told none."""
+    """Name that the broker's certificate must have; empty: the host; `None`: any name, and no SNI is sent."""
 
 
 class BrokerUri(NamedTuple):
-    """Where a broker is, and how to log in there."""
+    """Address of a broker, and how to log in there."""
 
     host: str
-    """The host; empty: this cluster."""
+    """Host name or address; empty: this cluster."""
     port: int
     vhost: str
     user: str
-    """Who logs in; empty only for this cluster, which then asks for no password."""
+    """User that logs in; empty only for this cluster, which then needs no password."""
     password: str
     heartbeat_s: int
-    """How often each side says that it is there, at least; 0: never."""
+    """Heartbeat interval in seconds; 0: no heartbeats."""
     connect_timeout_s: float
     is_external: bool
-    """Whether to log in with the client's certificate, if the broker lets one."""
+    """Whether to log in with the client's certificate (EXTERNAL), if the broker offers that."""
     tls: UriTls | None
-    """How to speak TLS; None: not at all."""
+    """TLS settings; `None`: plain TCP."""
     shown: str
-    """The URI without user, password and query."""
+    """URI without user, password and query."""
 
     def __repr__(self) -> str:
-        """Tell everything but the password."""
+        """Show the address without user and password."""
         return f"BrokerUri({self.shown})"
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this cluster, which asks for no password."""
+        """Return whether this is the own cluster, which needs no password."""
         return not self.host and not self.user
 
 
 def parse_uri(text: str) -> BrokerUri:
-    """Read a URI. Raises InvalidUri."""
+    """Parse a URI. Raises InvalidUri."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -130,7 +130,7 @@ def _tls_files(query: dict[str, str]) -> UriTls:
 
 
 def _host(text: str, what: str) -> str:
-    """The name of a host, or its address, if it can be one."""
+    """Return the unquoted host name or address. Raises InvalidUri if it cannot be a host name."""
     host = unquote(text)
     try:
         host.encode("idna")
@@ -151,7 +151,7 @@ def _number(query: dict[str, str], key: str, default: int, allowed: range) -> in
 
 
 def redacted(value: object) -> object:
-    """A URI, or a list of them, as it may be shown: without user, password and query."""
+    """Return a URI, or a list of URIs, without user, password and query."""
     if isinstance(value, list):
         return [redacted(each) for each in value]
     if not isinstance(value, str):

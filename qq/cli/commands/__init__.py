@@ -1,5 +1,5 @@
-"""The commands of `qq`, one to a module, each with its options.
+"""The commands of `qq`, each in a module of its own, with its options.
 
-A module imports what its command does in the function that does it: the help, and the completion of a shell, load all
-modules here.
+A command imports its implementation inside its function, because the help and the completion of a shell load all
+modules of this package.
 """

@@ -1,4 +1,4 @@
-"""`qq declare`: its commands, one for each kind of things, and their options."""
+"""`qq declare`: its commands, each for a kind of object, and their options."""
 
 from __future__ import annotations
 

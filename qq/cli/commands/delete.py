@@ -1,4 +1,4 @@
-"""`qq delete`: its commands, one for each kind of things, and their options."""
+"""`qq delete`: its commands, each for a kind of object, and their options."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def user_limit(node: Remote, *, name: str, owner: str, may_be_missing: bool) -> 
 
 
 def _of_cluster(name: str, kind: str, path: str) -> click.Command:
-    """A command for what is in no virtual host."""
+    """Make the command that deletes a kind of object outside of virtual hosts."""
 
     @named
     @_idempotently

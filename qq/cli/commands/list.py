@@ -1,4 +1,4 @@
-"""`qq list`: its commands, one for each kind of things, and their options."""
+"""`qq list`: its commands, each for a kind of object, and their options."""
 
 from __future__ import annotations
 
