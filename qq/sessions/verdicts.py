@@ -88,7 +88,7 @@ class Verdicts:
         return bool(nodes or claims.is_any_leaving) and claims.bar(self._node, vhost, command, nodes)
 
     def _look(self) -> None:
-        """Submit commands that must not wait longer. The next check goes on with commands that this one had no time for."""
+        """Submit commands that must not wait longer. The next check continues where this one ran out of time."""
         waiting, nodes = self._waiting, self._undecided()
         now_s = self._runtime.monotonic()
         free: list[Callable[[], None]] = []
