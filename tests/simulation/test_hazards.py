@@ -38,7 +38,7 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.raft.cluster_clock import ClusterClock
-from cluster.raft.messages import Append, Appended, Vote
+from cluster.raft.messages import Append, Appended
 from cluster.raft.proposals import PendingSubmissions, Reign
 from cluster.runtime.ports import Disk
 from cluster.state.dedup import Admission, Origins
@@ -488,19 +488,19 @@ def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any
 
 
 class AsksLearners(Engine):
-    """Learners are asked for votes, and these count for the majority of voters."""
+    """Learners are asked for votes, and vote."""
+
+    @property
+    def may_vote(self) -> bool:  # type: ignore[override]
+        return True
+
+    @may_vote.setter
+    def may_vote(self, _: bool) -> None: ...
 
     def follow_configuration(self, guests: Iterable[str]) -> None:
         super().follow_configuration(guests)
         self._SyncObj__otherNodes |= self._SyncObj__readonlyNodes
         self._SyncObj__readonlyNodes = set()
-
-    def _receive_vote(self, peer: str, message: Vote) -> None:
-        if self._is_candidate and message.term == self.term:
-            votes = self._elections._votes
-            votes.add(peer)
-            if quorum.is_majority(len(votes), len(self._configurations.membership.voters)):
-                self._SyncObj__onBecomeLeader()
 
 
 def known_by_name(configuration: Configuration, name: str, _member_id: bytes) -> bool:
@@ -1119,7 +1119,7 @@ HAZARDS = [
         shown_by=16,
         is_long=True,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "by the votes of", shown_by=890),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 80, "is a learner and votes for", shown_by=7),
     Hazard(
         Parts(),
         WRONG_LISTS,
