@@ -1,4 +1,4 @@
-"""Operators who change the members under load: they add nodes under new names and remove others for good.
+"""Operators who change the members under load: they add nodes under new names and remove members for good.
 
 A run begins with some nodes. Now and then an operator starts a node with an empty directory and the addresses of its
 peers. Now and then an operator removes a member, new or original, as long as the initial number of nodes stays.

@@ -1,8 +1,7 @@
 """An upgrade under load: each node gets the program of this release at a random time.
 
-As real operators do, it upgrades one node after the other, with faults in between. Some nodes are taken back to the
-previous release and upgraded again. The next version of the state comes by itself, or an operator asks for it at the
-end.
+Nodes are upgraded in turn, with faults in between, as operators do it. Some nodes are taken back to the previous
+release and upgraded again. The next version of the state comes by itself, or an operator asks for it at the end.
 
 Invariant: a node is upgraded again if its program refuses its directory because the cluster has agreed on the next
 version.

@@ -139,7 +139,7 @@ class Brokers(NodeEvents):
         self.nodes.pop(node.name, None)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
-        """Return the shell of a node, or None while a new process start has not reported anything yet."""
+        """Return the shell of a node, or None until a new process start has reported for the first time."""
         shell = self._shells.get(node.name)
         return shell if shell is not None and shell.life == node.life else None
 

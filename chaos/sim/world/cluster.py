@@ -64,7 +64,7 @@ class SimulationOptions:
     queues: bool = False
     """Whether the machine is the queue machine; otherwise it is the ledger."""
     clients: bool = False
-    """Whether AMQP clients at production sessions use the queues, or else clients that submit for them."""
+    """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
     duration_s: float = 20.0
     """Seconds of load and faults."""
     submit_interval_s: float = 0.15

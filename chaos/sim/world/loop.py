@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENDINGS_MAX = 10
-"""Rounds of cancellation at the end, at most, because a cancelled task may wait again."""
+"""Rounds of cancellation at the end, at most, because a cancelled task may start to wait again."""
 
 
 class _Handle(asyncio.TimerHandle):
@@ -40,7 +40,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run(self, main: Coroutine[Any, Any, T], until_s: float) -> T:
         """Run the world until `main` is done, and return its result. Raises TimeoutError after `until_s`.
 
-        Then cancels all other tasks, and the loop runs no further callbacks.
+        Then cancels all remaining tasks, and the loop runs no further callbacks.
         """
         task = self.create_task(main)
         try:
