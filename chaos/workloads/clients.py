@@ -82,7 +82,7 @@ class ConnectingClient(Client):
         self.random = world.random(name)
         self.process: Process = world.process(name)
         self.changed = asyncio.Event()
-        """Set when a waiting client has to look again: it shall stop, its connection broke, or the like."""
+        """Set when a waiting client must check its conditions again, such as after a lost connection."""
         self.stopping = False
         self._rotation = Rotation(world, home, name, pinned=pinned)
         self._connections = count(1)

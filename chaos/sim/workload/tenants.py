@@ -112,7 +112,7 @@ class Tenants:
         return self._close(connection) if connection in self._channels else []
 
     def complaint(self) -> str:
-        """Return the first connection in a wrong state at rest, or ""."""
+        """Return the first connection in a wrong state at rest, or "" if all are right."""
         if self._asked:
             return f"connections {list(self._asked)} were neither opened nor refused"
         there = {
