@@ -58,7 +58,7 @@ class Conversation(NamedTuple):
 
 
 def conversations() -> list[Conversation]:
-    """Return all conversations, in an order in which each finds the objects that it needs."""
+    """Return all conversations, ordered so that each finds the objects that it needs."""
     bodies = {
         "publish": _publish(),
         "consume": _consume(),
