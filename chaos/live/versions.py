@@ -24,7 +24,7 @@ _GO_MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv?([\w.+-]+)\t
 
 
 def of_own_cluster() -> dict[str, str]:
-    """Return the versions of a cluster started for the run, whose nodes run this code."""
+    """Return the versions of a cluster that runs this code."""
     return _known({"qq": __version__, "commit": commit(), "toxiproxy": _toxiproxy()})
 
 
@@ -46,7 +46,7 @@ def introduction(server_properties: Mapping[str, object]) -> str:
 
 
 def commit(checkout: Path = _CHECKOUT) -> str | None:
-    """Return the commit of a checkout, with `-dirty` if files were changed; None if Git does not know it."""
+    """Return the commit of a checkout, with `-dirty` if files were changed; `None` if Git does not know it."""
     if not (checkout / ".git").exists():
         return None
     described = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
@@ -82,7 +82,7 @@ def _java() -> str | None:
 
 
 def _said(command: Sequence[str]) -> str | None:
-    """Run a program and return its output, from both streams; None if it is missing or fails."""
+    """Run a program and return its output, from both streams; `None` if it is missing or fails."""
     try:
         told = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""The promise order: the order in which messages were sent to consumers.
+"""The promise order: messages of a publisher are sent to consumers in the order of their publishing.
 
 Invariant: only first deliveries of messages that were published once and confirmed are compared, because returned
 messages are served first and repeated publishes may come late. They are compared within a consumer, or if a consumer

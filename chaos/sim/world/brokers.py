@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 USER, PASSWORD = "guest", "guest"
 SALT = b"salt"
 LARGE_BYTES = (64, 512, 2**21)
-"""Octets from which on a message is stored in fragments; drawn for each run."""
+"""Size in octets from which a message is stored in fragments; drawn for each run."""
 FIRST_USER_S = 0.1
 """Seconds between a leader's attempts to create the first user."""
 
@@ -55,10 +55,7 @@ class NodeShell:
 
 
 class Brokers(NodeEvents):
-    """The brokers of all nodes.
-
-    `submit` submits a batch at a node. Also reports the messages that must stay readable.
-    """
+    """The brokers of all nodes, which also carry out dead-lettering; `submit` submits a batch at a node."""
 
     def __init__(
         self,

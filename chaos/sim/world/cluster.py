@@ -521,8 +521,10 @@ class SimulatedCluster:
 
         A node with a new directory is not let in automatically if its address is new too, or if its former member was
         removed before it could be replaced. If moreover all peers in its file have been removed, the operator starts it
-        with the present addresses. The operator also removes the member of a node that was removed for good while an
-        older directory of the same name was removed in its place.
+        with the present addresses.
+
+        A node that was removed for good may have stopped because an older directory of its name was removed. Then the
+        operator also removes the member that remains.
         """
         self.world.after(OPERATOR_S, self.look_after_members)
         leader = self.leader()

@@ -1,6 +1,6 @@
 """An asyncio event loop that runs on the world's virtual time, so that asyncio code is simulated unchanged.
 
-Invariant: as in world.py, callbacks run in the order in which they were scheduled; a run is a function of the seed.
+Invariant: as in world.py, callbacks run in the order of their scheduling; a run is a function of the seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._last: deque[_Handle] | None = None
-        """Callbacks to run after the world has stopped; None until then."""
+        """Callbacks to run after the world has stopped; `None` until then."""
 
     def run(self, main: Coroutine[Any, Any, T], until_s: float) -> T:
         """Run the world until `main` is done, and return its result. Raises TimeoutError after `until_s`.

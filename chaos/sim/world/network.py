@@ -272,7 +272,7 @@ class Network:
     def configured(self, links: SimulatedLinks, strangers: Sequence[str]) -> None:
         """Let a process dial its known members, and the seeds as long as it does not know its cluster.
 
-        Ends its connections with the `strangers`, which are members no more.
+        Ends its connections with the `strangers`, which are connected non-members.
         """
         for peer in strangers:
             connection = links.current[peer]
