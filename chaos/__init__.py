@@ -1,1 +1,1 @@
-"""The harness that hurts a cluster and decides whether a promise was broken."""
+"""The test harness that hurts a cluster and decides whether a promise was broken."""

@@ -1,4 +1,4 @@
-"""`python -m chaos run|check|report|campaign`: hurt a cluster, judge what was recorded, look at it; many times.
+"""`python -m chaos run|check|report|campaign`: hurt a cluster, judge the history, show it; or do that many times.
 
 `python -m chaos.sim` and `python -m chaos.fuzz` are programs of their own.
 """
@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("command", choices=("run", "check", "report", "campaign"), help="each has a --help")
     command = parser.parse_args(argv[:1]).command
-    # Each needs something large that the others do not: clients, Spark, a plotting library.
+    # Imported late, because each needs a large package that the rest does not need: clients, Spark, a plotting library.
     try:
         match command:
             case "run":

@@ -1,6 +1,6 @@
-"""`python -m chaos campaign`: every fault for itself, then all of them mixed, at 3 and at 5 nodes, and a table of it.
+"""`python -m chaos campaign`: runs every fault alone, then all mixed, at 3 and at 5 nodes, and prints a table.
 
-Invariant: a run that was judged is not repeated; one that was broken off begins anew.
+Invariant: a judged run is not repeated; an interrupted run begins anew.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COUNTED_APART = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate"}
 
 
 class Round(NamedTuple):
-    """One run of the campaign."""
+    """A run of the campaign."""
 
     nodes: int
     nemesis: str
@@ -43,14 +43,14 @@ class Round(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The two documents that a run leaves: meta.json and verdict.json."""
+    """The two documents of a run: meta.json and verdict.json."""
 
     meta: dict[str, Any]
     verdict: dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out the runs that are missing; the status is 0 if all runs that exist have passed."""
+    """Carry out the missing runs; return status 0 if all existing runs have passed."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rounds(arguments: argparse.Namespace) -> list[Round]:
-    """The runs that are asked for. Raises OperatingError if there is no such fault, or a duration is none."""
+    """Return the requested runs. Raises OperatingError for an unknown fault or a malformed duration."""
     single = () if arguments.nemesis == NONE else chosen(arguments.nemesis.split(","))
     each: str = arguments.each
     lasting = dict.fromkeys(single, each)
@@ -111,7 +111,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _carried_out(what: Round, directory: Path, rate: float) -> str:
-    """Carry out a run, unless it was judged already; gives the last line that it printed."""
+    """Carry out a run, unless it was judged already; return the last line that it printed."""
     log = directory.with_suffix(".log")
     if not (directory / "verdict.json").exists():
         shutil.rmtree(directory, ignore_errors=True)
@@ -131,7 +131,7 @@ def _carried_out(what: Round, directory: Path, rate: float) -> str:
 
 
 def _documents(directory: Path) -> _Documents | None:
-    """What a run has left; None if it was broken off."""
+    """Return the documents of a run, or None if it was interrupted."""
     try:
         return _Documents(
             *(json.loads((directory / name).read_bytes()) for name in ("meta.json", "verdict.json"))
@@ -145,7 +145,7 @@ def _passed(found: _Documents | None) -> bool:
 
 
 def _table(judged: Mapping[str, _Documents | None]) -> Iterator[str]:
-    """Lines of a Markdown table of runs, by their names."""
+    """Yield the lines of a Markdown table of runs, by their names."""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
     for name, found in judged.items():

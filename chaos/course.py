@@ -1,9 +1,9 @@
-"""The course of a run: work in peace, be hurt, work on, and then everything that is left in the queues.
+"""The course of a run: work in peace, be hurt, recover, and drain the queues.
 
-Declare, work in peace for a moment, hurt for as long as that takes, heal, work on for a moment, stop the publishers,
-then the consumers, and drain every queue. Then the history is complete and meta.json says what it is of.
+Declare the queues, work in peace for a moment, hurt the cluster, heal it, work on for a moment, stop the publishers,
+then the consumers, and drain every queue. Then the history is complete and meta.json describes it.
 
-Invariant: whatever went otherwise than planned is among the problems, and a run with problems does not pass.
+Invariant: every deviation from the plan is among the problems, and a run with problems does not pass.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 WATCH_S = 1.0
-"""How often the history is flushed and clients are checked for failures."""
+"""Seconds between flushes of the history and checks of the clients for failures."""
 STOP_PATIENCE_S = 60.0
 DRAIN_PATIENCE_S = 120.0
-"""How long a queue may say that it has messages, and deliver none."""
+"""Seconds that a queue may report messages and deliver none of them."""
 
 log = logging.getLogger(__name__)
 
 
 class HealError(OperatingError):
-    """The cluster is not whole again, though everything that was done to it has been made good."""
+    """The cluster has not recovered although all faults were ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does, in whatever world."""
+    """The plan of a run, simulated or live."""
 
     workloads: Sequence[Workload]
     seed: int
     rate: float
-    """Messages a second of all workloads together."""
+    """Messages per second of all workloads together."""
     peace_s: float
-    """How long clients work before the first fault and after the last, to show what is normal and how it comes back."""
+    """Seconds of work before the first and after the last fault, to show the normal state and the recovery."""
     quiet_s: float
-    """How long nothing may be delivered at the end before empty queues count as drained."""
+    """Seconds without a delivery at the end after which empty queues count as drained."""
     leaves_queues: bool = True
-    """Whether the queues stay at the end. If not, they are deleted, unless the run had problems."""
+    """Whether the queues stay at the end. Otherwise they are deleted, unless the run had problems."""
 
 
 class Course:
-    """One run, of which the history is written by `recorder`."""
+    """A run; `recorder` writes its history."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Course:
     async def carry_out(
         self, hurt: Callable[[], Awaitable[None]], heal: Callable[[], Awaitable[None]]
     ) -> None:
-        """Do all of it; what went otherwise than planned is in `problems` afterwards. `heal` may raise HealError."""
+        """Carry out the whole course; `problems` has the deviations afterwards. `heal` may raise HealError."""
         await self._declare()
         self._started_ns = self._recorder.clock.now_ns()
         every = [self._clients(workload) for workload in self.plan.workloads]
@@ -104,9 +104,9 @@ class Course:
             await self._abandon()
 
     def meta(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """What meta.json says, with what the world has to say `about` itself.
+        """Return the content of meta.json, with the caller's part `about`.
 
-        The history is closed, so that it is as long as this says: a client that still waits is not heard any more.
+        Closes the history, so that the number of rows is final: clients that still wait are recorded no more.
         """
         self._recorder.close()
         not_drained = {plan.known_as for name, (_, plan) in self.plans.items() if name not in self._drained}
@@ -138,7 +138,7 @@ class Course:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncGenerator[Channel]:
-        """A channel of a connection of its own, to the first node that takes it. Raises LostError."""
+        """Yield a channel of a new connection, to the first node that accepts it. Raises LostError."""
         connection = await self._connect()
         try:
             async with asking():
@@ -151,14 +151,14 @@ class Course:
         transport = next(iter(self._transports.values()))
         *others, last = self._endpoints
         for endpoint in others:
-            with suppress(LostError):  # it may be no member any more
+            with suppress(LostError):  # it may not be a member any more
                 async with asking():
                     return await transport.connect(endpoint, log.debug)
         async with asking():
             return await transport.connect(last, log.debug)
 
     async def _declare(self) -> None:
-        """Declare the queues anew: on a cluster that had a run before, they may be there, and full."""
+        """Declare the queues anew: after an earlier run on the same cluster they may exist, and be full."""
         async with self._channel() as channel:
             for workload, plan in self.plans.values():
                 fields: Fields = {
@@ -173,7 +173,7 @@ class Course:
                         await channel.declare(plan.name, plan.arguments)
 
     async def _left_in(self, queues: Sequence[str]) -> dict[str, int]:
-        """How many ready messages are in each queue that has any; -1 if the cluster does not say."""
+        """Return the number of ready messages of each queue that has any; -1 if the cluster does not answer."""
         counts: dict[str, int] = {}
         try:
             async with self._channel() as channel:
@@ -186,7 +186,7 @@ class Course:
         return {name: count for name, count in counts.items() if count}
 
     async def _clear_away(self) -> None:
-        """Delete the queues from a cluster that is not ours, unless there is something left to look at."""
+        """Delete the queues from an existing cluster, unless problems must be inspected."""
         if self.plan.leaves_queues or self.problems:
             return
         async with self._channel() as channel:
@@ -232,7 +232,7 @@ class Course:
                 )
 
     async def _abandon(self) -> None:
-        """End what still runs because the run broke off."""
+        """End the clients that still run after an interrupted run."""
         for client, task in self._tasks.items():
             client.stop()
             task.cancel()
@@ -240,7 +240,7 @@ class Course:
             await asyncio.wait(self._tasks.values())
 
     def _raise_if_one_broke(self) -> None:
-        """A client that ends before it was told to is a mistake of the harness: raises what it raised."""
+        """Raise the error of a client that ended before it was stopped, which is a mistake of the harness."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
@@ -276,7 +276,7 @@ class Course:
         self._heal_ns = self._recorder.clock.now_ns()
 
     def record_fault(self, type_: str, fault: str, nodes: Sequence[str], detail: str) -> None:
-        """Write down that a fault begins (invoke), is over (ok, fail), or was left out (info)."""
+        """Record that a fault begins (invoke), is over (ok, fail), or was left out (info)."""
         targets = ",".join(nodes)
         match type_:
             case "invoke":
@@ -292,7 +292,7 @@ class Course:
                 self._nemesis.event("fault", "info", fault=fault, detail=detail)
 
     def record_blow(self, fault: str) -> None:
-        """Write down a fault of which nobody says when it ends."""
+        """Record a fault whose end is not reported."""
         self._nemesis.invoke("fault", fault=fault).ok()
 
     # The end

@@ -1,12 +1,12 @@
-"""The history of a run: what every client asked for and what it was told.
+"""The history of a run: every request of each client, and its answer.
 
 A history is any number of files `*.jsonl`, UTF-8, one JSON object a line, each file in the order of time. A key whose
 value is null is left out. The keys:
 
     time_ns      int   wall clock of the harness's machine; rises from row to row of a file
-    process      str   who: "confirm-pub-n1", "nemesis"
+    process      str   name of the client or nemesis: "confirm-pub-n1", "nemesis"
     call         int   number of the operation within its process; an invoke and its end have the same
-    type         str   invoke | ok (it happened) | fail (it certainly did not) | unknown (nobody knows) | info
+    type         str   invoke | ok (it happened) | fail (it certainly did not) | unknown (it may have happened) | info
     op           str   one of OPERATIONS; `deliver` and `cancelled` come without an invoke. A connection that is lost is
                        `info` of `connect`
     workload     str   name of the workload
@@ -18,7 +18,7 @@ value is null is left out. The keys:
     id           str   of the message, unique in the run: publisher ":" sequence
     publisher    str   unique per process and queue
     sequence     int   per publisher, from 1 without gaps
-    attempt      int   of a publish: 1, and more when one of unknown outcome is published again with its id
+    attempt      int   of a publish: 1, and more when a publish of unknown outcome is repeated with its id
     priority     int
     redelivered  bool
     delivery_count int header x-delivery-count, 0 if absent
@@ -28,8 +28,9 @@ value is null is left out. The keys:
     fault        str   name of the fault
     detail       str   the text of an error, the parameters of a fault
 
-An invoke without an end means unknown: the harness was ended, or the answer never came. The end of a call repeats what
-its invoke said. A publish that was refused with basic.nack is unknown: a broker may say so of a message that it keeps.
+An invoke without an end has an unknown outcome: the harness was ended, or the answer never came. The end of a call
+repeats the fields of its invoke. A publish that was refused with basic.nack is unknown, because a broker may send that
+for a message that it keeps.
 
 Invariant: rows are only ever appended, in the order of their times.
 """
@@ -96,7 +97,7 @@ class HistoryError(OperatingError):
 
 
 class Death(TypedDict):
-    """What befell a message in a queue: one entry of x-death."""
+    """A death of a message in a queue: an entry of x-death."""
 
     queue: str
     reason: str
@@ -104,7 +105,7 @@ class Death(TypedDict):
 
 
 class Where(TypedDict):
-    """The connection that something happens on, and its channel."""
+    """The connection and channel of an operation."""
 
     node: str
     connection: str
@@ -112,7 +113,7 @@ class Where(TypedDict):
 
 
 class Published(TypedDict):
-    """What a row says of a message that is published."""
+    """The fields of a row about a published message."""
 
     id: str
     publisher: str
@@ -123,7 +124,7 @@ class Published(TypedDict):
 
 
 class Arrived(TypedDict):
-    """What a row says of a message that has arrived."""
+    """The fields of a row about a delivered message."""
 
     id: str
     redelivered: bool
@@ -135,7 +136,7 @@ class Arrived(TypedDict):
 
 
 class Fields(TypedDict, total=False):
-    """What a row may say besides when, who and what."""
+    """The optional fields of a row."""
 
     workload: str
     node: str | None
@@ -158,7 +159,7 @@ class Fields(TypedDict, total=False):
 
 
 class Row(Fields):
-    """One line of a history."""
+    """A line of a history."""
 
     time_ns: int
     process: str
@@ -171,7 +172,7 @@ REQUIRED = ("time_ns", "process", "call", "type", "op")
 
 
 def _kind(hint: Any) -> type:
-    """The type of a value that is not null; a choice among texts is a text."""
+    """Return the type of a value that is not null; a choice among texts is a text."""
     if get_origin(hint) is Literal:
         return str
     of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
@@ -180,17 +181,17 @@ def _kind(hint: Any) -> type:
 
 _HINTS = get_type_hints(Row)
 FIELD_TYPES = {name: _kind(_HINTS[name]) for name in (*REQUIRED, *Fields.__annotations__)}
-"""The type of each key, in the order in which the keys are shown."""
+"""The type of each key, in the order of display."""
 
 
 class Clock(Protocol):
     def now_ns(self) -> int:
-        """The time that rows of a run are recorded with; it does not go back."""
+        """Return the time of a row in ns; it never goes back."""
         ...
 
 
 class SteadyClock:
-    """Wall-clock time that never goes back: where it began is asked once, the rest is monotonic."""
+    """Wall-clock time that never goes back: the wall clock is read once, and then the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -203,12 +204,12 @@ class Records(Protocol):
     """The receiver of a history's rows."""
 
     def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
-        """Append one row. Keys whose value is None are left out."""
+        """Append a row. Keys whose value is None are left out."""
         ...
 
 
 class KeptRows:
-    """Rows in memory, for a history that is judged where it was made."""
+    """Rows in memory, for a history that is judged by the process that recorded it."""
 
     def __init__(self, clock: Clock) -> None:
         self.rows: list[Row] = []
@@ -226,7 +227,7 @@ def _new_row(time_ns: int, process: str, call: int, type_: Type, op: Operation, 
 
 
 class Recorder:
-    """Appends rows to one file, for all threads. If the harness is killed, the last second may be missing."""
+    """Appends rows to a file, for all threads. If the harness is killed, the last second may be missing."""
 
     def __init__(self, file: Path, clock: Clock | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -246,11 +247,11 @@ class Recorder:
         self.close()
 
     def process(self, name: str, workload: str | None = None) -> Process:
-        """A process that records here; its name must be unique."""
+        """Return a process that records here; its name must be unique."""
         return Process(self, name, workload)
 
     def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
-        """Append one row; after `close` nothing happens."""
+        """Append a row; after `close`, do nothing."""
         with self._lock:
             if self._file.closed:
                 return
@@ -262,7 +263,7 @@ class Recorder:
                 self._flush()
 
     def flush(self) -> None:
-        """Hand what is buffered to the system; a harness whose clients may all be waiting calls this every second."""
+        """Write buffered rows to the file; to be called every second if all clients may be waiting."""
         with self._lock:
             if not self._file.closed:
                 self._flush()
@@ -277,7 +278,7 @@ class Recorder:
 
 
 class Process:
-    """One client, or the nemesis: numbers its calls."""
+    """A client or the nemesis: numbers its calls."""
 
     def __init__(self, records: Records, name: str, workload: str | None = None) -> None:
         self.name = name
@@ -286,19 +287,19 @@ class Process:
         self._always: Fields = {} if workload is None else {"workload": workload}
 
     def invoke(self, op: Operation, **fields: Unpack[Fields]) -> Call:
-        """Record that something begins; what comes back records how it ended."""
+        """Record the begin of an operation; return a call that records its end."""
         fields = self._always | fields
         number = next(self._numbers)
         self._records.record(self.name, number, "invoke", op, fields)
         return Call(self._records, self.name, number, op, fields)
 
     def event(self, op: Operation, type_: Type = "ok", **fields: Unpack[Fields]) -> None:
-        """Record something that nobody asked for."""
+        """Record an event without a request."""
         self._records.record(self.name, next(self._numbers), type_, op, self._always | fields)
 
 
 class Call:
-    """An operation under way. Only the first end counts."""
+    """A pending operation. Only the first end counts."""
 
     def __init__(self, records: Records, process: str, number: int, op: Operation, fields: Fields) -> None:
         self._records = records
@@ -328,7 +329,7 @@ class Call:
 def read(directory: Path) -> list[Row]:
     """Read all rows of the files in a directory, in the order of time.
 
-    Raises HistoryError, with file and line, for whatever is not as the schema says, and if there is no file.
+    Raises HistoryError, with file and line, for a row that breaks the schema, or if there is no file.
     """
     files = sorted(directory.glob(f"*{SUFFIX}"))
     if not files:
@@ -354,7 +355,7 @@ def _read_file(file: Path) -> Iterator[Row]:
 
 
 def _row(line: bytes) -> Row:
-    """Parse one line; raises ValueError."""
+    """Parse a line. Raises ValueError."""
     try:
         row: Any = json.loads(line)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Judges a small history in memory, by the rules of chaos/promises.py: which messages break which promise.
+"""Judges a small history in memory by the rules of chaos/promises.py: finds each message that breaks a promise.
 
-Invariant: all queues of the history were emptied at the end, and lose nothing by themselves: nothing in them dies, is
-purged or is deleted with them.
+Invariant: all queues of the history were drained at the end and lose no messages by themselves: no message in them
+dies, is purged or is deleted with its queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Name = tuple[str, str]
 """A message in a queue: queue and id."""
 Consumer = tuple[str, str, int, str]
-"""Process, connection, channel and tag: who sees deliveries in the order in which the broker sent them."""
+"""Process, connection, channel and tag; a consumer sees deliveries in the order in which the broker sent them."""
 
 ANSWERS = ("ack", "nack", "reject")
 NEVER_NS = 0
@@ -36,7 +36,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """A delivery; it says of itself whether it is the first of its message."""
+    """A delivery; `is_first` is false if it is marked as redelivered or as a dead letter."""
 
     time_ns: int
     call: int
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Life:
-    """The facts of one message in one queue."""
+    """The facts of a message in a queue."""
 
     invokes: int = 0
     oks: int = 0
@@ -61,7 +61,7 @@ class Life:
     sequence: int = 0
     priority: int = 0
     channel: tuple[str, int] = ("", 0)
-    """Connection and channel that it was published on."""
+    """Connection and channel of its publish."""
     seen: list[Seen] = field(default_factory=list)
     deliveries: int = 0
     unmarked: int = 0
@@ -71,7 +71,7 @@ class Life:
 
     @property
     def first(self) -> Seen:
-        """The delivery that says so of itself, if there is only one."""
+        """The only first delivery."""
         return next(seen for seen in self.seen if seen.is_first)
 
     def note(self, row: Row, connected_ns: int) -> None:
@@ -116,7 +116,7 @@ class Life:
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction; one that nobody has tried to commit has failed."""
+    """A transaction; without an attempt to commit it has failed."""
 
     outcome: Type = "fail"
     ended_ns: int = NEVER_NS
@@ -125,7 +125,7 @@ class Transaction:
 
 
 def violations(rows: Sequence[Row]) -> set[Violation]:
-    """Find everything that is wrong in the history, whose rows are in the order of time."""
+    """Return all violations in the history, whose rows must be in the order of time."""
     history = _History(rows)
     found = {Violation(promise, *name) for name in history.lives for promise in history.broken(name)}
     found.update(Violation("order", *name) for name in history.overtaken())
@@ -151,7 +151,7 @@ class _History:
                 self.lives[_name(row)].note(row, connected_ns.get(row.get("connection", ""), NEVER_NS))
 
     def broken(self, name: Name) -> Iterator[str]:
-        """The promises that the life of one message breaks by itself."""
+        """Yield the promises that a message breaks by itself."""
         life = self.lives[name]
         if promises.is_owed(life) and promises.is_gone(life, self._must_be_settled(name), is_limited=False):
             yield "lost"
@@ -169,7 +169,7 @@ class _History:
     # Order
 
     def overtaken(self) -> Iterator[Name]:
-        """Messages that were sent after one of the same publisher and priority that must be behind them."""
+        """Yield messages sent after a message of the same publisher and priority that must be behind them."""
         streams: dict[tuple[str, str, int], list[tuple[Name, Life]]] = defaultdict(list)
         for name, life in self.lives.items():
             if promises.is_comparable(life):
@@ -180,7 +180,7 @@ class _History:
             yield from self._overtaken_at_another(stream)
 
     def _overtaken_at_another(self, stream: Sequence[tuple[Name, Life]]) -> Iterator[Name]:
-        """Messages whose consumer was asked for after one had been seen that was published after their confirm."""
+        """Yield messages whose consumer was requested after a message published after their confirm had been seen."""
         times = [life.first.time_ns for _, life in stream]
         latest_ns = [NEVER_NS, *accumulate((life.invoked_ns for _, life in stream), max)]
         for name, life in stream:
@@ -191,11 +191,11 @@ class _History:
     # Transactions
 
     def torn(self) -> Iterator[Name]:
-        """Messages of torn transactions: part of a commit did not happen, or part of what was not committed did."""
+        """Yield messages of torn transactions: committed in part, or in part effective without a commit."""
         settled_ns: dict[Name, int] = {}
         void: Counter[Name] = Counter()
         for transaction in self._transactions.values():
-            # What was published more than once, or in more than one transaction, proves nothing.
+            # A message that was published more than once, or in several transactions, is no proof.
             published = [name for name in transaction.published if self.lives[name].invokes == 1]
             seen = [name for name in published if self.lives[name].seen]
             missing = [name for name in published if not self.lives[name].seen]
@@ -216,12 +216,12 @@ class _History:
         yield from (name for name, times in void.items() if self._is_taken(name, times))
 
     def _is_back(self, life: Life, settled_ns: int) -> bool:
-        """Whether the message came to a consumer that was asked for after a commit had acknowledged it."""
+        """Return whether the message came to a consumer requested after a commit had acknowledged it."""
         is_one = life.invokes > 0 and promises.copies(life) == 1
         return is_one and any(self._asked_ns[seen.consumer] > settled_ns for seen in life.seen)
 
     def _is_taken(self, name: Name, void_acks: int) -> bool:
-        """Whether the message is gone, though only commits that have not happened acknowledged it."""
+        """Return whether the message disappeared, though only commits without effect acknowledged it."""
         life = self.lives[name]
         is_alone = life.acks == void_acks and not life.rejects and promises.copies(life) <= 1
         return is_alone and promises.is_owed(life) and self._must_be_settled(name)
@@ -269,7 +269,7 @@ def _transactions(rows: Iterable[Row]) -> dict[str, Transaction]:
 
 
 def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> Iterator[Row]:
-    """End what was done in a transaction as the transaction ended: without a commit nothing of it has happened."""
+    """End each operation in a transaction as the transaction ended: without a commit it had no effect."""
     for row in rows:
         tx = row.get("tx")
         if tx is None or row["op"] not in ("publish", *ANSWERS):
@@ -284,12 +284,12 @@ def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> 
 
 
 def _asked(rows: Iterable[Row], connected_ns: Mapping[str, int]) -> dict[Consumer, int]:
-    """When each consumer was asked for, or its connection: nothing was sent to it before that."""
+    """Return when each consumer or its connection was requested: deliveries to it came later."""
     asked_ns: dict[Consumer, int] = {}
     for row in rows:
         is_consume = (row["op"], row["type"]) == ("consume", "invoke")
         if row["op"] == "deliver" or is_consume:
-            # Who gets something before was there before: that was another request.
+            # A consumer with an earlier delivery existed before: the request in the history was a later request.
             consumed_ns = row["time_ns"] if is_consume else NEVER_NS
             of_connection_ns = connected_ns.get(row.get("connection", ""), NEVER_NS)
             asked_ns.setdefault(_consumer(row), max(of_connection_ns, consumed_ns))
@@ -297,7 +297,7 @@ def _asked(rows: Iterable[Row], connected_ns: Mapping[str, int]) -> dict[Consume
 
 
 def _silent(rows: Iterable[Row]) -> set[str]:
-    """Queues of which some process takes messages and answers none: it has them when they are sent."""
+    """Return queues that some process consumes without any answer: its messages are settled when they are sent."""
     takes: set[tuple[str, str]] = set()
     answers: set[tuple[str, str]] = set()
     for row in rows:

@@ -1,7 +1,7 @@
-"""What is promised to clients, and the rules of it that are told from the life of one message in one queue.
+"""The promises to clients, and the rules that follow from the life of a message in a queue.
 
-Invariant: a rule is made of comparisons, arithmetic, `&` and `|`, and of nothing else. So the facts may be numbers, and
-the rule tells of one message; or columns of Spark, and the same rule tells of all.
+Invariant: a rule consists of comparisons, arithmetic, `&` and `|` only. So the facts may be numbers, and the rule
+judges a single message; or columns of Spark, and the same rule judges all messages.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ PROMISES = {
     "tx_atomic": "of a transaction that was committed everything happens, of any other nothing",
     "dead_letter": "a dead letter arrives exactly once",
 }
-"""What each promise says, in a sentence."""
+"""Each promise in a sentence."""
 
 Fact = Any
-"""A number or truth value, or a column of such."""
+"""A number or truth value, or a column of these."""
 
 
 class Facts(Protocol):
-    """The life of a message in one queue, as its clients have seen it."""
+    """The life of a message in a queue, as its clients have seen it."""
 
     invokes: Fact
-    """Attempts to publish it there. Those that are neither among `oks` nor `fails` have an unknown outcome."""
+    """Attempts to publish it there; attempts in neither `oks` nor `fails` have an unknown outcome."""
     oks: Fact
-    """Attempts that were confirmed."""
+    """Confirmed attempts."""
     fails: Fact
     """Attempts that certainly failed."""
     attempt: Fact
     """Number of the last attempt, as its publisher counts."""
     dedup: Fact
-    """1 if the broker was told to deduplicate the message, else 0."""
+    """1 if the broker deduplicates the message, else 0."""
     confirmed_ns: Fact
     sequence: Fact
-    """The number of the message among those of its publisher."""
+    """The message's sequence number, counted by its publisher."""
     deliveries: Fact
     unmarked: Fact
-    """How many first deliveries there were: neither redelivered nor of a dead letter."""
+    """Number of first deliveries: neither redelivered nor of a dead letter."""
     dead_arrivals: Fact
     """Deliveries as a dead letter."""
     acks: Fact
@@ -53,29 +53,29 @@ class Facts(Protocol):
 
 
 def may_be_there(message: Facts) -> Fact:
-    """Whether the message was published and not every attempt has certainly failed."""
+    """Return whether some attempt to publish the message may have succeeded."""
     return message.invokes > message.fails
 
 
 def copies(message: Facts) -> Fact:
-    """How many messages of an id there may be: one for each attempt that may have succeeded, or one at all."""
+    """Return how many messages of an id may exist: as many as attempts may have succeeded, or 1 with deduplication."""
     return message.dedup + (1 - message.dedup) * (message.invokes - message.fails)
 
 
 def is_plain(message: Facts) -> Fact:
-    """Whether the message was published once and confirmed: only then is its place in the order known."""
+    """Return whether the message was published once and confirmed: only then is its place in the order known."""
     return (message.invokes == 1) & (message.oks == 1) & (message.attempt == 1)
 
 
 def is_owed(message: Facts) -> Fact:
-    """Whether the message certainly was in the queue: it was confirmed, or came as a dead letter."""
+    """Return whether the message certainly was in the queue: it was confirmed, or came as a dead letter."""
     return (message.oks > 0) | (message.dead_arrivals > 0)
 
 
 def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
-    """Whether it is gone, though its queue was emptied: never seen, or seen and taken by nobody for good.
+    """Return whether a message disappeared from a drained queue: never seen, or seen and never settled.
 
-    The latter means something where consumers acknowledge (`must_be_settled`) and nothing dies of coming back too often
+    The second case counts where consumers acknowledge (`must_be_settled`) and a returning message never dies
     (`is_limited`). An acknowledgement that was sent may have arrived.
     """
     return (message.deliveries == 0) | (
@@ -84,22 +84,25 @@ def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
 
 
 def is_unsettled(message: Facts) -> Fact:
-    """Whether the message was delivered and no consumer has settled it for good."""
+    """Return whether the message was delivered and no consumer has settled it for good."""
     return (message.deliveries > 0) & (message.acks == 0) & (message.rejects == 0)
 
 
 def is_phantom(message: Facts) -> Fact:
-    """Whether the message was delivered, though nobody published it there or each publish of it certainly failed."""
+    """Return whether the message was delivered without any publish there, or each publish certainly failed."""
     return (message.deliveries > 0) & (message.invokes == message.fails)
 
 
 def is_new_too_often(message: Facts) -> Fact:
-    """Whether the message has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
+    """Return whether the message has more first deliveries than copies.
+
+    An attempt of unknown outcome may have left a copy.
+    """
     return may_be_there(message) & (message.unmarked > copies(message))
 
 
 def may_prove_late(message: Facts) -> Fact:
-    """Whether the message has one copy with one first delivery, and there are others to compare it with."""
+    """Return whether the message has a single copy with a single first delivery, and further deliveries to compare."""
     return may_be_there(message) & (copies(message) == 1) & (message.unmarked == 1) & (message.deliveries > 1)
 
 
@@ -109,28 +112,31 @@ class Arrival(Protocol):
     time_ns: Fact
     connection: Fact
     connected_ns: Fact
-    """When the connection of the consumer was asked for."""
+    """When the connection of the consumer was requested."""
 
 
 def was_sent_before(other: Arrival, first: Arrival) -> Fact:
-    """Whether what says that it is the first delivery was certainly sent after another one.
+    """Return whether the delivery `first`, marked as first, was certainly sent after the delivery `other`.
 
-    Deliveries on different connections may be seen in another order than they were sent. So their times prove something
-    only on one connection, or if the connection of one did not exist yet when the other was seen.
+    Deliveries on different connections may be seen in a different order than they were sent. So their times are proof
+    only on a single connection, or if the later connection did not exist yet when the earlier delivery was seen.
     """
     is_same = other.connection == first.connection
     return (other.time_ns < first.connected_ns) | (is_same & (other.time_ns < first.time_ns))
 
 
 def is_comparable(message: Facts) -> Fact:
-    """Whether the delivery has a place in the order: returned messages come first, repeated ones may come late."""
+    """Return whether the delivery has a place in the order.
+
+    Returned messages come first, and repeated publishes may be late.
+    """
     return is_plain(message) & (message.unmarked == 1)
 
 
 def is_overtaken(message: Facts, sequence_before: Fact, invoked_before_ns: Fact) -> Fact:
-    """Whether its consumer has seen before what must be behind it.
+    """Return whether the consumer has already seen a message that must be behind this message.
 
-    That was published later on the same channel, or after this one was confirmed: of what the consumer has seen before,
-    the highest number on that channel, and the latest publish of all, tell whether there is any.
+    Such a message was published later on the same channel, or after this message was confirmed. The consumer's highest
+    earlier number on that channel, and its latest earlier publish of all, show whether it has seen any.
     """
     return (sequence_before > message.sequence) | (invoked_before_ns > message.confirmed_ns)

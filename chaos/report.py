@@ -1,7 +1,6 @@
-"""`report.html` of a run: one file that needs nothing else, with the verdict on top and what led to it below.
+"""Writes `report.html` of a run: a self-contained file with the verdict on top and the evidence below.
 
-Invariant: everything that was recorded is text, whatever is in it; only this module's own words are HTML. The page
-loads nothing from anywhere.
+Invariant: all recorded data is escaped text; only this module's own words are HTML. The page loads no other resources.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from qq.errors import OperatingError
 FORMAT = 1
 """The only version of meta.json and verdict.json that is read."""
 MESSAGE_ROWS_MAX = 100
-"""How many rows of one message are shown at most; more would not make it easier to read."""
+"""Rows shown of a message, at most; more rows would not be easier to read."""
 NANOSECONDS = 1_000_000_000
 ROW_COLUMNS = tuple(name for name in FIELD_TYPES if name != "time_ns")
-"""Columns of the history in the order in which they are shown, after the time; those that the check added follow."""
+"""Columns of the history in the order of display, after the time; columns added by the check follow."""
 UNITS = {"ms": "ms", "s": "s"}
 """The unit of a figure, by the end of its name."""
 _COSTS = ("out everywhere, s", "out at a node, s", "recovery, s")
-"""Headings of what a fault cost: columns outage, node_outage and recovery of the check's table."""
+"""Headings of a fault's costs: columns outage, node_outage and recovery of the check's table."""
 _COSTS_TEXT = (
     "Out: the longest time, since the fault began, in which nobody could publish through any node, or through some "
     "node, which may have been dead or cut off. Recovery: how long publishers of some node still waited after the "
@@ -47,7 +46,7 @@ _ID = re.compile(r'"id": ?"([^"]*)"')
 
 
 class ReportError(OperatingError):
-    """There is nothing that a report could be made of."""
+    """The directory has no data for a report."""
 
 
 class _Html(str):
@@ -63,12 +62,12 @@ class _Run(NamedTuple):
     tables: Tables
 
     def seconds(self, time_ns: int) -> float:
-        """How long after the run began."""
+        """Return the seconds since the run began."""
         return (time_ns - self.meta["started_ns"]) / NANOSECONDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report of the directory that is named, and print where it is."""
+    """Write the report of the named directory, and print its path."""
     parser = argparse.ArgumentParser(prog="python -m chaos report", description="Write DIR/report.html.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="of a run that was checked")
     options = parser.parse_args(arguments)
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(directory: Path) -> Path:
-    """Write `report.html` into the directory of a run that was checked; raises ReportError."""
+    """Write `report.html` into the directory of a checked run and return its path. Raises ReportError."""
     run = _Run(
         directory,
         _document(directory / "meta.json", "it is not the directory of a run"),
@@ -93,7 +92,7 @@ def write(directory: Path) -> Path:
     return report
 
 
-# What a run left
+# The files of a run
 
 
 def _document(path: Path, remedy: str) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def _document(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _table_rows(path: Path) -> list[Row]:
-    """Read a table; one that is not there is empty, because a check that failed early wrote none."""
+    """Read a table; a missing table is empty, because a check that failed early wrote no tables."""
     if not path.exists():
         return []
     try:
@@ -121,7 +120,7 @@ def _table_rows(path: Path) -> list[Row]:
 
 
 def _messages(directory: Path, wanted: set[str]) -> dict[str, list[Row]]:
-    """Find the rows of these messages, in order of time."""
+    """Return the rows of these messages, in order of time."""
     history = directory / "history"
     found: defaultdict[str, list[Row]] = defaultdict(list)
     for file in history.glob(f"*{SUFFIX}"):
@@ -134,7 +133,7 @@ def _messages(directory: Path, wanted: set[str]) -> dict[str, list[Row]]:
 
 
 def _rows_in_lines(file: Path, wanted: set[str]) -> Iterator[Row]:
-    """The rows of the wanted messages in a file; the check has reported lines that are no rows."""
+    """Yield the rows of the wanted messages in a file; the check has already reported malformed lines."""
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             # A history has millions of rows: only those of these messages are worth parsing.
@@ -200,7 +199,7 @@ def _facts(run: _Run) -> _Html:
 
 
 def _problems(run: _Run) -> list[str]:
-    """What in the run did not go as planned."""
+    """Return the run's deviations from its plan."""
     return run.meta.get("problems", [])
 
 
@@ -288,7 +287,7 @@ def _outcome(outcome: str) -> _Html:
 
 
 def _offending(run: _Run) -> Iterator[_Html]:
-    """Make a section for each promise with examples, and in it one for each message that they are about."""
+    """Yield a section for each promise with examples, with a part for each message in these examples."""
     promises = [promise for promise in run.verdict["promises"] if promise["examples"]]
     wanted = {row["id"] for promise in promises for row in promise["examples"] if row.get("id")}
     messages = _messages(run.directory, wanted)
@@ -332,7 +331,7 @@ def _rows(
     links: Mapping[str, str] | None = None,
     marked: Iterable[tuple[Any, ...]] = (),
 ) -> _Html:
-    """Make a table of rows of the history, without the columns that none of them has."""
+    """Return a table of rows of the history, without empty columns."""
     others = dict.fromkeys(key for row in rows for key in row if key not in {"time_ns", *ROW_COLUMNS})
     columns = [
         column for column in (*ROW_COLUMNS, *others) if any(row.get(column) is not None for row in rows)
@@ -377,7 +376,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], marked: Sequence[
 
 
 def _kind(column: Iterable[Any]) -> str:
-    """The class of a column's cells and heading: numbers are aligned."""
+    """Return the class of a column's cells and heading: numbers are aligned."""
     known = [value for value in column if value is not None]
     is_number = known and all(type(value) in {int, float} for value in known)
     return ' class="number"' if is_number else ""
@@ -393,7 +392,7 @@ def _text(value: Any) -> str:
             return "yes" if value else "no"
         case int():
             return f"{value:,}"
-        case float():  # also what is not a number
+        case float():  # including NaN
             return f"{value:,.2f}".rstrip("0").rstrip(".")
         case str():
             return escape(value)
@@ -428,7 +427,7 @@ ul { margin: 0; padding-left: 20px; overflow-wrap: anywhere; }
 section { scroll-margin-top: 12px; }
 """
 
-# The policy has the browser refuse whatever would be loaded from elsewhere.
+# The policy lets the browser refuse all external resources.
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>

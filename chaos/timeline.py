@@ -1,7 +1,7 @@
-"""The picture of a run: what clients got, second by second, under the faults that were at work.
+"""Draws a run: throughput and latency of its clients, second by second, with the faults below.
 
-Invariant: all panels share one axis, seconds since the run began, and a second without a row is shown as what it was:
-no throughput, no latency.
+Invariant: all panels share an axis, seconds since the run began, and a second without a row is shown as a second
+without throughput and latency.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARGIN_PX = {"top": 50, "bottom": 60, "between": 46}
 
 
 class Tables(NamedTuple):
-    """The tables that a check computed for the picture; each may be empty. Times are seconds since the run began."""
+    """The tables of a check for the picture; each may be empty. Times are seconds since the run began."""
 
     throughput: Sequence[Row] = ()
     latency: Sequence[Row] = ()
@@ -43,7 +43,7 @@ class Tables(NamedTuple):
 
 
 def figure(tables: Tables, heal_s: float | None) -> go.Figure:
-    """Draw the run; `heal_s` is when the faults had ended."""
+    """Return the picture of the run; `heal_s` is when the faults had ended."""
     nodes = sorted({row["node"] for row in (*tables.throughput, *tables.unavailable)})
     names = fault_names(tables.faults)
     heights = [GRAPH_PX, GRAPH_PX, lanes_px(len(nodes)), lanes_px(len(names))]
@@ -83,7 +83,7 @@ def fault_names(faults: Iterable[Row]) -> list[str]:
 
 
 def fault_colours(faults: Iterable[Row]) -> dict[str, str]:
-    """A colour for each fault; the same everywhere in a report."""
+    """Return a colour for each fault; the same everywhere in a report."""
     return {
         name: FAULT_COLOURS[position % len(FAULT_COLOURS)]
         for position, name in enumerate(fault_names(faults))
@@ -116,7 +116,7 @@ def _add_latency(drawn: go.Figure, rows: Sequence[Row]) -> None:
                 x=seconds,
                 y=[by_second[second][quantile] if second in by_second else None for second in seconds],
                 name=f"{kind} {quantile}",
-                # Of a second between two without any, a line alone would show nothing.
+                # A lone second with gaps at both sides would be invisible as a line.
                 mode="lines+markers",
                 marker={"size": 3},
                 line={"color": colour, "width": 1.5, "dash": dash},
@@ -148,7 +148,7 @@ def _fault_bars(rows: Sequence[Row]) -> Iterable[_Bar]:
 
 
 def _add_lanes(drawn: go.Figure, row: int, lanes: Sequence[str], bars: Iterable[_Bar]) -> None:
-    """A lane for each name, the first on top."""
+    """Draw a lane for each name, the first on top."""
     shown = list(bars)
     drawn.add_bar(
         orientation="h",
@@ -157,7 +157,7 @@ def _add_lanes(drawn: go.Figure, row: int, lanes: Sequence[str], bars: Iterable[
         x=[bar.end - bar.start for bar in shown],
         marker={
             "color": [bar.colour for bar in shown],
-            # What lasts an instant is a line.
+            # A bar without length is visible as a line.
             "line": {"color": [bar.colour for bar in shown], "width": 1.5},
         },
         customdata=[[bar.end, escape(bar.text)] for bar in shown],

@@ -1,4 +1,4 @@
-"""Programs that are not from the package index: where they are kept, and the command that brings one."""
+"""External programs outside the package index: their directory, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def directory() -> Path:
-    """`.tools` of a checkout, else a directory in the user's cache."""
+    """Return `.tools` of a checkout, else a directory in the user's cache."""
     if (_ROOT / "Makefile").exists():
         return _ROOT / ".tools"
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -27,7 +27,7 @@ def directory() -> Path:
 def locate(
     module: str, what: str, argv: Sequence[str] | None, find: Callable[[], Path], install: Callable[[], Path]
 ) -> int:
-    """The command line of a module that finds a program, and can install it: prints where it is; gives the status."""
+    """Run the command line of a module that finds or installs a program: print its path, return the exit status."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"Find {what}.")
     parser.add_argument("--install", action="store_true", help="bring it if there is none")
     arguments = parser.parse_args(argv)

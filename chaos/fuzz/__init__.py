@@ -1,1 +1,1 @@
-"""Clients that say almost what AMQP clients say, against a real node on real sockets."""
+"""Fuzzing: damaged or hostile AMQP clients against real nodes on real sockets."""

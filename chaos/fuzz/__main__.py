@@ -1,10 +1,10 @@
-"""Clients that do harm, for a minute or a night: ``python -m chaos.fuzz --seconds 60 --seed 1``.
+"""Command line of the fuzzer, for a minute or a night: ``python -m chaos.fuzz --seconds 60 --seed 1``.
 
-Without `--legal` they are damaged and have a node for themselves; with it, what they send is legal, and honest
-publishers are beside them, on a cluster of three.
+Without `--legal`, damaged clients attack a single node. With it, hostile clients send legal requests to a cluster of
+three, beside honest publishers.
 
-Prints a line for each seed and, if something that must hold does not, what it was and the command that does the same
-again. Exit status 1 if so.
+Prints a line for each seed and, after a violation, the violation and the command that repeats it. Exit status 1 after a
+violation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections import Counter
 
 CLIENTS = 5_000
-"""How many clients one seed has at most; each seed has a node of its own."""
+"""Clients per seed, at most; each seed has a node of its own."""
 ACTS = 300
-"""How many acts of legal clients one seed has at most."""
+"""Acts of legal clients per seed, at most."""
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""What faultless clients send, from the protocol header to the end, frame by frame.
+"""The undamaged conversations of AMQP clients, frame by frame, from the protocol header to the end.
 
-Invariant: sent as it is, a conversation is served to its end: no channel and no connection is closed by the node.
+Invariant: a node serves an undamaged conversation to its end and closes neither a channel nor the connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CAPABILITIES = {
 QUEUE, CLASSIC, SOURCE = "fuzz", "fuzz-classic", "fuzz-exchange"
 QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum"}
 BODY_BYTES = 3000
-"""The size of bodies that are sent in several frames."""
+"""Octets of bodies that are sent in several frames."""
 _BYE = (200, "bye", 0, 0)
 _HEADERS = {
     "text": "ü",
@@ -49,16 +49,16 @@ _HEADERS = {
 
 
 class Conversation(NamedTuple):
-    """What one client sends."""
+    """The frames that a client sends."""
 
     name: str
     frames: list[bytes]
     opening: int
-    """How many of the frames come before the connection is open."""
+    """Number of frames before the connection is open."""
 
 
 def conversations() -> list[Conversation]:
-    """Return all conversations, in an order in which each finds the objects that it needs."""
+    """Return all conversations, ordered so that each finds the objects that it needs."""
     bodies = {
         "publish": _publish(),
         "consume": _consume(),
@@ -84,7 +84,7 @@ def marshal(channel: int, frame: Frame) -> bytes:
 def message(
     channel: int, exchange: str, routing_key: str, body: bytes, part: int = 2000, **properties: Any
 ) -> list[bytes]:
-    """basic.publish with its content."""
+    """Return basic.publish with its content."""
     content = header.ContentHeader(0, len(body), Basic.Properties(**properties))
     parts = [body[at : at + part] for at in range(0, len(body), part)]
     return [
@@ -95,7 +95,7 @@ def message(
 
 
 def unchecked(kind: type[Frame], **fields: Any) -> Frame:
-    """Build a method that pamqp takes for deprecated."""
+    """Build a method that pamqp rejects as deprecated."""
     method = kind.__new__(kind)
     for name, value in fields.items():
         setattr(method, name, value)
@@ -201,7 +201,7 @@ def _transaction() -> list[bytes]:
 
 
 def _requests() -> list[bytes]:
-    """A conversation that uses direct reply-to; nobody answers."""
+    """Return a conversation with direct reply-to, to which no client replies."""
     requests = "amq.rabbitmq.reply-to"
     return [
         *_on(
@@ -217,7 +217,7 @@ def _requests() -> list[bytes]:
 
 
 def _channels() -> list[bytes]:
-    """A conversation on several channels, one of which is used twice."""
+    """Return a conversation on several channels, with a number that is used twice."""
     two, three = (message(channel, "", QUEUE, b"x" * BODY_BYTES) for channel in (2, 3))
     return [
         *_on(2, Channel.Open()),

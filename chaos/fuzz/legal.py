@@ -1,7 +1,7 @@
-"""What hostile clients and hasty operators send that is legal: large, deep, long, wide, many and often.
+"""Legal but excessive requests of hostile clients and hasty operators: large, deep, long, wide, many and often.
 
-Invariant: an act is a function of the random numbers that it is given. Each of its frames and requests is well-formed
-and is sent by somebody who may try: whatever is too large for the node has an answer in the protocol.
+Invariant: an act is a function of its random numbers. Each of its frames and requests is well-formed, and its sender is
+allowed to try it: if a request is too large for the node, the protocol has an answer for that.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Exchange, Queue, Tx = commands.Exchange, commands.Queue, commands.Tx
 
 VHOSTS = ("hostile", "hostile/2")
 USER, STRANGER = "hostile", "stranger"
-"""USER may do everything in these virtual hosts; STRANGER may open them and do nothing there."""
+"""USER has all permissions in these virtual hosts; STRANGER may only open them."""
 NAME_BYTES_MAX = 255
 OFTEN = 0.25
 KEYS_BYTES = 60_000
-"""The maximum size of the lists of keys in a content header, so that it fits into a frame."""
+"""Bytes of the key lists in a content header, at most, so that the header fits into a frame."""
 BODY_PART_BYTES = 131_064
 _SHORT_MAX = 2**16 - 1
 _DEPTHS = (1, 16, 17, 31, 32, 33, 60, 61, 62, 63, 64, 65, 66, 200)
-"""Depths of nested tables: at and around the limits that readers of tables may have."""
+"""Depths of nested tables: at and around the limits of usual table readers."""
 _NUMBERS = (0, 1, -1, 127, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, -(2**63))
 _EXPIRATIONS = ("0", "1", "60000", "4294967295", "18446744073709551616", "9" * 200)
 _HASHED = "x-consistent-hash"
@@ -56,22 +56,25 @@ class Act(NamedTuple):
     user: str
     vhost: str
     frames: Iterable[bytes] = ()
-    """What is sent once the connection and channel 1 are open."""
+    """Frames to send after the connection and channel 1 are open."""
     requests: Iterable[Request] = ()
     channels: int = 1
     """The highest channel number that the act uses."""
     connections: int = 1
-    """How many connections do the same, one after the other. Each stays open until all have done it."""
+    """Number of connections that send the same frames in turn; each stays open until the last is done."""
 
 
 class Scale(NamedTuple):
-    """Random numbers, and how large an act may be."""
+    """Random numbers, and a factor of the size of an act."""
 
     random: Random
     factor: float
 
     def most(self, number: int) -> int:
-        """A number from 1 to `number` times the factor, as often of each order of magnitude, and often the maximum."""
+        """Return a number from 1 to `number` times the factor.
+
+        Each order of magnitude is equally frequent, and the maximum is frequent too.
+        """
         exponent = 1.0 if self.random.random() < OFTEN else self.random.random()
         return max(1, int((number * self.factor) ** exponent))
 
@@ -83,7 +86,7 @@ class Scale(NamedTuple):
 
 
 def draw_act(random: Random, number: int, factor: float, only: str = "") -> Act:
-    """What the client of this number does; `only` names a kind of act."""
+    """Draw the act of the client of this number; `only` names a kind of act."""
     name = only or random.choice(list(KINDS))
     vhost = random.choice(VHOSTS)
     act = KINDS[name](Scale(random, factor), f"{name}-{number}", vhost)
@@ -91,7 +94,7 @@ def draw_act(random: Random, number: int, factor: float, only: str = "") -> Act:
 
 
 def opening(user: str, vhost: str) -> list[bytes]:
-    """What a client sends before its connection is open; the password is the user's name."""
+    """Return the frames that open a connection; the password is the user's name."""
     introduction: Any = {"product": "fuzz", "capabilities": CAPABILITIES}
     return [
         PROTOCOL_HEADER,
@@ -102,7 +105,7 @@ def opening(user: str, vhost: str) -> list[bytes]:
 
 
 def method(kind: type[Frame], **fields: Any) -> Frame:
-    """Build a method with names that pamqp would not let through, and the protocol does."""
+    """Build a method with names that pamqp rejects and the protocol allows."""
     frame = _unchecked(kind)()
     for name, value in fields.items():
         if name not in kind.__slots__:
@@ -117,11 +120,11 @@ def _unchecked(kind: type[Frame]) -> type[Frame]:
 
 
 def _let_through(_frame: Frame) -> None:
-    """Replaces pamqp's check of names, and accepts all."""
+    """Replace pamqp's check of names, and accept every name."""
 
 
 def publish(exchange: str, key: str, body: bytes = b"x", **properties: Any) -> bytes:
-    """basic.publish with its content, on channel 1."""
+    """Return basic.publish with its content, on channel 1."""
     content = header.ContentHeader(0, len(body), Basic.Properties(**properties))
     parts = [body[at : at + BODY_PART_BYTES] for at in range(0, len(body), BODY_PART_BYTES)]
     return b"".join(
@@ -161,7 +164,7 @@ def _nested(depth: int, *, lists: bool) -> Any:
 
 
 def _table(scale: Scale) -> dict[str, Any]:
-    """A table that is deep or wide, or has long or strange values."""
+    """Draw a table that is deep or wide, or has long or strange values."""
     random = scale.random
     kind = random.choice(("deep", "deep lists", "wide", "numbers", "long"))
     match kind:
@@ -176,14 +179,14 @@ def _table(scale: Scale) -> dict[str, Any]:
 
 
 def _name(random: Random, prefix: str) -> str:
-    """A name with this prefix that is as long as names may be, or nearly."""
+    """Return a name with this prefix that has the maximum length, or almost."""
     letter = random.choice(("n", ".", "ü", "€", "\U0001d6fc", "#", "*", " ", "\u202e"))
     room = NAME_BYTES_MAX - random.randint(0, 1) - len(prefix.encode())
     return prefix + letter * (room // len(letter.encode()))
 
 
 def _tables(scale: Scale, name: str, vhost: str) -> Act:
-    """Tables wherever a method or a message has one, also where nothing will come of it."""
+    """Put tables wherever a method or message has a table, even where the node must refuse it."""
     random = scale.random
     user = random.choice((USER, STRANGER))
     passive = random.random() < 0.5
@@ -200,7 +203,7 @@ def _tables(scale: Scale, name: str, vhost: str) -> Act:
         "consume": [_queue(name), *_on(method(Basic.Consume, queue=name, arguments=table))],
         "message": [_queue(name), publish("", name, headers=table), *_on(Basic.Get(queue=name))],
     }[kind]
-    # Each that is refused costs the channel: the next one is on another.
+    # Each refused method costs its channel, so the next is sent on a new channel.
     again = scale.most(300)
     rest = chain.from_iterable(_on_channels(frames, again))
     return Act(name, user, vhost, chain(frames, rest), channels=1 + again)
@@ -213,12 +216,12 @@ def _on_channels(frames: list[bytes], count: int) -> Iterable[list[bytes]]:
 
 
 def _is_one(data: bytes) -> bool:
-    """Whether this is a single frame."""
+    """Return whether this is a single frame."""
     return int.from_bytes(data[3:7], "big") + 8 == len(data)
 
 
 def _dead_letters(scale: Scale, name: str, vhost: str) -> Act:
-    """Messages whose headers matter when they die, and circles of queues in which they do so again and again."""
+    """Publish messages with dead-letter headers, also into circles of queues in which they die again and again."""
     random = scale.random
     exchange = f"{name}-x"
     ttl = random.choice((0, 1, 100))
@@ -240,18 +243,18 @@ def _dead_letters(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _transactions(scale: Scale, name: str, vhost: str) -> Act:
-    """Many small messages with long keys, a few large ones, or many acknowledgements."""
+    """Commit many small messages with long keys, a few large messages, or many acknowledgements."""
     kind = scale.random.choice(("many", "many", "large", "large", "acknowledgements"))
     select, commit = _on(Tx.Select()), _on(Tx.Commit())
     if kind == "many":
-        # Publishes alike would be one command.
+        # Equal publishes would become a single command.
         small = b"".join(publish("", _name(scale.random, f"{name}-{number}"), b"") for number in range(100))
         messages = repeat(small, scale.most(3_000))
     elif kind == "large":
         large = publish("", name, bytes(scale.most(15 * 2**20)))
         messages = repeat(large, scale.random.randint(1, 3))
     else:
-        count = scale.most(1_000)  # each get waits for the one before it
+        count = scale.most(1_000)  # each get waits for the get before it
         publishes = repeat(publish("", name), count)
         gets = repeat(marshal(1, Basic.Get(queue=name)), count)
         acks = (marshal(1, Basic.Ack(tag)) for tag in range(1, count + 1))
@@ -260,7 +263,7 @@ def _transactions(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _many_keys(scale: Scale, name: str, vhost: str) -> Act:
-    """CC and BCC, each key of which is routed."""
+    """Publish with CC and BCC lists of keys; the node must route each key."""
     key = scale.random.choice(("k", "a.b.c", ".".join("a" * 127), _name(scale.random, "")))
     count = min(scale.most(10_000), KEYS_BYTES // (len(key.encode()) + 5))
     message = publish("amq.topic", key, headers={scale.random.choice(("CC", "BCC")): [key] * count})
@@ -271,7 +274,7 @@ def _many_keys(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _topics(scale: Scale, name: str, vhost: str) -> Act:
-    """Patterns that match in many ways."""
+    """Bind topic patterns that match in many ways."""
     random = scale.random
     words = random.choice((3, 20, 60))
     pieces = [
@@ -287,7 +290,7 @@ def _topics(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _new_keys(scale: Scale, name: str, vhost: str) -> Act:
-    """Routing keys that nobody has used before, where thousands of patterns match."""
+    """Publish with new routing keys each time, where thousands of patterns match."""
     random = scale.random
     exchange = f"{name}-x"
     patterns = islice(product("*#a", repeat=8), scale.most(3_000))
@@ -300,10 +303,10 @@ def _new_keys(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _consumers(scale: Scale, name: str, vhost: str) -> Act:
-    """Many consumers with a limit for all together or for each; messages are requeued often before they are acked."""
+    """Open many consumers with a shared limit or a limit for each, and requeue messages often before they are acked."""
     random = scale.random
     qos = method(Basic.Qos, prefetch_count=random.choice((1, 100, _SHORT_MAX)), global_=random.random() < 0.7)
-    # Each waits for the log. Some are answered, so that the client hears in time that the node goes on.
+    # Each waits for the log. Some get an answer, so that the client sees in time that the node goes on.
     consumes = (
         marshal(1, method(Basic.Consume, queue=name, consumer_tag=f"c{number}", nowait=number % 100 > 0))
         for number in range(scale.most(5_000))
@@ -329,7 +332,7 @@ def _names(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _extremes(scale: Scale, name: str, vhost: str) -> Act:
-    """An act with numbers that are at the end of what a field can hold."""
+    """Return an act with extreme numbers in fields and arguments."""
     random = scale.random
     argument = random.choice(
         (
@@ -364,7 +367,7 @@ def _extremes(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _graphs(scale: Scale, name: str, vhost: str) -> Act:
-    """Exchanges that lead to exchanges: chains, circles, and many ways to one end."""
+    """Bind exchanges to exchanges: chains, circles, and many ways to the same end."""
     random = scale.random
     count = scale.most(300)
     kinds = ("fanout", "topic", "headers", "direct")
@@ -383,7 +386,7 @@ def _graphs(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _churn(scale: Scale, name: str, vhost: str) -> Act:
-    """Exclusive and auto-delete queues, which go with their connection or their last consumer."""
+    """Declare exclusive and auto-delete queues, which end with their connection or their last consumer."""
     frames: list[bytes] = []
     for _ in range(scale.most(100)):
         frames += _on(method(Queue.Declare, exclusive=True), method(Queue.Bind, exchange="amq.fanout"))
@@ -395,7 +398,7 @@ def _churn(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _channels(scale: Scale, name: str, vhost: str) -> Act:
-    """Many channels on each of some connections, at most about as many as there may be."""
+    """Open many channels on each of some connections, about up to the limits."""
     channels = range(2, 1 + scale.most(2046))
     each = (
         frame
@@ -406,7 +409,7 @@ def _channels(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _gets(scale: Scale, name: str, vhost: str) -> Act:
-    """An act that gets many messages one by one, lets all of them return, and gets them again."""
+    """Get many messages individually, let them all return, and get them again."""
     count = scale.most(1_000)
     publishes, gets = repeat(publish("", name), count), repeat(marshal(1, Basic.Get(queue=name)), count)
     end = _on(scale.random.choice((Basic.Recover(requeue=True), Basic.Nack(0, multiple=True, requeue=True))))
@@ -414,7 +417,7 @@ def _gets(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _requests(scale: Scale, name: str, vhost: str) -> Act:
-    """Direct reply-to, with answers to oneself and to nobody."""
+    """Use direct reply-to, with replies to the client itself and to an unknown address."""
     requests = "amq.rabbitmq.reply-to"
     consume = method(Basic.Consume, queue=requests, no_ack=True)
     asked = publish("", name, reply_to=requests, correlation_id="c" * scale.random.randint(0, NAME_BYTES_MAX))
@@ -425,7 +428,7 @@ def _requests(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _weights(scale: Scale, name: str, vhost: str) -> Act:
-    """Queues behind a consistent hash exchange, with usual and with invalid weights."""
+    """Bind queues to a consistent hash exchange, with usual and with invalid weights."""
     random = scale.random
     exchange = f"{name}-x"
     frames = [_exchange(exchange, _HASHED, hash_header="x")]
@@ -441,7 +444,7 @@ def _put(path: str, body: Any) -> Request:
 
 
 def _policies(scale: Scale, name: str, vhost: str) -> Act:
-    """Many policies that come and go over many queues."""
+    """Put and delete many policies over many queues."""
     random, where = scale.random, quote(vhost, safe="")
     frames = [_queue(f"{name}-{number}") for number in range(scale.most(1_000))]
     patterns = (".*", "^policies-.*$", "(a|b|c)+$", "(a*)*b", ".*" * 20 + "x", name, "^" + "[a-z]*" * 40)
@@ -456,7 +459,7 @@ def _policies(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _definitions(scale: Scale, name: str, vhost: str) -> Act:
-    """A document with much in it, imported as a whole."""
+    """Import a large definitions document."""
     random = scale.random
     queues = [f"{name}-{number}" for number in range(scale.most(1_000))]
     bindings = [(random.choice(queues), f"{random.randrange(10)}.#") for _ in range(scale.most(3_000))]
@@ -485,7 +488,7 @@ def _definitions(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _tenants(scale: Scale, name: str, vhost: str) -> Act:
-    """Virtual hosts and users that come and go."""
+    """Create and delete virtual hosts and users."""
     requests: list[Request] = []
     for number in range(scale.most(30)):
         one = f"{name}-{number}"

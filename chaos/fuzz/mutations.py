@@ -1,6 +1,6 @@
-"""Damage: what becomes of a conversation on its way.
+"""Damages a conversation before it is sent.
 
-Invariant: a mutated conversation is a function of the random numbers that it is given.
+Invariant: a mutated conversation is a function of its random numbers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 CHANGES_MAX = 4
 CHANGED_BYTES_MAX = 4
 COPIES_MAX = 50
-"""The most copies of a frame that is sent again."""
+"""Copies of a repeated frame, at most."""
 RUBBISH_BYTES_MAX = 300
 IN_OPENING = 0.15
-"""The probability that the damage is in the handshake: there is more to be damaged behind it."""
+"""Probability of damage in the handshake; rare, because more frames follow it."""
 _NUMBERS = (
     b"\0",
     b"\xff",
@@ -38,7 +38,7 @@ _NUMBERS = (
     b"\xff" * 4,
     b"\x7f" + b"\xff" * 7,
 )
-"""The values that lengths, numbers and tags are replaced with."""
+"""Values that replace lengths, numbers and tags."""
 _NAMES = (
     "",
     QUEUE,
@@ -86,11 +86,11 @@ _VALUES: tuple[object, ...] = (
 _FRAME = struct.Struct(">BHI")
 _OVERHEAD = 8
 _RECOVER_ASYNC = b"\x00\x3c\x00\x64"
-"""pamqp warns of it: it is deprecated."""
+"""pamqp warns about this method, because it is deprecated."""
 
 
 def mutate(random: Random, all_of: Sequence[Conversation]) -> bytes:
-    """Damage one of the conversations."""
+    """Draw a conversation and return its damaged bytes."""
     conversation = random.choice(all_of)
     frames = list(conversation.frames)
     first = 0 if random.random() < IN_OPENING else conversation.opening
@@ -129,13 +129,13 @@ def _cut(random: Random, frames: list[bytes], first: int) -> None:
 
 
 def _change_bytes(random: Random, frames: list[bytes], first: int) -> None:
-    """Change bytes of the stream, envelopes of frames included."""
+    """Change bytes of a frame, including its envelope."""
     at = random.randrange(first, len(frames))
     frames[at] = _changed(random, frames[at])
 
 
 def _change_payload(random: Random, frames: list[bytes], first: int) -> None:
-    """Change octets of a frame's payload: the result is a complete frame again."""
+    """Change octets of a frame's payload: the result is again a complete frame."""
     at = random.randrange(first, len(frames))
     if len(frames[at]) >= _OVERHEAD:
         kind, channel, _ = _FRAME.unpack_from(frames[at])
@@ -143,7 +143,7 @@ def _change_payload(random: Random, frames: list[bytes], first: int) -> None:
 
 
 def _change_field(random: Random, frames: list[bytes], first: int) -> None:
-    """Say something else in a method: as a rule it can be read, and is not what was meant."""
+    """Change a field of a method; usually the method stays readable, with a new meaning."""
     at = random.randrange(first, len(frames))
     if len(frames[at]) <= _OVERHEAD or frames[at][0] != 1 or frames[at][7:11] == _RECOVER_ASYNC:
         return
@@ -159,7 +159,7 @@ def _change_field(random: Random, frames: list[bytes], first: int) -> None:
             setattr(method, name, _other(random, getattr(method, name)))
             frames[at] = pamqp.frame.marshal(method, channel)
     except (exceptions.PAMQPException, ValueError, TypeError, struct.error, AttributeError):
-        return  # what was damaged before, or cannot be sent
+        return  # the frame was damaged before, or the new value cannot be encoded
 
 
 def _other(
@@ -209,7 +209,7 @@ _CHANGES: tuple[Callable[[Random, list[bytes], int], None], ...] = (
 
 
 def _splice(random: Random, frames: list[bytes], first: int, other: Conversation) -> None:
-    """Go on with frames of another conversation."""
+    """Continue with frames of a second conversation."""
     at = random.randrange(min(first, len(frames)), len(frames) + 1)
     frames[at:] = other.frames[random.randrange(other.opening, len(other.frames)) :]
 
@@ -219,7 +219,7 @@ def _changed(random: Random, data: bytes) -> bytes:
     for _ in range(random.randint(1, CHANGED_BYTES_MAX)):
         at = random.randrange(len(changed) + 1)
         new = random.choice(_NUMBERS) if random.random() < 1 / 2 else random.randbytes(1)
-        # In place of what is there, in front of it, or nothing in its place.
+        # Replace bytes, insert bytes, or remove a byte.
         old = random.choice((len(new), len(new), 0, 1))
         changed[at : at + old] = new if old != 1 else b""
     return bytes(changed)

@@ -1,8 +1,8 @@
-"""One seed: a node, many clients with damaged conversations, and one that behaves.
+"""Runs a seed of the fuzzer: a node, many clients with damaged conversations, and a healthy client.
 
-Invariant: what is sent is a function of the seed. What must hold: the node lives and logs no error of its own; all that
-it answers are frames; whoever hangs up is hung up on; a client without fault is served meanwhile; memory stays within a
-bound, and no socket is left behind.
+Invariant: all sent bytes are a function of the seed. The node must live and log no error of its own. It must answer
+only frames, hang up on clients that hung up, and serve the healthy client. Its memory must stay within a bound, and no
+socket may remain.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="FrameTypes")
 
 TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
-"""The lines of a log that show an error of the node's own."""
+"""Log lines that show an error of the node's own."""
 CHECK_EVERY = 200
-"""How many clients come between two checks of the node."""
+"""Clients between two checks of the node."""
 GROWTH_MIB_MAX = 200
-"""What damaged clients may leave in a node at most: unfinished messages, queues with damaged names, the log."""
+"""MiB that damaged clients may leave in a node: unfinished messages, queues with damaged names, the log."""
 WAIT_S = 10.0
-"""How long the node may take to answer, to hang up, and to close the sockets of clients that are gone."""
+"""Seconds that the node may take to answer, to hang up, and to close the sockets of disconnected clients."""
 AT_A_TIME = 8
-"""How many clients send at the same time."""
+"""Clients that send at the same time."""
 QUIET_S = 0.2
-"""How long the node may be silent before a client that listens takes it that all is said."""
+"""Seconds of silence after which a listening client takes the node's answers as complete."""
 LEFT_OPEN_MAX = 30
-"""How many clients stop in the middle and keep their connection, at a time."""
+"""Clients, at a time, that stop in the middle and keep their connection open."""
 BY_AND_BY = 0.1
-"""The share of the clients that send in pieces."""
+"""Share of the clients that send in pieces."""
 _LINUX_FIGURES = Path("/proc")
 
 
 class HarmError(Exception):
-    """Something that must hold does not."""
+    """A required property does not hold."""
 
 
 class FuzzOutcome(NamedTuple):
@@ -66,12 +66,12 @@ class FuzzOutcome(NamedTuple):
     clients: int
     growth_mib: int
     told: Counter[str]
-    """What clients were told when they were closed, by reply code and what it closed."""
+    """Number of closes by the node, by reply code and by connection or channel."""
     violation: str
 
 
 def run_seed(seed: int, clients: int, until_s: float) -> FuzzOutcome:
-    """Send `clients` damaged conversations, or fewer if it is `until_s` by the monotonic clock."""
+    """Send `clients` damaged conversations, or fewer after `until_s` on the monotonic clock; return the result."""
     told: Counter[str] = Counter()
     sent = growth_mib = 0
     violation = ""
@@ -90,7 +90,7 @@ def run_seed(seed: int, clients: int, until_s: float) -> FuzzOutcome:
 
 
 def served(port: int) -> Counter[str]:
-    """Send every conversation undamaged and wait until it is served; return what clients were told."""
+    """Send every conversation undamaged, wait until it is served, and return the closes by the node."""
     told: Counter[str] = Counter()
     for conversation in conversations():
         with _connect(port, 1) as client:
@@ -100,7 +100,7 @@ def served(port: int) -> Counter[str]:
 
 
 class _Watch:
-    """The clients of a seed, and the node as they see it."""
+    """The clients of a seed, and their view of the node."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
@@ -122,7 +122,7 @@ class _Watch:
         self._good.close()
 
     def send_all(self, seed: int, numbers: range) -> Counter[str]:
-        """Be many damaged clients, some at a time; return what they were told."""
+        """Send many damaged conversations, some at a time; return the closes by the node."""
         told: Counter[str] = Counter()
         for one, stays in self._pool.map(partial(self._send, seed), numbers):
             told += one
@@ -134,7 +134,7 @@ class _Watch:
         return told
 
     def _send(self, seed: int, number: int) -> tuple[Counter[str], socket.socket | None]:
-        """Be a damaged client; return what it was told, and its socket if it stays."""
+        """Send a damaged conversation; return the closes by the node, and the socket if it stays open."""
         random = Random(f"{seed}-{number}")
         data = mutate(random, self._conversations)
         end = random.choice(("half-close", "listen", "listen", "reset", "stay"))
@@ -167,7 +167,7 @@ class _Watch:
             self._left_open.pop().close()
 
     def check(self) -> int:
-        """Check that the node is well; return how much it has grown, in MiB."""
+        """Check the node, and return its memory growth in MiB. Raises HarmError."""
         if not self._node.running:
             raise HarmError("the node is gone")
         trouble = [line for line in self._node.log.read_text().splitlines() if TROUBLE.search(line)]
@@ -180,7 +180,7 @@ class _Watch:
         return growth_mib
 
     def check_sockets(self) -> None:
-        """Wait until none of the sockets that came are left."""
+        """Wait until all sockets of the clients are closed. Raises HarmError."""
         until_s = time.monotonic() + WAIT_S
         while (left := self._open_sockets() - self._sockets) > 0:
             if time.monotonic() > until_s:
@@ -188,7 +188,7 @@ class _Watch:
             time.sleep(0.05)
 
     def _memory_mib(self) -> int:
-        """The memory of the node's process in MiB, on Linux; 0 elsewhere."""
+        """Return the memory of the node's process in MiB on Linux, and 0 elsewhere."""
         status = _LINUX_FIGURES / str(self._node.pid) / "status"
         found = re.search(r"VmRSS:\s+(\d+) kB", status.read_text()) if status.exists() else None
         return int(found[1]) // 1024 if found else 0
@@ -203,7 +203,7 @@ class _Watch:
 
 
 class _GoodClient:
-    """A client without fault, which has a queue to itself."""
+    """A healthy client with a queue of its own."""
 
     def __init__(self, port: int) -> None:
         self._socket = _connect(port, 0)
@@ -222,7 +222,7 @@ class _GoodClient:
         self._socket.close()
 
     def round_trip(self) -> None:
-        """Publish a message, have it confirmed and get it."""
+        """Publish a message, wait for its confirm, and get it."""
         self._count += 1
         body = b"%d" % self._count
         self._socket.sendall(b"".join(message(1, "", self._queue, body)))
@@ -249,7 +249,7 @@ class _GoodClient:
 
 
 class _Frames:
-    """What the node has sent to a client, frame by frame."""
+    """Splits the bytes from the node into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -262,7 +262,7 @@ class _Frames:
         return self._rest
 
     def next(self) -> FrameTypes | None:
-        """Return the next frame, None if it has not come; raise HarmError if it is none."""
+        """Return the next frame, or None if it is not complete. Raises HarmError for other bytes."""
         if not self._rest or PROTOCOL_HEADER.startswith(self._rest):
             return None
         try:
@@ -278,7 +278,7 @@ class _Frames:
 
 
 def _is_begun(data: bytes) -> bool:
-    """Whether these octets begin a frame that is not complete yet."""
+    """Return whether these octets begin an incomplete frame."""
     if len(data) < 7:
         return True
     (size,) = struct.unpack_from(">I", data, 3)
@@ -286,7 +286,7 @@ def _is_begun(data: bytes) -> bool:
 
 
 def _connect(port: int, number: int) -> socket.socket:
-    """Open a socket from an address of its own: who fails to log in makes others at its address wait."""
+    """Open a socket from an address of its own, because a failed login delays all clients of its address."""
     source = (f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}", 0)
     client = socket.create_connection(("127.0.0.1", port), WAIT_S, source_address=source)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -300,7 +300,7 @@ def _write(random: Random, client: socket.socket, data: bytes) -> None:
 
 
 def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> bool:
-    """Read until the node hangs up, or says nothing for so long; return whether it has hung up."""
+    """Read until the node hangs up or is silent for `quiet_s`; return whether it has hung up."""
     frames = _Frames()
     client.settimeout(quiet_s)
     ended = False
@@ -329,4 +329,4 @@ def _note(frame: FrameTypes, told: Counter[str], *, closed: bool) -> None:
 
 
 INTERNAL_ERROR = 541
-"""The reply code for an error of the node's own: a lone node never lacks a majority."""
+"""The reply code for an error of the node's own; a lone node never lacks a majority."""

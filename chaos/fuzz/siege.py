@@ -1,9 +1,10 @@
-"""One seed of legal harm: a cluster, hostile clients, and honest publishers that count what was confirmed to them.
+"""Runs a seed of legal harm: a cluster, hostile clients, and honest publishers that count their confirms.
 
-Invariant: what each hostile client sends is a function of the seed and its number. What must hold: every node lives and
-logs no error of its own; each message that an honest publisher was confirmed is there at the end, once; no confirm and
-no answer of /livez takes longer than `WAIT_MAX_S`; hostile clients hear errors of the protocol and are not hung up on
-without a word; states of equal index are equal on all nodes, and who begins with one has that one.
+Invariant: the bytes of each hostile client are a function of the seed and its number. Every node must live and log no
+error of its own. Each message confirmed to an honest publisher must be in its queue at the end, once. No confirm and no
+answer of /livez may take longer than `WAIT_MAX_S`. The node must answer hostile clients with errors of the protocol
+before it hangs up on them. States of equal index must be equal on all nodes, and a node that starts from a state must
+have that state.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 WAIT_MAX_S = 10.0
-"""How long a confirm to an honest publisher or an answer of /livez may take; generous, for machines that are busy."""
+"""Seconds that an honest confirm or an answer of /livez may take; generous, for busy machines."""
 PATIENCE_S = 60.0
-"""How long to wait for whatever must come in the end, also to hostile clients."""
+"""Seconds to wait for a certain event, for hostile clients too."""
 AT_A_TIME = 6
 HONEST_BATCH = 20
 HONEST_INTERVAL_S = 0.02
 LIVEZ_INTERVAL_S = 0.2
 RESTART_INTERVAL_S = 12.0
 SETTINGS: Settings = {"limits": {"checkpoint_interval_s": 2.0}}
-"""A node that is restarted begins with a checkpoint, and not with the log."""
+"""Short, so that a restarted node begins with a checkpoint instead of the log."""
 SEND_BYTES = 256 * 1024
 PROPERTIES = {"delivery_mode": 2}
 _ERROR = re.compile(r"\b(ERROR|CRITICAL)\b")
@@ -72,13 +73,13 @@ class SiegeOutcome(NamedTuple):
     seed: int
     acts: int
     confirmed: int
-    """How many messages were confirmed to the honest publishers."""
+    """Messages confirmed to the honest publishers."""
     longest_confirm_s: float
     longest_livez_s: float
     compared: int
-    """States of one index that were found on more than one node."""
+    """States of the same index that were found on more than a single node."""
     told: Counter[str]
-    """What hostile clients were told, by reply code and what it closed, or HTTP status."""
+    """Number of answers to hostile clients, by closed object and reply code, or by HTTP status."""
     violation: str
 
 
@@ -92,14 +93,14 @@ def run_siege(
     only: str = "",
     restarts: bool = True,
 ) -> SiegeOutcome:
-    """Let `acts` hostile clients act, or fewer if it is `until_s` by the monotonic clock."""
+    """Let `acts` hostile clients act, or fewer after `until_s` on the monotonic clock; return the result."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="qq-siege-")))
         cluster = stack.enter_context(LocalCluster(nodes, directory, SETTINGS))
         siege = _Siege(cluster, seed, factor, only)
         violations: list[str] = []
         try:
-            # What was confirmed is counted also if something else went wrong before.
+            # Confirmed messages are counted even after an earlier step has failed.
             for step in (
                 siege.prepare,
                 partial(siege.lay, acts, until_s, restarts=restarts and nodes > 1),
@@ -116,14 +117,14 @@ def run_siege(
 
 
 class _Siege:
-    """The hostile clients and the honest ones, and the nodes as they see them."""
+    """The hostile and the honest clients, and their view of the nodes."""
 
     def __init__(self, cluster: LocalCluster, seed: int, factor: float, only: str) -> None:
         self.done = 0
         self._under_way: dict[int, str] = {}
-        """The acts by their numbers; those that ended badly stay."""
+        """Running acts by number; failed acts stay."""
         self._cluster = cluster
-        # One node of three is restarted now and then: nobody of those who count is connected to it.
+        # The last of several nodes is restarted now and then: clients that count connect to the remaining nodes.
         self._nodes = cluster.nodes[: max(1, len(cluster.nodes) - 1)]
         self._seed, self._factor, self._only = seed, factor, only
         self._random = Random(f"{seed}-restarts")
@@ -133,7 +134,7 @@ class _Siege:
         self._compared = 0
 
     def prepare(self) -> None:
-        """Make what the hostile may use, and begin to publish honestly."""
+        """Create the objects of the hostile clients, and start the honest publishers."""
         first = self._nodes[0]
         for user in (USER, STRANGER):
             _ask(first, _put(f"users/{user}", {"password": user, "tags": ""}))
@@ -167,7 +168,7 @@ class _Siege:
                 restarting.result()
 
     def _restart(self) -> None:
-        """Restart the last node, as an operator does or after a crash, and wait until it is ready."""
+        """Restart the last node, after a stop or a crash, and wait until it is ready."""
         node = self._cluster.nodes[-1]
         self._random.choice((node.stop, node.kill))()
         node.start()
@@ -190,7 +191,7 @@ class _Siege:
         return told
 
     def check(self) -> None:
-        """Check that the nodes and the honest clients are well."""
+        """Check that the nodes and the honest clients are well. Raises HarmError."""
         for one in (*self._publishers, *self._pulses):
             one.check()
         for node in self._cluster.nodes:
@@ -200,7 +201,7 @@ class _Siege:
                 raise HarmError(f"{node.name} logs {trouble}")
 
     def count(self) -> None:
-        """Check that every confirmed message is there, when the hostile clients have gone."""
+        """Check that every confirmed message is in its queue, after the hostile clients have disconnected."""
         for publisher in self._publishers:
             publisher.finish()
         lost = [complaint for publisher in self._publishers if (complaint := publisher.collect())]
@@ -209,7 +210,7 @@ class _Siege:
         self.check()
 
     def compare(self, directory: Path) -> None:
-        """Stop all nodes at once, in good order, and check that their states are equal."""
+        """Stop all nodes at once, gracefully, and check that their states are equal."""
         self._cluster.wait_caught_up()
         self.stop()
         with ThreadPoolExecutor(len(self._cluster.nodes)) as pool:
@@ -217,7 +218,7 @@ class _Siege:
         self._compared = compare_states([(node.name, directory / node.name) for node in self._cluster.nodes])
 
     def where(self) -> str:
-        """What went on meanwhile, and what the nodes say of it."""
+        """Return the running acts and the errors in the nodes' logs."""
         said = [f"{node.name} logs {trouble}" for node in self._cluster.nodes if (trouble := _trouble(node))]
         gone = [f"{node.name} is gone" for node in self._nodes if not node.running]
         acts = ", ".join(f"{number} {name}" for number, name in sorted(self._under_way.items()))
@@ -241,7 +242,7 @@ class _Siege:
 
 
 class _Background:
-    """A task that goes on until it is stopped, and keeps its error."""
+    """A thread that repeats a task until it is stopped, and keeps its error."""
 
     longest_s = 0.0
 
@@ -250,19 +251,19 @@ class _Background:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._error: Exception | None = None
         self.begun_s: float | None = None
-        """Since when the task has waited for the answer that is due."""
+        """Since when the task has waited for the pending answer; None if no answer is pending."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the task end; wait until it has."""
+        """Stop the task and wait for its end."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE_S)
 
     def check(self) -> None:
-        """Raise HarmError if the task has failed, or has waited for too long."""
+        """Raise HarmError if the task has failed or has waited for too long."""
         if self._error is not None:
             raise HarmError(f"{self}: {self._error or type(self._error).__name__}") from self._error
         begun_s = self.begun_s
@@ -290,7 +291,7 @@ class _Background:
 
 
 class _Pulse(_Background):
-    """A task that asks a node for /livez again and again."""
+    """A task that requests a node's /livez again and again."""
 
     def __init__(self, node: ClusterNode) -> None:
         super().__init__()
@@ -314,7 +315,7 @@ class _Pulse(_Background):
 
 
 class HonestPublisher(_Background):
-    """Publishes numbers to a queue of its own, a batch at a time, and counts those that are confirmed."""
+    """Publishes numbers to a queue of its own, a batch at a time, and counts the confirms."""
 
     def __init__(self, port: int, queue: str) -> None:
         super().__init__()
@@ -349,7 +350,7 @@ class HonestPublisher(_Background):
         self._client.close()
 
     def collect(self) -> str:
-        """What is wrong with what is in the queue: each message that was confirmed must be, once."""
+        """Check that each confirmed message is in the queue, once; return the violation, or ""."""
         client = _Client(self._port)
         client.open(ADMINISTRATOR, "/")
         client.call(commands.Basic.Consume(queue=self._queue, no_ack=True), commands.Basic.ConsumeOk)
@@ -367,7 +368,7 @@ class HonestPublisher(_Background):
 
 
 class _Client:
-    """A connection without fault."""
+    """A healthy connection."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection((HOST, port), PATIENCE_S)
@@ -391,7 +392,7 @@ class _Client:
         self._socket.close()
 
     def expect(self, kind: Any, wait_s: float = PATIENCE_S) -> Any:
-        """The next frame of this kind; raises HarmError if what comes is bad news, TimeoutError if nothing does."""
+        """Return the next frame of this kind. Raises HarmError for an error of the node, TimeoutError after silence."""
         bad = (commands.Connection.Close, commands.Channel.Close, commands.Basic.Nack, commands.Basic.Return)
         while True:
             frame = self._next(wait_s)
@@ -411,34 +412,34 @@ class _Client:
 
 
 def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], told: Counter[str]) -> None:
-    """Send all of an act and read what comes; if it has one connection, take leave. The socket stays open.
+    """Send all frames of an act and read the answers. The socket stays open.
 
-    Raises HarmError if the node says what it may not.
+    An act with a single connection ends with the closing handshake. Raises HarmError for an illegal answer of the node.
     """
     _HostileClient(client, told).run(act, frames)
 
 
 class _HostileClient:
-    """One connection that does harm, and what it is told."""
+    """A connection of a hostile client."""
 
     def __init__(self, client: socket.socket, told: Counter[str]) -> None:
         self._socket = client
         self._told = told
         self._rest = bytearray()
         self._heard: set[bytes] = set()
-        """The methods that the node has sent, by the numbers that they begin with."""
+        """The methods that the node has sent, by their class and method numbers."""
         self._closed: set[int] = set()
         """The channels that are closed, by either side."""
         self._ended = False
-        """Whether nothing more is sent or received on the connection."""
+        """Whether the connection has ended, so that it neither sends nor receives."""
 
     def run(self, act: Act, frames: Iterable[bytes]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # what it was told before is lost with it
+        with suppress(BrokenPipeError, ConnectionResetError):  # earlier answers are lost with the connection
             self._pump([b"".join(opening(act.user, act.vhost))], lambda: _OPEN_OK in self._heard)
             self._pump(_pieces([marshal(1, commands.Channel.Open())], frames), lambda: True)
             if act.connections == 1:
                 channels = set(range(1, act.channels + 1))
-                # What is under way on a channel when the connection is closed is not carried out any more.
+                # A channel's pending methods are dropped when the connection is closed.
                 closes = [
                     marshal(channel, commands.Channel.Close(*_BYE)) for channel in channels - self._closed
                 ]
@@ -446,9 +447,9 @@ class _HostileClient:
                 self._pump([marshal(0, commands.Connection.Close(*_BYE))], lambda: _CLOSE_OK in self._heard)
 
     def _pump(self, pieces: Iterable[bytes], done: Callable[[], bool]) -> None:
-        """Write as much as the node takes and read what it says, until all is written and it is `done`.
+        """Write as much as the node accepts and read its answers, until all is written and `done` returns true.
 
-        Not after a connection.close. Raises HarmError if nothing happens for long.
+        Ends early after a connection.close. Raises HarmError after a long silence.
         """
         client, data = self._socket, iter(pieces)
         client.setblocking(False)
@@ -486,7 +487,7 @@ class _HostileClient:
 
 
 def _pieces(first: list[bytes], more: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces worth a system call."""
+    """Return the same bytes in pieces worth a system call."""
     gathered, size = first, 0
     for data in more:
         gathered.append(data)
@@ -498,7 +499,7 @@ def _pieces(first: list[bytes], more: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _take_frame(rest: bytearray) -> bytes | None:
-    """Take a whole frame from the front; None if it has not come, raises HarmError if it is none."""
+    """Take a complete frame from the front, or return None. Raises HarmError if the bytes are not a frame."""
     if rest and rest[0] not in _FRAME_TYPES:
         raise HarmError(f"the node has sent {bytes(rest[:40])!r}")
     if len(rest) < _FRAME_START_BYTES:
@@ -518,7 +519,7 @@ def _put(path: str, body: Any) -> Request:
 
 
 def _ask(node: ClusterNode, request: Request) -> int:
-    """Send a request and return its status; raises HarmError if the node says that the fault is its own."""
+    """Send a request and return its status. Raises HarmError for an internal error of the node."""
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)
@@ -533,15 +534,15 @@ def _ask(node: ClusterNode, request: Request) -> int:
 
 
 def _trouble(node: ClusterNode) -> str:
-    """The first line of the node's log that tells of an error of ours."""
+    """Return the first line of the node's log about an error of the node's own, or ""."""
     lines = node.log.read_text(errors="replace").splitlines()
     return next((line[:300] for line in lines if TROUBLE.search(line) or _ERROR.search(line)), "")
 
 
 def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
-    """Compare the checkpoints of one index of nodes that do not run; return how many were compared.
+    """Compare the checkpoints of equal index of stopped nodes; return how many were compared.
 
-    Raises HarmError if any differ, or if a node that begins with one of them would have another state.
+    Raises HarmError if two of them differ, or if a node that starts from a checkpoint would have a different state.
     """
     seen: dict[int, tuple[str, bytes]] = {}
     compared = 0

@@ -1,1 +1,1 @@
-"""A real cluster hurt for real: node processes, Toxiproxy between them and in front of them, and a seeded nemesis."""
+"""Live chaos: real node processes behind Toxiproxy, and a seeded nemesis that hurts them."""

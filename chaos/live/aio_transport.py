@@ -1,6 +1,6 @@
 """Clients that use aio-pika: the transport of a live run.
 
-Invariant: whatever the library raises for what is gone becomes LostError here.
+Invariant: every error of the library about a lost connection or channel becomes LostError here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LOST = (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError
 
 @contextmanager
 def _as_lost() -> Generator[None]:
-    """Turn whatever the libraries raise for what is gone into LostError."""
+    """Turn the libraries' errors about lost connections and channels into LostError."""
     try:
         yield
     except _LOST as error:
         raise LostError(repr(error)) from error
     except asyncio.CancelledError:
-        # aiormq also cancels those who wait for an answer on a connection that it closes.
+        # aiormq also cancels the tasks that wait for an answer on a connection that it closes.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
@@ -47,11 +47,11 @@ def _as_lost() -> Generator[None]:
     except Exception as error:
         if type(error) is not Exception:
             raise
-        raise LostError("the client library closed the channel") from error  # that is how aiormq says so
+        raise LostError("the client library closed the channel") from error  # aiormq's only sign of that
 
 
 class AioTransport:
-    """Connects as one user."""
+    """Connects as a single user."""
 
     def __init__(self, user: str, password: str) -> None:
         self._user = user
@@ -70,7 +70,7 @@ class AioTransport:
             with _as_lost():
                 await connection.connect(timeout=CONNECT_TIMEOUT_S)
         except LostError:
-            # Else the collector closes it, in whatever thread that happens to run in.
+            # Otherwise the garbage collector closes it, in an arbitrary thread.
             await connection.close()
             raise
         return AioConnection(connection, lost)
@@ -98,13 +98,13 @@ class AioConnection:
         return AioChannel(channel, underlay, mode)
 
     async def introduction(self) -> Mapping[str, Any]:
-        """What the broker says of itself. Raises LostError."""
+        """Return the server properties of the broker. Raises LostError."""
         with _as_lost():
             channel = await self._connection.channel()
             return (await channel.get_underlay_channel()).connection.server_properties
 
     async def close(self) -> None:
-        """Close it. A node that is frozen does not answer: then the library gives up later, by itself."""
+        """Close the connection. If its node is frozen, stop waiting; the library gives up later by itself."""
         await asyncio.wait({asyncio.ensure_future(self._close())}, timeout=CLOSE_TIMEOUT_S)
 
     async def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""A cluster of node processes whose traffic, with each other and with clients, goes through Toxiproxy.
+"""A cluster of node processes whose traffic, between nodes and with clients, goes through Toxiproxy.
 
     async with LiveCluster(directory, nodes=3) as cluster:
         connection = await aio_pika.connect(cluster.endpoints["n1"])
@@ -7,18 +7,18 @@
     DIR/nodes/NAME/node.toml, secret, data/, side/    a node's files; side/ is the faulty node's (faulty_node.py)
     DIR/logs/NAME.log, DIR/logs/toxiproxy.log
 
-Two nodes have one TCP connection, which either of them dials: so there are two proxies for each pair, and each stands
-in the configuration of the one that dials through it, in which the addresses of the file count. What a node says flows
-upstream through its own proxy or downstream through the other's; loss in one direction is a toxic on both.
+Two nodes share a single TCP connection, which either of them dials. So each pair has two proxies, and each proxy is in
+the configuration of the node that dials through it; that node uses the addresses of its file. A node's bytes flow
+upstream through its own proxy or downstream through its peer's proxy; loss in a single direction is a toxic on both.
 
-An address that refuses connections tells qq that its process is gone. So a proxy is disabled while the process behind
-it is not there, and never otherwise: a partition drops data and refuses nothing.
+A refused connection tells qq that the process at that address has ended. So a proxy is disabled exactly while the
+process behind it is down: a partition drops data and refuses no connections.
 
 Nodes that may join have their ports and proxies from the beginning. A file that founds the cluster can list the first
-nodes only; so before one joins for the first time, the others are started again with files that list all. A cluster may
-begin with the code of a release (releases.py), which knows neither disk faults nor addresses of its own file.
+nodes only. So before the first join, the running nodes are restarted with files that list all nodes. A cluster may
+begin with the code of a release (releases.py), which has neither disk faults nor addresses of its own file.
 
-Invariant: however the block or the process that holds it ends, nothing of it goes on running.
+Invariant: no process of the cluster outlives the block or the process that holds it, even after a crash.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ HOST = "127.0.0.1"
 USER = PASSWORD = "guest"  # noqa: S105 -- good from loopback only
 NODE_COUNTS = (3, 5)
 SPARES = 2
-"""How many nodes may join, beyond as many as there are at first."""
+"""Nodes that may join, beyond the initial number."""
 PATIENCE_S = 60.0
-"""How long the methods that wait do so, unless they are told otherwise."""
+"""Seconds that waiting methods wait by default."""
 
 _POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 2.0
@@ -69,23 +69,23 @@ _STOP_TIMEOUT_S = 30.0
 _TELLING_S = 1.0
 _CHANGE_TIMEOUT_S = 15.0  # longer than a node waits for a change of the members
 _LOG_LINES_SHOWN = 15
-# Below the ports that the system gives to outgoing connections: they must be free again when a node comes back.
+# Below the ports that the system gives to outgoing connections: they must be free when a node restarts.
 _PORTS = range(13_000, 22_000)
 
 
 class LiveClusterError(OperatingError):
-    """The cluster does not do what it was asked to."""
+    """The cluster has not carried out a request."""
 
 
 class ProxyStream(NamedTuple):
-    """One direction of the connections through a proxy, as a toxic is told it."""
+    """A direction of the connections through a proxy, in Toxiproxy's terms."""
 
     proxy: str
     stream: Stream
 
 
 class LiveCluster:
-    """Nodes `n1`, `n2` ... with their files in `directory`, in which earlier data stays."""
+    """Nodes `n1`, `n2` ... with their files in `directory`, which keeps earlier data."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class LiveCluster:
         limits: Mapping[str, float] | None = None,
         release: Path | None = None,
     ) -> None:
-        """`limits` are those of every node's configuration; `release` is the code that the nodes begin with."""
+        """`limits` go into every node's configuration; `release` is the code that the nodes begin with."""
         if nodes not in NODE_COUNTS:
             raise LiveClusterError(
                 f"a cluster begins with {' or '.join(map(str, NODE_COUNTS))} nodes, not {nodes}"
@@ -105,11 +105,11 @@ class LiveCluster:
         self._founders = self.everybody[:nodes]
         self._members = set(self._founders)
         self._listing_all: set[str] = set()
-        """Nodes whose files list everybody."""
+        """Nodes whose files list all nodes."""
         self._release = release
         self._on_release = set(() if release is None else self._founders)
         self.crashes: list[str] = []
-        """What is to be said of each node that ended without being told to."""
+        """A report of each node that ended unexpectedly."""
         self._directory = directory
         self._limits = dict(limits or {})
         ports = free_ports()
@@ -125,9 +125,9 @@ class LiveCluster:
             for name, address in self._addresses.items()
         }
         self.endpoints = {name: _amqp_url(route.listen) for name, route in self._client_routes.items()}
-        """Where clients connect, through a proxy for each node."""
+        """The AMQP URL for clients of each node, through a proxy."""
         self.direct = {name: _amqp_url(address.amqp_port) for name, address in self._addresses.items()}
-        """The addresses of the nodes themselves, without proxies."""
+        """The AMQP URL of each node itself, without a proxy."""
         self.http = {name: f"http://{HOST}:{address.http_port}" for name, address in self._addresses.items()}
         self.toxiproxy = Toxiproxy(next(ports), self._logs / "toxiproxy.log")
         self._processes: dict[str, Popen[bytes] | ForkedProcess] = {}
@@ -135,12 +135,12 @@ class LiveCluster:
         self._frozen: set[str] = set()
         self._told_to_end: set[str] = set()
         self._held: dict[str, list[socket.socket]] = {}
-        """What keeps the ports of nodes that are no members."""
+        """Sockets that reserve the ports of nodes that are not members."""
         self._secret = secrets.token_hex(32)
         self._cleanup = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Start Toxiproxy and the nodes and wait until they serve."""
+        """Start Toxiproxy and the nodes, and wait until they serve."""
         async with AsyncExitStack() as cleanup:
             self._write_files()
             cleanup.callback(self._let_go, *self.everybody)
@@ -162,13 +162,13 @@ class LiveCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Kill whatever still runs."""
+        """Kill all processes that still run."""
         await self._cleanup.aclose()
 
     # Processes
 
     def running(self, name: str) -> bool:
-        """Whether there is a process; a frozen one counts."""
+        """Return whether the node has a process; a frozen process counts."""
         process = self._processes.get(name)
         return process is not None and process.poll() is None
 
@@ -176,11 +176,11 @@ class LiveCluster:
         return name in self._frozen
 
     def serving(self) -> list[str]:
-        """Names of the nodes that run and are not frozen."""
+        """Return the names of the nodes that run and are not frozen."""
         return [name for name in self.names if self.running(name) and not self.frozen(name)]
 
     async def start(self, name: str) -> None:
-        """Start the process on the data of the last one; `wait_ready` waits until it serves."""
+        """Start the process on the existing data; `wait_ready` waits until it serves. Raises LiveClusterError."""
         if self.running(name):
             raise LiveClusterError(f"{name} is running already")
         if name in self._watchers:
@@ -191,7 +191,7 @@ class LiveCluster:
         await self._on_routes_to(name, self.toxiproxy.enable)
 
     def _spawn(self, name: str) -> Popen[bytes] | ForkedProcess:
-        """Start a process from the loop's thread: the system kills a child when the thread that started it ends."""
+        """Start a process from the loop's thread, because the system kills a child when its starting thread ends."""
         config = ("--config", str(self._config(name)))
         with self.log(name).open("ab") as log:
             if self._release is not None and name in self._on_release:
@@ -213,12 +213,12 @@ class LiveCluster:
             )
 
     async def kill(self, name: str) -> None:
-        """End the process without warning, as SIGKILL does, and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait until it has ended."""
         self._signal(name, signal.SIGKILL, last=True)
         await self._gone(name)
 
     async def stop(self, name: str) -> None:
-        """Have the process end in good order, and wait until it has."""
+        """Stop the process gracefully, and wait until it has ended. Raises LiveClusterError."""
         if self.frozen(name):
             self.thaw(name)
         self._signal(name, signal.SIGTERM, last=True)
@@ -229,12 +229,12 @@ class LiveCluster:
             await self._kill_stuck(name)
             raise self._error(name, f"did not stop in {_STOP_TIMEOUT_S:g} s") from None
         status = self._processes[name].poll()
-        # A process that is still being loaded does not handle the signal yet.
+        # A process that is still loading does not handle the signal yet.
         if status not in (0, -signal.SIGTERM):
             raise self._error(name, f"stopped with status {status}")
 
     def freeze(self, name: str) -> None:
-        """Stop the process where it is: its connections stay open and nothing is answered."""
+        """Freeze the process with SIGSTOP: its connections stay open and get no answers."""
         self._signal(name, signal.SIGSTOP)
         self._frozen.add(name)
 
@@ -254,7 +254,7 @@ class LiveCluster:
         await asyncio.shield(self._watchers[name])
 
     async def _watch(self, name: str) -> None:
-        """Let the node's addresses refuse connections when its process is gone."""
+        """Wait for the end of the node's process, and then let its addresses refuse connections."""
         status = await _status_of(self._processes[name])
         self._frozen.discard(name)
         if name not in self._told_to_end:
@@ -275,16 +275,16 @@ class LiveCluster:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The members, also those that are down."""
+        """The members, including those that are down."""
         return tuple(name for name in self.everybody if name in self._members)
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Those that are no members."""
+        """The nodes that are not members."""
         return tuple(name for name in self.everybody if name not in self._members)
 
     async def remove(self, name: str) -> bool:
-        """Have a member, up or down, be none any more, by the operator's command; whether it has ended for that."""
+        """Remove a member, up or down, by the operator's command; return whether it ended by itself because of that."""
         member_id = await self._member_id(name)
         self._told_to_end.add(name)
         await self._until_changed(name, "DELETE", f"?id={member_id}")
@@ -294,7 +294,10 @@ class LiveCluster:
         return has_ended
 
     async def _has_ended(self, name: str) -> bool:
-        """Whether a node that was removed ends by itself, in good time and saying so; it is gone in any case."""
+        """Wait for a removed node to end, and return whether it ended by itself with the right status.
+
+        A node that does not end in time is killed.
+        """
         if not self.running(name):
             return False
         try:
@@ -305,7 +308,7 @@ class LiveCluster:
         return self._processes[name].poll() == os.EX_CONFIG
 
     async def _kill_stuck(self, name: str) -> None:
-        """End a process that should have ended by itself, when it has written into its log what it is doing."""
+        """Kill a process that should have ended by itself, after it has logged its stacks."""
         if name not in self._on_release:
             self._signal(name, signal.SIGUSR1)
             await asyncio.sleep(_TELLING_S)
@@ -313,7 +316,7 @@ class LiveCluster:
             await self.kill(name)
 
     async def join(self, name: str) -> None:
-        """Have a node that is down become a member, with an empty directory, and wait until it votes."""
+        """Let a node that is down join with an empty directory, and wait until it votes."""
         await self.list_everybody([other for other in self.names if other != name])
         await self.wipe(name)
         self.write_secrets(name)
@@ -327,7 +330,7 @@ class LiveCluster:
         await self.wait_votes(name)
 
     async def replace(self, name: str) -> None:
-        """Say that the directory of a member, which is down, is lost: another one may take its place."""
+        """Declare the directory of a member, which is down, as lost, so that a new directory may take its place."""
         await self._until_changed(name, "POST", "/replace", body={"id": await self._member_id(name)})
 
     async def wait_votes(self, name: str) -> None:
@@ -335,7 +338,10 @@ class LiveCluster:
         await self._until_changed(name, "POST", "/promote")
 
     async def list_everybody(self, names: Sequence[str]) -> None:
-        """Start nodes again whose files list the first nodes only; those that are down find the file later."""
+        """Restart nodes whose files list the first nodes only, with full files.
+
+        Nodes that are down read theirs at their next start.
+        """
         for name in [name for name in names if name not in self._listing_all]:
             self._listing_all.add(name)
             self._write_configuration(name)
@@ -345,7 +351,7 @@ class LiveCluster:
                 await self.wait_ready(name)
 
     def _hold_ports(self, name: str) -> None:
-        """Keep the ports of a node that is no member: another cluster would take them for free."""
+        """Reserve the ports of a node that is not a member, because a second cluster could take them."""
         address = self._addresses[name]
         self._held[name] = [
             socket.create_server((HOST, port))
@@ -358,7 +364,7 @@ class LiveCluster:
                 held.close()
 
     async def _member_id(self, name: str) -> str:
-        """The id of a member's data directory, as another node tells it."""
+        """Ask a peer for the id of a member's data directory, and return it. Raises LiveClusterError."""
         found: list[str] = []
 
         async def reason() -> str | None:
@@ -375,14 +381,14 @@ class LiveCluster:
         return found[0]
 
     async def _shown_members(self, name: str) -> dict[str, Any] | None:
-        """The document at /api/cluster/members, as this node sees it; None if it does not answer."""
+        """Return the document at /api/cluster/members of this node, or None if it does not answer."""
         answer = await self._get(name, "/api/cluster/members")
         return None if answer is None or answer[0] != HTTPStatus.OK else answer[1]
 
     async def _until_changed(
         self, name: str, method: str, path: str = "", body: dict[str, Any] | None = None
     ) -> None:
-        """Ask another node for a change of a member, as the commands do, until it is made."""
+        """Ask a peer for a change of a member, as the commands do, until it is made. Raises LiveClusterError."""
 
         async def reason() -> str | None:
             asked = self._other(name)
@@ -398,7 +404,7 @@ class LiveCluster:
         await _until(reason, PATIENCE_S, lambda why: self._error(name, f"{what}: {why}"))
 
     async def move(self, source: str, destination: str) -> bool:
-        """Set a shovel from the one queue to the other, which is a move in the log; return whether it is set."""
+        """Declare a shovel between two queues, which is a move in the log; return whether it is declared."""
         value = {"src-uri": "amqp://", "src-queue": source, "dest-uri": "amqp://", "dest-queue": destination}
         asked = next(iter(self.serving()), None)
         if asked is None:
@@ -417,7 +423,7 @@ class LiveCluster:
         return others[0]
 
     async def change_secret(self, names: Sequence[str]) -> None:
-        """Give the nodes another secret in two rounds; a round ends when all that run have read their files."""
+        """Change the secret of the nodes in two rounds; a round ends when all running nodes have read their files."""
         old, self._secret = self._secret, secrets.token_hex(32)
         for known in ([old, self._secret], [self._secret]):
             await asyncio.gather(*(self._tell_secrets(name, known) for name in names))
@@ -433,7 +439,7 @@ class LiveCluster:
         await _until(reason, PATIENCE_S, lambda reason: self._error(name, reason))
 
     def write_secrets(self, name: str, known: Sequence[str] = ()) -> None:
-        """Write the file that the node reads again when it changes; the newest secret without `known`."""
+        """Write the secret file, which the node reads again after a change; without `known`, only the newest secret."""
         file = self._node_dir(name) / "secret"
         replacement = file.with_suffix(".new")
         replacement.write_text("\n".join(known or [self._secret]))
@@ -443,20 +449,20 @@ class LiveCluster:
 
     @property
     def on_release(self) -> tuple[str, ...]:
-        """The members whose program is that of the release that the cluster began with."""
+        """The members that still run the release that the cluster began with."""
         return tuple(name for name in self.names if name in self._on_release)
 
     async def change_program(self, name: str) -> None:
-        """Have a node that is down begin with today's program next time, or with the release if that is today's now."""
+        """Switch the program of a node that is down: from the release to today's program, or back."""
         self._must_be_down(name)
         self._on_release ^= {name}
         self._write_configuration(name)
         history = self._side(name) / DISK_DIRECTORY
-        if history.exists():  # the release does not go on with it
+        if history.exists():  # the release cannot continue it
             await asyncio.to_thread(shutil.rmtree, history)
 
     async def wait_upgraded(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until all nodes have gone over to what today's program does; raises LiveClusterError."""
+        """Wait until all nodes run at today's version of the state. Raises LiveClusterError."""
         if self._release is None:
             return
         for name in self.names:
@@ -479,17 +485,17 @@ class LiveCluster:
     # Connections
 
     def links(self, source: str, target: str) -> tuple[ProxyStream, ProxyStream]:
-        """What `source` says to `target`, whichever of them has dialled."""
+        """Return the streams that carry bytes from `source` to `target`, for either dialler."""
         own, others = self._peer_routes[source, target], self._peer_routes[target, source]
         return ProxyStream(own.name, "upstream"), ProxyStream(others.name, "downstream")
 
     def clients_of(self, name: str) -> tuple[ProxyStream, ProxyStream]:
-        """What the clients of a node say to it, and what it says to them."""
+        """Return the streams from a node's clients to the node, and from the node to its clients."""
         proxy = self._client_routes[name].name
         return ProxyStream(proxy, "upstream"), ProxyStream(proxy, "downstream")
 
     async def hurt(self, links: Iterable[ProxyStream], toxic: str, kind: str, **attributes: int) -> None:
-        """Put a toxic on each of the links; `toxic` is a name by which `relieve` takes it away."""
+        """Put a toxic on each of the links; `relieve` removes it by the name `toxic`."""
         for link in links:
             await asyncio.to_thread(
                 self.toxiproxy.add_toxic,
@@ -501,7 +507,7 @@ class LiveCluster:
             )
 
     async def relieve(self, toxic: str = "") -> None:
-        """Remove the toxics of this name or, without a name, all."""
+        """Remove the toxics of this name or, without a name, all toxics."""
         for proxy, known in await asyncio.to_thread(self.toxiproxy.toxics):
             if not toxic or known.rpartition("-")[0] == toxic:
                 await asyncio.to_thread(self.toxiproxy.remove_toxic, proxy, known)
@@ -515,11 +521,11 @@ class LiveCluster:
         return Faults.read(self._side(name))
 
     def set_faults(self, name: str, **faults: float) -> None:
-        """Change some of what is wrong with a node's disk and clock; it follows in some milliseconds."""
+        """Change some faults of a node's disk and clock; they take effect in some milliseconds."""
         replace(self.faults(name), **faults).write(self._side(name))
 
     async def lose_power(self, name: str, seed: int) -> int:
-        """Take from a node that is down what it has written and not synced; how many bytes chance was given."""
+        """Remove unsynced writes from a node that is down, as a power loss does; return the bytes at risk."""
         self._must_be_down(name)
         return await asyncio.to_thread(
             lose_power, self.data_dir(name), self._side(name) / DISK_DIRECTORY, seed
@@ -536,23 +542,23 @@ class LiveCluster:
         if self.running(name):
             raise LiveClusterError(f"{name} is running: its files are its own")
 
-    # Questions
+    # Queries
 
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
     async def status(self, name: str) -> dict[str, Any] | None:
-        """The cluster as this node sees it, the document at /api/cluster; None if it does not answer."""
+        """Return the document at /api/cluster of this node, or None if it does not answer."""
         answer = await self._get(name, "/api/cluster")
         return None if answer is None or answer[0] != HTTPStatus.OK else answer[1]
 
     async def leader(self, patience_s: float = PATIENCE_S) -> str:
-        """The node that leads; waits for an election to end. Raises LiveClusterError if there is no majority."""
+        """Return the leader; wait for an election to end. Raises LiveClusterError without a majority."""
         found: list[str] = []
 
         async def reason() -> str | None:
             statuses = {name: await self.status(name) for name in self.serving()}
-            # For a moment after it was cut off, a former leader may still think it leads: the newest term counts.
+            # A former leader that was just cut off may still believe that it leads: the newest term counts.
             reigns = [
                 (view["term"] or 0, name)
                 for name, status in statuses.items()
@@ -565,7 +571,10 @@ class LiveCluster:
         return found[-1]
 
     async def wait_ready(self, *names: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the nodes, all by default, serve clients; raises LiveClusterError with the last lines of a log."""
+        """Wait until the nodes, by default all members, serve clients.
+
+        Raises LiveClusterError with the last lines of a node's log.
+        """
         for name in names or self.names:
             await _until(
                 lambda name=name: self.not_ready(name),
@@ -574,7 +583,7 @@ class LiveCluster:
             )
 
     async def wait_started(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the nodes that run answer over HTTP, whatever they say; raises LiveClusterError."""
+        """Wait until the running nodes answer over HTTP at all. Raises LiveClusterError."""
         for name in self.serving():
             await _until(
                 lambda name=name: self._not_started(name),
@@ -583,7 +592,10 @@ class LiveCluster:
             )
 
     async def wait_caught_up(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until all nodes serve and have applied what the leader had committed when they did; raises likewise."""
+        """Wait until all nodes serve and have applied the leader's commit index of that time.
+
+        Raises LiveClusterError.
+        """
         await self.wait_ready(patience_s=patience_s)
         leader = await self.leader(patience_s)
         status = await self.status(leader)
@@ -602,7 +614,7 @@ class LiveCluster:
         return "does not answer over HTTP"
 
     async def not_ready(self, name: str) -> str | None:
-        """Why a node that runs does not serve (`/healthz`); None if it does."""
+        """Return why a running node does not serve (`/healthz`), or None if it does."""
         if not self.running(name):
             raise self._error(name, "is not running")
         answer = await self._get(name, "/healthz")
@@ -668,7 +680,7 @@ class LiveCluster:
         self._config(name).write_text(self._configuration(name))
 
     def _configuration(self, name: str) -> str:
-        """Text of node.toml. JSON strings, numbers and lists are TOML's."""
+        """Return the text of node.toml. JSON strings, numbers and lists are valid TOML."""
         listed = self.everybody if name in self._listing_all else self._founders
         of_cluster: dict[str, Any] = {"secret_file": "secret"}
         if name not in self._on_release:
@@ -695,12 +707,12 @@ class LiveCluster:
 
     def _add_proxies(self) -> None:
         for route in (*self._peer_routes.values(), *self._client_routes.values()):
-            self.toxiproxy.add(route, enabled=False)  # until there is a process behind it
+            self.toxiproxy.add(route, enabled=False)  # until its node's process runs
 
 
 async def _status_of(process: Popen[bytes] | ForkedProcess) -> int:
-    """Wait until a process has ended, and tell its exit status."""
-    with suppress(ProcessLookupError):  # it is gone, and its status known
+    """Wait until a process has ended, and return its exit status."""
+    with suppress(ProcessLookupError):  # it has ended, and its status is known
         handle = os.pidfd_open(process.pid)
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(handle, gone.set)  # readable when the process has ended
@@ -715,7 +727,7 @@ async def _status_of(process: Popen[bytes] | ForkedProcess) -> int:
 async def _until(
     reason_against: Callable[[], Any], patience_s: float, complaint: Callable[[str], LiveClusterError]
 ) -> None:
-    """Wait until `reason_against` gives no reason any more."""
+    """Wait until `reason_against` returns None. Raises the error of `complaint` after `patience_s`."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
     while (reason := await reason_against()) is not None:
@@ -725,7 +737,7 @@ async def _until(
 
 
 def _view(status: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """One member, as the cluster's document describes it."""
+    """Return the member's entry in the cluster's document, or None."""
     return next((node for node in status["nodes"] if node["name"] == name), None)
 
 
@@ -734,7 +746,7 @@ def _amqp_url(port: int) -> str:
 
 
 def free_ports() -> Iterator[int]:
-    """Ports that nobody listens on, in random order, so that clusters started together do not meet."""
+    """Yield free ports in random order, so that clusters started together use different ports."""
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

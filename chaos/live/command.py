@@ -1,4 +1,4 @@
-"""`python -m chaos run`: a run from the command line, its verdict, its report.
+"""`python -m chaos run`: carries out a run from the command line, judges it and writes its report.
 
 Invariant: the status is 0 only if the run went as planned and every promise was kept.
 """
@@ -34,11 +34,11 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 class OptionError(OperatingError):
-    """What was asked for does not exist or makes no sense."""
+    """An option is unknown or makes no sense."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a run and judge it; gives the exit status."""
+    """Carry out a run and judge it; return the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         options = _options(arguments, f"python -m chaos run {shlex.join(without_password(argv))}")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def without_password(argv: Sequence[str]) -> list[str]:
-    """The command line as anybody may see it: it is in the report."""
+    """Return the command line without passwords, because it is shown in the report."""
     shown: list[str] = []
     for before, word in pairwise(("", *argv)):
         name, equals, _ = word.partition("=")
@@ -67,7 +67,7 @@ def without_password(argv: Sequence[str]) -> list[str]:
 
 
 def _judge(directory: Path) -> bool:
-    """Check the run and write its report; whether every promise was kept."""
+    """Check the run and write its report; return whether every promise was kept."""
     # Spark and the plotting library are large, and a run without a check works without them.
     from chaos import report  # noqa: PLC0415
     from chaos.pipeline import job  # noqa: PLC0415
@@ -94,8 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--endpoints", help="host:port,... of a cluster that is there: it is loaded, not hurt"
     )
-    # Called as those of `qq` (qq/cli/options.py), and they become a login in the same place. They are declared anew
-    # because here they go with --endpoints, and there is no context that could have them.
+    # Named like the options of `qq` (qq/cli/options.py), and turned into a login by the same function. They are
+    # declared here again because they belong to --endpoints, and chaos has no context that could hold them.
     parser.add_argument("--user", help="with --endpoints; default: QQ_USER of the environment, or guest")
     passwords = parser.add_mutually_exclusive_group()
     passwords.add_argument(
@@ -133,7 +133,7 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
 
 
 def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The faults that are asked for. Raises OptionError if they are for a cluster that is not ours."""
+    """Return the requested faults. Raises OptionError if they are for a cluster that chaos did not start."""
     names = arguments.nemesis
     if names == NONE or (names is None and arguments.endpoints is not None):
         return ()
@@ -144,7 +144,7 @@ def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "90s", "5m", "1h" or "90". Raises OptionError."""
+    """Return the seconds of "90s", "5m", "1h" or "90". Raises OptionError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if not seconds:
@@ -153,7 +153,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
-    """The nodes n1, n2, ... of "host:port,host:port". Raises OptionError."""
+    """Return the endpoints n1, n2, ... of "host:port,host:port". Raises OptionError."""
     endpoints = []
     for number, part in enumerate(text.split(","), start=1):
         host, _, port = part.strip().rpartition(":")

@@ -1,16 +1,16 @@
-"""A node's real disk that can be full or slow, and that knows what would be left of it without power.
+"""A node's real disk that can be full or slow, and that can be rolled back as by a power loss.
 
-While the node runs, every change that is not durable at once is written to a journal before it is made, and every file
-has a second name in a side directory, so that its content outlives its removal. All of it survives SIGKILL. When the
-node is down, `lose_power` rolls the data directory back.
+While the node runs, every change that is not durable at once is written to a journal before it is made. Every file has
+a second name in a side directory, so that its content outlives its removal. All of it survives SIGKILL. When the node
+is down, `lose_power` rolls the data directory back.
 
     SIDE/journal         JSON, one change a line
     SIDE/files/NUMBER    second names (hard links) of the files that may have a name after a power loss
 
-What a power loss may take is the simulated disk's to say (chaos/sim/world/disk.py): the journal is replayed on one.
+The simulated disk (chaos/sim/world/disk.py) decides which changes a power loss takes: the journal is replayed on it.
 
-Invariant: what the node was told is durable stays; of the rest chance takes what it wants. Without a power loss nothing
-that was written is lost.
+Invariant: data that the node knows to be durable stays; unsynced data is lost at random. Without a power loss all
+written data stays.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 _JOURNAL = "journal"
 _FILES = "files"
-_LOCK = "lock"  # made anew by every process that opens the directory
+_LOCK = "lock"  # created anew by every process that opens the directory
 _PART_BYTES = 64 * 1024
 _OF_CONTENT = ("sync", "truncate", "overwrite")
 
 
 class FaultyDisk(RealDisk):
-    """The data directory `root`, whose history is kept in `side`; both are on one file system."""
+    """The data directory `root`, with its history in `side`; both must be on the same file system."""
 
     full = False
-    """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
+    """Whether every operation that needs space fails with ENOSPC; appends write a part first."""
 
     sync_delay_s = 0.0
-    """How much longer a sync takes, on average."""
+    """Mean seconds that each sync is delayed."""
 
     def __init__(self, root: Path, side: Path) -> None:
         super().__init__(root)
         self.chance = Random(0)
-        """The random numbers for how much a failing append writes, and how long a slow sync takes."""
+        """Random numbers for the length of failing appends and the delay of slow syncs."""
         self._root_path = root
         self._lock_changes = threading.RLock()
         self._history = History(root, side, self.chance)
@@ -99,7 +99,7 @@ class FaultyDisk(RealDisk):
             super().remove(path)
 
     def remove_in_parts(self, path: str) -> None:
-        """In two parts, of which the first is small: what it takes is noted."""
+        """Remove a file in two parts; the first is small, because the journal must hold its bytes."""
         with closing(self.open(path)) as file:
             file.truncate(max(file.size - _PART_BYTES, 0))
         self.remove(path)
@@ -119,7 +119,7 @@ class FaultyDisk(RealDisk):
 
     def sync_directory(self, path: str) -> None:
         self.delay_sync()
-        with self._lock_changes:  # a change that is made meanwhile would be taken for durable
+        with self._lock_changes:  # a concurrent change would be taken for durable
             super().sync_directory(path)
             self._history.note("syncdir", path)
 
@@ -133,7 +133,7 @@ class FaultyDisk(RealDisk):
         super().close()
         self._history.close()
 
-    # For its files
+    # Called by its files
 
     def note(self, change: str, *details: int | str) -> None:
         with self._lock_changes:
@@ -153,7 +153,7 @@ class FaultyDisk(RealDisk):
             time.sleep(self.chance.uniform(0.5, 1.5) * self.sync_delay_s)
 
     def _must_exist(self, path: str) -> None:
-        """Raise the error that the change would raise, before it is noted."""
+        """Raise the error that the change would raise, before it is recorded."""
         (self._root_path / path).lstat()
 
 
@@ -190,12 +190,12 @@ class FaultyFile(RealFile):
 
 @dataclass(slots=True)
 class _Durable:
-    """The durable part of a file: its first `size` bytes as they are, and former bytes behind these."""
+    """The durable part of a file: its first `size` bytes as they are, and `hidden` bytes that followed them."""
 
     size: int = 0
     hidden: bytes = b""
     overwritten: bytes | None = None
-    """The whole durable content, if the file was overwritten in place since."""
+    """The complete durable content, if the file was overwritten in place since."""
 
     def truncate(self, size: int, cut: bytes) -> None:
         if size < self.size:
@@ -207,10 +207,10 @@ class _Durable:
 
 
 class History:
-    """What was done to the data directory `root`, and how much of it is durable."""
+    """The changes of the data directory `root`, and which of them are durable."""
 
     def __init__(self, root: Path, side: Path, chance: Random) -> None:
-        """Go on where the process before stopped; a directory without history counts as durable."""
+        """Continue after the previous process; a directory without history counts as durable."""
         self._root = root
         self._files = side / _FILES
         self._journal = side / _JOURNAL
@@ -232,12 +232,12 @@ class History:
     # While the node runs
 
     def note(self, change: str, *details: int | str) -> None:
-        """Write down a change that is about to be made, or a sync that is done."""
+        """Record a change that is about to be made, or a finished sync."""
         os.write(self._descriptor, _line([change, *details]))
         self._apply(change, *details)
 
     def create(self, path: str) -> None:
-        """Make an empty file; raises FileExistsError."""
+        """Create an empty file. Raises FileExistsError."""
         target = self._root / path
         if target.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -249,21 +249,21 @@ class History:
         target.hardlink_to(second)
 
     def number(self, path: str) -> int:
-        """The number of the file with this name; raises FileNotFoundError."""
+        """Return the number of the file with this name. Raises FileNotFoundError."""
         inode = self._model.by_path.get(path)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return self._numbers[inode]
 
     def is_overwritten(self, number: int) -> bool:
-        """Whether the content that is durable is noted already."""
+        """Return whether the durable content of an overwritten file is recorded already."""
         durable = self._durable.get(number)
         return durable is not None and durable.overwritten is not None
 
-    # Before and after
+    # Start and end
 
     def _changes_to_what_is_there(self) -> list[list[Any]]:
-        """Give every file a second name; what is noted then makes everything durable."""
+        """Give every file a second name, and return changes that record everything as durable."""
         changes: list[list[Any]] = []
         directories = [""]
         for number, found in enumerate(sorted(self._root.rglob("*")), 1):
@@ -294,7 +294,7 @@ class History:
             self._apply(*change)
 
     def _was_made(self, change: str, *details: Any) -> bool:
-        """Whether the last change noted was carried out before the process ended."""
+        """Return whether the last recorded change was carried out before the process ended."""
         match change:
             case "create":
                 return (self._root / details[1]).exists()
@@ -333,7 +333,7 @@ class History:
 
     def _apply_to_content(self, change: str, number: int, size_or_old: Any, cut: str = "") -> None:
         durable = self._durable.get(number)
-        if durable is None:  # it is open and has no name any more
+        if durable is None:  # the file is open and has no name any more
             return
         if change == "sync":
             self._durable[number] = _Durable(size_or_old)
@@ -343,7 +343,7 @@ class History:
             durable.overwritten = base64.b64decode(size_or_old)
 
     def _forget_unreachable(self) -> None:
-        """Give the space of files back that no power loss can bring back."""
+        """Delete files that no power loss can bring back, to free their space."""
         reachable = set(self._model.all_inodes())
         for inode in [known for known in self._numbers if known not in reachable]:
             number = self._numbers.pop(inode)
@@ -353,7 +353,7 @@ class History:
     # The power loss
 
     def lose_power(self) -> int:
-        """Roll the data directory back, as chance has it, and begin anew; how many bytes were not durable."""
+        """Roll the data directory back at random, and begin a new history; return the bytes that were not durable."""
         rewritten = [inode for inode, number in self._numbers.items() if self._fill(inode, number)]
         at_risk = sum(len(inode.content) - self._durable[self._numbers[inode]].size for inode in rewritten)
         self._model.crash(power_loss=True)
@@ -366,7 +366,8 @@ class History:
             if inode in rewritten:
                 kept.write_bytes(inode.content)
             if inode in placed:
-                # Both names of a rename that was half undone: of one file, a further rename would do nothing (POSIX).
+                # Both names of a half-undone rename: if they were the same file, a further rename would do nothing
+                # (POSIX).
                 shutil.copyfile(kept, new / path)
             else:
                 (new / path).hardlink_to(kept)
@@ -380,7 +381,7 @@ class History:
         return at_risk
 
     def _fill(self, inode: Any, number: int) -> bool:
-        """Tell the model what is in a file, if some of that may be lost."""
+        """Put a file's content into the model and return True, or return False if all of it is durable."""
         durable, kept = self._durable[number], self._files / str(number)
         if durable.is_all(kept.stat().st_size):
             return False
@@ -399,7 +400,7 @@ class History:
 
 
 def lose_power(root: Path, side: Path, seed: int) -> int:
-    """Take from the data directory what a power loss now may take; how many bytes of files were not durable.
+    """Roll the data directory back as a power loss may; return the bytes of files that were not durable.
 
     Its node must be down.
     """

@@ -3,12 +3,12 @@
 Its arguments are `--config node.toml --side DIRECTORY`, and it is forked from a process that has imported the node
 (qq/process/fork_server.py).
 
-    DIRECTORY/faults.json    what is to be wrong now; read again whenever it changes, and at the start
-    DIRECTORY/disk/          what is needed to take back what was never synced (faulty_disk.py)
+    DIRECTORY/faults.json    the present faults; read at the start and whenever the file changes
+    DIRECTORY/disk/          the history that is needed to undo unsynced writes (faulty_disk.py)
 
-On SIGUSR1 it writes into its log what its threads and tasks are doing: for whoever waits for its end in vain.
+On SIGUSR1 it logs the stacks of its threads and tasks, to explain why it does not end.
 
-Invariant: without faults it is the node that `qq serve` is, the same code with the same files.
+Invariant: without faults it is the same node as `qq serve`, with the same code and the same files.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with a node's world."""
+    """The faults of a node's disk and clock."""
 
     disk_full: bool = False
-    """Whether every operation that needs space fails with ENOSPC, and no free space is reported."""
+    """Whether every operation that needs space fails with ENOSPC, with 0 bytes reported as free."""
     sync_delay_s: float = 0.0
-    """How much longer every sync takes, on average."""
+    """Mean seconds that each sync is delayed."""
     seed: int = 0
     """The seed for the random parts of the two faults above."""
     clock_offset_ms: int = 0
-    """How far the wall clock is off."""
+    """Offset of the wall clock in ms."""
 
     @classmethod
     def read(cls, side: Path) -> Self:
@@ -69,7 +69,7 @@ class Faults:
 
 
 class FaultyRuntime(AsyncioRuntime):
-    """A node's clock, off by as much as the faults say."""
+    """A node's runtime with an offset wall clock."""
 
     offset_ms = 0
 
@@ -78,7 +78,7 @@ class FaultyRuntime(AsyncioRuntime):
 
 
 class _World:
-    """The disk and the clock of the node in this process, made anew when the node starts anew."""
+    """The disk and the clock of the node in this process; new objects at each start of the node."""
 
     def __init__(self, side: Path) -> None:
         self._side = side
@@ -87,7 +87,7 @@ class _World:
         self._faults = Faults.read(side)
 
     def begin(self) -> None:
-        """Go by the faults from now on, whenever they change."""
+        """Start the thread that applies the faults whenever they change."""
         threading.Thread(target=self._follow, name="faults", daemon=True).start()
 
     async def run(self, config: NodeConfig) -> None:

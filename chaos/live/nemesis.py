@@ -1,14 +1,14 @@
-"""What is done to a cluster: faults, alone and mixed, in an order that a seed gives.
+"""The nemesis: injects faults into a live cluster, alone and mixed, in an order that a seed determines.
 
-A fault first chooses its victims; what it gives back then hurts them, and makes it good after some seconds. Who drives
-it writes the history.
+A fault first chooses its victims. It returns a `Harm`, which hurts them and repairs them some seconds later. The caller
+writes the history.
 
-What stops nodes or touches their disks comes one at a time; a fault of the network may fall together with it. So no
-more than one node at once lacks what only its peers can give back (wiped, replaced, just joined, or with a damaged
-segment): losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes
-that die all at once, or all disks that lose what was not synced, must not lose anything.
+Faults that stop nodes or touch their disks come one at a time; a fault of the network may coincide with them. So at
+most a single node lacks data that only its peers have (wiped, replaced, just joined, or with a damaged segment). The
+loss of a second log would then lose confirmed messages, which no such system can prevent. But a crash of all processes,
+or the loss of all unsynced data on all disks, must not lose any message.
 
-Invariant: after a fault, also one that failed half-way, `heal` leaves a cluster that is whole, or says what is not.
+Invariant: after a fault, even a fault that failed half-way, `heal` leaves a healthy cluster, or reports its defect.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 
 DURATION_S = (2.0, 8.0)
-"""How long a fault lasts."""
+"""Seconds that a fault lasts."""
 GAP_S = (2.0, 6.0)
-"""How long it is quiet between two of the same kind, once the processes are up."""
+"""Seconds of quiet between two faults of the same lane, after the processes are up."""
 REPAIR_PATIENCE_S = 60.0
 NOTICE_PATIENCE_S = 30.0
-"""How long a node may take to find a flipped bit before it is taken back."""
+"""Seconds in which a node may find a flipped bit before it is flipped back."""
 HEAL_PATIENCE_S = 90.0
 CLIENTS_CUT = 0.4
-"""How many of the partitions that cut some nodes off cut them off from their clients, too."""
+"""Probability that a partition also cuts the isolated nodes off from their clients."""
 MEMBERS_MIN = 3
-"""To how few members a cluster shrinks."""
+"""Members that a cluster keeps at least."""
 BACK = 0.4
-"""How many of the steps of an upgrade go back, once there is a node that can."""
+"""Probability that a step of an upgrade goes back, when a node can go back."""
 NODES, CLIENTS = "nodes", "clients"
-"""Whom a node has connections with."""
+"""The two kinds of peers that a node has connections with."""
 
 NO_FAULTS = Faults()
 
 _CLOCK_JUMPS_MS = (300_000, 3 * 86_400_000)
-"""The longest jumps: each time one of these is chosen as the limit."""
+"""Upper bounds of clock jumps in ms; each jump draws a bound first."""
 _ELECTION_PATIENCE_S = 10.0
 _FLAP_S = 0.3
 _LAG_S = 0.7
@@ -70,12 +70,15 @@ class Record(Protocol):
     """Writes a row of the history."""
 
     def __call__(self, kind: str, fault: str, nodes: Sequence[str], detail: str, /) -> None:
-        """`kind` is invoke, then ok or fail, or alone info if the fault was left out; `detail` is JSON."""
+        """Write a row.
+
+        `kind` is invoke, then ok or fail; or only info if the fault was left out. `detail` is JSON.
+        """
         ...
 
 
 class NemesisError(OperatingError):
-    """There is no such fault."""
+    """An unknown fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Harm:
     end: Callable[[], Awaitable[object]]
     """End the fault; also called after a `begin` that failed."""
     lasts: bool = True
-    """Whether the fault is left alone for a while before it is ended."""
+    """Whether to wait between `begin` and `end`."""
 
 
 # Processes
@@ -117,7 +120,7 @@ def _killed(cluster: LiveCluster, names: Sequence[str]) -> Harm:
 
 
 async def pause(cluster: LiveCluster, chance: Random) -> Harm:
-    """Freeze processes, in half of the cases the leader's."""
+    """Freeze processes; in half of the cases the leader's."""
     names = _some(cluster, chance)
     if chance.random() < 0.5:
         names = [await cluster.leader(_ELECTION_PATIENCE_S)]
@@ -139,7 +142,7 @@ async def restart(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def rolling_restart(cluster: LiveCluster, chance: Random) -> Harm:
-    """Restart one node after the other, as an update does: the next one when the last one serves."""
+    """Restart the nodes in turn, as an update does: the next node after the previous node serves."""
     names = chance.sample(cluster.names, len(cluster.names))
     return Harm(names, {}, partial(_roll, cluster, names), partial(_start, cluster, names), lasts=False)
 
@@ -151,11 +154,11 @@ async def _roll(cluster: LiveCluster, names: Sequence[str]) -> None:
         await cluster.wait_ready(name)
 
 
-# What operators do
+# Operators
 
 
 async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
-    """Change the secret of the nodes as an operator does, up to the restarts that end the old connections."""
+    """Change the secret of the nodes as an operator does, with the restarts that end the old connections."""
     names = chance.sample(cluster.names, len(cluster.names))
 
     async def rotate() -> None:
@@ -171,7 +174,7 @@ async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def member_add(cluster: LiveCluster, chance: Random) -> Harm:
-    """Have a node that is no member join; it may have been one before, with another directory."""
+    """Let a node join; it may have been a member before, with a different directory."""
     if not cluster.absent:
         raise LiveClusterError(f"{len(cluster.names)} members are the most")
     await cluster.wait_caught_up(REPAIR_PATIENCE_S)
@@ -180,7 +183,7 @@ async def member_add(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def member_remove(cluster: LiveCluster, chance: Random) -> Harm:
-    """Remove a member: the leader, one of those that are up, or one that was killed before."""
+    """Remove a member: the leader, a running node, or a node that was killed before."""
     if len(cluster.names) <= MEMBERS_MIN:
         raise LiveClusterError(f"{MEMBERS_MIN} members are the fewest")
     name = await _spared(cluster, chance)
@@ -198,9 +201,9 @@ async def member_remove(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def replace(cluster: LiveCluster, chance: Random) -> Harm:
-    """Replace a node whose directory is lost: by itself with an empty one, or by a node with another name.
+    """Replace a node whose directory is lost: by an empty directory of its own, or by a node with a new name.
 
-    Where two can be missed, another one is down meanwhile.
+    In a cluster that can spare two nodes, a second node is down meanwhile.
     """
     lost = await _spared(cluster, chance)
     new = chance.choice([lost, *cluster.absent])
@@ -209,7 +212,7 @@ async def replace(cluster: LiveCluster, chance: Random) -> Harm:
     detail = {"by": new, "down": down}
 
     async def lose() -> None:
-        if new != lost:  # nobody is to be started again while others are down
+        if new != lost:  # no node should be restarted while others are down
             await cluster.list_everybody(cluster.names)
         await _kill(cluster, [lost, *down])
         await cluster.wipe(lost)
@@ -217,7 +220,7 @@ async def replace(cluster: LiveCluster, chance: Random) -> Harm:
             await cluster.replace(lost)
             await cluster.start(lost)
             await cluster.wait_votes(lost)
-        else:  # of four voters, two of three would be no majority: first that one goes
+        else:  # two of three would be no majority of four voters, so the lost node is removed first
             await cluster.remove(lost)
             await cluster.join(new)
 
@@ -232,7 +235,7 @@ async def replace(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def _returned(cluster: LiveCluster, name: str) -> None:
-    """Have one that could not be removed come back as a new member, whatever became of that."""
+    """Let a node whose removal may have failed join as a new member, and wait until all nodes have caught up."""
     if name in cluster.names:
         if cluster.running(name):
             await cluster.kill(name)
@@ -246,7 +249,7 @@ async def _all_repaired(cluster: LiveCluster) -> None:
 
 
 async def upgrade(cluster: LiveCluster, chance: Random) -> Harm:
-    """Have a node go over from the release to today's program, or back again as long as another one has not."""
+    """Move a node from the release to today's program, or back while a node still runs the release."""
     old = cluster.on_release
     if not old:
         raise LiveClusterError("all nodes run today's program")
@@ -275,16 +278,16 @@ async def partition_majority(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def partition_leader(cluster: LiveCluster, chance: Random) -> Harm:
-    """Cut the leader off from everybody."""
+    """Cut the leader off from all its peers."""
     leader = await cluster.leader(_ELECTION_PATIENCE_S)
     others = [name for name in cluster.names if name != leader] + _clients_too(chance)
     return _cut(cluster, [leader], _both_ways((leader, other) for other in others))
 
 
 async def partition_ring(cluster: LiveCluster, chance: Random) -> Harm:
-    """Each node hears a majority, and each another one: its neighbours in a ring.
+    """Let each node reach its two neighbours in a ring only, so that all nodes have different majorities.
 
-    In a ring of three everybody is a neighbour: there what is said passes in one direction only.
+    In a ring of three all nodes are neighbours, so there each link passes bytes in a single direction only.
     """
     ring = chance.sample(cluster.names, len(cluster.names))
     forward = [(ring[place - 1], name) for place, name in enumerate(ring)]
@@ -295,14 +298,14 @@ async def partition_ring(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def partition_bridge(cluster: LiveCluster, chance: Random) -> Harm:
-    """Two halves do not hear each other; one node, the bridge, hears both."""
+    """Separate two halves that only a single node, the bridge, can both reach."""
     _bridge, *others = chance.sample(cluster.names, len(cluster.names))
     half = len(others) // 2
     return _cut(cluster, others, _both_ways((one, other) for one in others[:half] for other in others[half:]))
 
 
 async def partition_one_way(cluster: LiveCluster, chance: Random) -> Harm:
-    """A node is not heard, or does not hear, by some others or by all."""
+    """Drop all bytes from a node, or all bytes to a node, for some peers or for all."""
     victim, *others = chance.sample(cluster.names, len(cluster.names))
     others = others[: chance.randint(1, len(others))] + _clients_too(chance)
     if chance.random() < 0.5:
@@ -311,7 +314,7 @@ async def partition_one_way(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 def _clients_too(chance: Random) -> list[str]:
-    """`[CLIENTS]` if they are to be cut off too, else nothing."""
+    """Return `[CLIENTS]` if the clients must be cut off too, else []."""
     return [CLIENTS] if chance.random() < CLIENTS_CUT else []
 
 
@@ -320,14 +323,14 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, str]]) -> Harm:
-    """Drop what is said this way. Connections stay open meanwhile, and break when it passes again."""
+    """Drop bytes in these directions. Connections stay open meanwhile, and break when bytes pass again."""
     detail = {"cut": [f"{source}>{target}" for source, target in ways]}
     links = [link for source, target in ways for link in _links(cluster, source, target)]
     return _hurt(cluster, names, detail, links, "timeout", timeout=0)
 
 
 def _links(cluster: LiveCluster, source: str, target: str) -> Sequence[ProxyStream]:
-    """What a node says to another one or to its clients, or they to it."""
+    """Return the streams from a source to a target; either may be the clients of a node."""
     if target == CLIENTS:
         return cluster.clients_of(source)[1:]
     return cluster.clients_of(target)[:1] if source == CLIENTS else cluster.links(source, target)
@@ -350,7 +353,7 @@ async def bandwidth(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def slicer(cluster: LiveCluster, chance: Random) -> Harm:
-    """Let what is said arrive in small pieces."""
+    """Let bytes arrive in small pieces."""
     size = chance.randint(16, 512)
     return _slow(
         cluster, chance, "slicer", average_size=size, size_variation=size // 2, delay=chance.randint(0, 50)
@@ -358,7 +361,7 @@ async def slicer(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) -> Harm:
-    """Hurt the links of all nodes or of one of them: with other nodes, with clients, or both."""
+    """Hurt the links of a single node or of all nodes: with peers, with clients, or both."""
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
     whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
     links: list[ProxyStream] = []
@@ -393,7 +396,7 @@ async def reset_peer(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def client_reset(cluster: LiveCluster, chance: Random) -> Harm:
-    """Reset all connections of the clients of one node or of all, again and again."""
+    """Reset all connections of the clients of a single node or of all nodes, again and again."""
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
     return _reset(cluster, names, [cluster.clients_of(name)[0] for name in names], chance.randint(1, 3))
 
@@ -404,7 +407,7 @@ def _reset(cluster: LiveCluster, names: Sequence[str], links: Sequence[ProxyStre
     async def flap() -> None:
         for _ in range(times):
             await harm.begin()
-            await asyncio.sleep(_FLAP_S)  # a connection is reset when it carries something
+            await asyncio.sleep(_FLAP_S)  # a connection is reset when it carries bytes
             await harm.end()
             await asyncio.sleep(_FLAP_S)
 
@@ -443,7 +446,10 @@ def _faulty(cluster: LiveCluster, names: Sequence[str], **faults: float) -> Harm
 
 
 async def power_loss(cluster: LiveCluster, chance: Random) -> Harm:
-    """Take from one node, or from all at once, what was not synced. Their disks are slow before, so there is some."""
+    """Remove unsynced writes from a single node or from all nodes at once.
+
+    The disks are slow before, so that some writes are unsynced.
+    """
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
     seeds = {name: chance.getrandbits(32) for name in names}
     detail: dict[str, Any] = {"seeds": seeds}
@@ -464,10 +470,10 @@ async def power_loss(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def bit_flip(cluster: LiveCluster, chance: Random) -> Harm:
-    """Damage a segment of one node while it is down; its peers must give it back what it has lost.
+    """Damage a segment of a node while it is down; its peers must restore the lost data.
 
-    It finds the damage when it reads the place, or verifies the segment, which may be much later; so long the damage is
-    not left: two nodes with damage in the same place could not help each other.
+    The node finds the damage when it reads the place or verifies the segment, which may be much later. The damage is
+    not left that long, because two nodes with damage in the same place could not help each other.
     """
     name, seed = await _spared(cluster, chance), chance.getrandbits(32)
     detail: dict[str, Any] = {"seed": seed}
@@ -490,7 +496,7 @@ async def bit_flip(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def wipe(cluster: LiveCluster, chance: Random) -> Harm:
-    """Delete one node's data directory while it is down."""
+    """Delete a node's data directory while it is down."""
     name = await _spared(cluster, chance)
 
     async def delete() -> None:
@@ -501,27 +507,27 @@ async def wipe(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def _spared(cluster: LiveCluster, chance: Random) -> str:
-    """Choose a node that the others can do without: they have everything that it has."""
+    """Choose a node whose data its peers hold completely."""
     await cluster.wait_caught_up(REPAIR_PATIENCE_S)
     return chance.choice(cluster.names)
 
 
 class Flip(NamedTuple):
-    """A bit that is not as it was."""
+    """A flipped bit."""
 
     file: Path
     bit: int
     inode: int
 
     def invert(self) -> None:
-        """Flip the bit, unless the file has been replaced by another one."""
+        """Flip the bit, unless the file was replaced."""
         with suppress(FileNotFoundError), self.file.open("r+b") as file:
             if os.fstat(file.fileno()).st_ino == self.inode:
                 (byte,) = os.pread(file.fileno(), 1, self.bit // 8)
                 os.pwrite(file.fileno(), bytes((byte ^ 1 << self.bit % 8,)), self.bit // 8)
 
     def is_there(self) -> bool:
-        """Whether the damaged file is still in its place."""
+        """Return whether the damaged file is still in its place."""
         try:
             return self.file.stat().st_ino == self.inode
         except FileNotFoundError:
@@ -529,7 +535,7 @@ class Flip(NamedTuple):
 
 
 def flip_bit(data_dir: Path, chance: Random) -> Flip:
-    """Flip a bit in a segment. Raises LiveClusterError if there is none."""
+    """Flip a random bit in a segment. Raises LiveClusterError if the directory has no segment."""
     segments = sorted(found for found in data_dir.glob("groups/*/log/*") if found.suffix in _SEGMENTS)
     if not segments:
         raise LiveClusterError(f"{data_dir} holds no segment")
@@ -541,7 +547,7 @@ def flip_bit(data_dir: Path, chance: Random) -> Flip:
 
 
 async def _is_noticed(flip: Flip) -> bool:
-    """Whether the damaged file is found and replaced in good time; otherwise the bit is flipped back."""
+    """Return whether the node replaces the damaged file in time; otherwise flip the bit back."""
     try:
         async with asyncio.timeout(NOTICE_PATIENCE_S):
             while flip.is_there():  # noqa: ASYNC110 -- a file has no event
@@ -552,11 +558,11 @@ async def _is_noticed(flip: Flip) -> bool:
     return True
 
 
-# What the faults have in common
+# Shared helpers
 
 
 def _some(cluster: LiveCluster, chance: Random) -> Sequence[str]:
-    """Some nodes, from one to all."""
+    """Return a random number of nodes, at least a single node."""
     return chance.sample(cluster.names, chance.randint(1, len(cluster.names)))
 
 
@@ -571,7 +577,7 @@ async def _start(cluster: LiveCluster, names: Sequence[str]) -> None:
             await cluster.start(name)
 
 
-# What there is
+# The table of faults
 
 
 _NETWORK = (
@@ -601,14 +607,14 @@ _OPERATOR = (rotate_secret, member_add, member_remove, replace)
 _DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)
 _FAULTS = {fault.__name__: fault for fault in (*_PROCESS, *_NETWORK, *_DISK, *_OPERATOR, upgrade)}
 _NOT_ON_RELEASE = {fault.__name__ for fault in (*_OPERATOR, clock_jump, disk_full, slow_fsync, power_loss)}
-"""What a release of before knows nothing of, or a disk or a clock that only today's program has here."""
+"""Faults that release 0.1 does not support, or that need the disk or clock of today's program."""
 
 NAMES = tuple(_FAULTS)
 ALL = "all"
 JOINING = {member_add.__name__, replace.__name__}
-"""With these, nodes come that were no members."""
+"""Faults that let new nodes join."""
 UPGRADE = upgrade.__name__
-"""It is in no group: what it needs is a cluster that begins with a release."""
+"""In no group, because it needs a cluster that begins with a release."""
 GROUPS = {
     ALL: tuple(name for name in NAMES if name != UPGRADE),
     "network": tuple(fault.__name__ for fault in _NETWORK),
@@ -619,7 +625,7 @@ GROUPS = {
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """The faults that names of faults and groups mean, each once; raises NemesisError."""
+    """Return the faults that these names of faults and groups mean, each once. Raises NemesisError."""
     found: dict[str, None] = {}
     for name in names:
         if name not in _FAULTS and name not in GROUPS:
@@ -632,10 +638,10 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 
 
 async def run(cluster: LiveCluster, names: Iterable[str], seed: int, until_s: float, record: Record) -> None:
-    """Hurt the cluster with these faults, or groups of them, for so many seconds from now.
+    """Hurt the cluster with these faults, or groups of them, for `until_s` seconds.
 
-    A fault that cannot be carried out, or not be made good, is recorded as failed, and what follows goes on: `heal`
-    must follow in any case.
+    A fault that cannot be carried out or repaired is recorded as failed, and the run goes on. `heal` must follow in any
+    case.
     """
     wanted = chosen(names)
     ends_s = asyncio.get_running_loop().time() + until_s
@@ -656,12 +662,12 @@ async def _hurt_until(
     bag: list[str] = []
     while True:
         gap_s, duration_s = chance.uniform(*GAP_S), chance.uniform(*DURATION_S)
-        with suppress(LiveClusterError):  # it is hurt all the same
+        with suppress(LiveClusterError):  # it is hurt even if it has not started
             await cluster.wait_started(max(ends_s - clock(), 0.0))
         if clock() + gap_s >= ends_s:
             return
         await asyncio.sleep(gap_s)
-        if not bag:  # each of them once before one comes again, so that a short run sees as many as it can
+        if not bag:  # each fault once before any repeats, so that a short run has many kinds
             bag = chance.sample(names, len(names))
         await carry_out(bag.pop(), cluster, Random(chance.getrandbits(64)), duration_s, record)
 
@@ -669,12 +675,12 @@ async def _hurt_until(
 async def carry_out(
     name: str, cluster: LiveCluster, chance: Random, duration_s: float, record: Record
 ) -> bool:
-    """Begin a fault, wait, end it; returns whether it went as intended."""
+    """Begin a fault, wait, end it; return whether it went as intended."""
     try:
         if name in _NOT_ON_RELEASE:
             await cluster.wait_upgraded(patience_s=0.0)
         harm = await _FAULTS[name](cluster, chance)
-    except LiveClusterError as error:  # there is no leader to be hurt, or the last fault is not over
+    except LiveClusterError as error:  # no leader is known, or the previous fault is not over
         record("info", name, (), json.dumps({"left out": _line(error)}))
         return False
     record("invoke", name, harm.nodes, json.dumps(harm.detail))
@@ -694,14 +700,14 @@ async def carry_out(
 
 
 def _line(error: Exception) -> str:
-    """The error in one line, without the lines of a log."""
+    """Return the first line of an error, without log lines."""
     return str(error).partition("\n")[0]
 
 
 async def heal(cluster: LiveCluster, patience_s: float = HEAL_PATIENCE_S) -> None:
-    """End all faults, finish an upgrade, and wait until all members serve, have caught up and agree who they are.
+    """End all faults, finish an upgrade, and wait until all members serve, have caught up and agree on the members.
 
-    Raises LiveClusterError that names the node that has not, or that ended by itself meanwhile, and its last log lines.
+    Raises LiveClusterError that names the node that failed, or that ended unexpectedly, with its last log lines.
     """
     await cluster.relieve()
     for name in cluster.names:

@@ -1,6 +1,6 @@
-"""The code of a release, taken out of the repository's history: nodes that are to be upgraded begin with it.
+"""The code of a release, taken from the repository's history: nodes of an upgrade run begin with it.
 
-Invariant: a clone without that history is told in one line.
+Invariant: a clone without that history gives a one-line error.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from qq.errors import OperatingError
 
 ROOT = Path(__file__).parents[2]
-"""The code of this program."""
+"""The directory of this program's code."""
 COMMITS = {"0.1": "55b39eb"}
 """The commit of each release."""
 
 
 class ReleaseError(OperatingError):
-    """The code of the release is not here."""
+    """The code of the release is not available."""
 
 
 def unpack(release: str, directory: Path) -> None:
-    """Write the code of a release to a directory, which is made; raises ReleaseError, and then nothing is written."""
+    """Write the code of a release to a new directory. Raises ReleaseError before it writes anything."""
     commit = COMMITS[release]
     command = ("git", "archive", commit)
     try:
@@ -44,10 +44,10 @@ def unpack(release: str, directory: Path) -> None:
 
 
 def serve_command(program: Path) -> tuple[str, ...]:
-    """Tell the command of a node, without its options, that runs the code in this directory."""
+    """Return the command of a node that runs the code in this directory, without its options."""
     return (sys.executable, "-P", str(program / "qq" / "__main__.py"), "serve")
 
 
 def environment(program: Path) -> dict[str, str]:
-    """Tell the variables that such a node needs besides its others."""
+    """Return the environment variables that such a node needs additionally."""
     return {"PYTHONPATH": str(program)}

@@ -1,6 +1,6 @@
-"""A run against processes: a cluster of our own that is hurt, or one that is there.
+"""A run against processes: either a cluster started for the run, which is hurt, or an existing cluster.
 
-Invariant: a cluster that is not ours is hurt by nobody here, and left as it was.
+Invariant: an existing cluster is never hurt, and is left as it was.
 """
 
 from __future__ import annotations
@@ -33,25 +33,30 @@ ROOT = Path("var/chaos")
 PEACE_S = 3.0
 PROGRESS_S = 5.0
 MOVE_AGAIN_S = 1.0
-"""After how long it is tried again to have messages moved: nodes of the first release do not know how to."""
+"""Seconds between attempts to start a move, because nodes of the first release have no moves."""
 CLOSING_PATIENCE_S = 10.0
 QUIET_S = 10.0
-"""A drained queue has been empty for so long. What a dead client held comes back when its heartbeats are missed."""
+"""Seconds that a drained queue must have been empty and silent.
+
+A dead client's messages return when its heartbeats are missed.
+"""
 QUIET_ELSEWHERE_S = 75.0
-"""The same of a cluster that was there. Who hurts it may take a node's address away with it (as `docker kill` does):
-then nobody hears that the node is dead, and what its clients held comes back after 60 s. It is not among the messages
-that a queue says it has."""
+"""The same for an existing cluster.
+
+A node of it may lose its address together with its process (as with `docker kill`). Then no peer notices the death at
+once, and the messages of its clients return after 60 s. The queue's message count does not include them.
+"""
 LIMITS = {"segment_bytes": 1_000_000}
-"""Small segments, so that a short run also has old ones, that are compacted and damaged."""
+"""Small segments, so that a short run has old segments too, which are compacted and damaged."""
 
 FIRST_RELEASE = "0.1"
-"""What the nodes begin with if they are to be upgraded."""
+"""The release that the nodes begin with before an upgrade."""
 
 log = logging.getLogger(__name__)
 
 
 class RunError(OperatingError):
-    """A run that cannot begin, or that could not be carried out: one line."""
+    """A run that cannot begin or could not be carried out, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,15 @@ class Options:
     workloads: tuple[str, ...] = (catalog.ALL,)
     seed: int = 0
     rate: float = 300.0
-    """Messages a second of all workloads together."""
+    """Messages per second of all workloads together."""
     out: Path | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    """Nodes of a cluster that is there: none is started, none is hurt, and the queues are deleted if all went well."""
+    """Nodes of an existing cluster: not started and not hurt; the queues are deleted if all went well."""
     user: str = "guest"
     password: str = "guest"  # noqa: S105 -- every broker's first
     peace_s: float = PEACE_S
     quiet_s: float | None = None
-    """How long nothing may be delivered at the end before empty queues count as drained; None: as long as is usual."""
+    """Seconds without a delivery after which empty queues count as drained; None means the default."""
     command: str = ""
 
 
@@ -81,13 +86,13 @@ class RunResult(NamedTuple):
 
     directory: Path
     problems: Sequence[str]
-    """What did not go as planned, each problem in a line."""
+    """Deviations from the plan, each in a line."""
 
 
 async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = None) -> RunResult:
-    """Carry out a run; its directory has the history and meta.json. Raises OperatingError if it cannot begin.
+    """Carry out a run and write its history and meta.json into its directory.
 
-    With `hurt_by`, that is awaited in place of a nemesis, for as long as it takes.
+    Raises OperatingError if it cannot begin. `hurt_by` is awaited in place of the nemesis, for as long as it takes.
     """
     plan = plan_of(options)
     faults = nemesis.chosen(options.nemesis)
@@ -118,7 +123,7 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
             course = Course(plan, endpoints, _transports(options), recorder)
             about = {
                 "seconds": options.seconds,
-                "nodes": len(options.endpoints) or options.nodes,  # clients know those that may join, too
+                "nodes": len(options.endpoints) or options.nodes,  # clients also know the nodes that may join
                 "nemesis": [] if options.endpoints else list(faults),
                 "versions": made_with | versions.of_harness(),
                 "command": options.command,
@@ -133,14 +138,14 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
                 progress.cancel()
                 moving.cancel()
                 course.write_meta(directory, about)
-        # The clients' libraries are still closing connections to nodes that were dead or frozen.
+        # The clients' libraries are still closing connections to dead or frozen nodes.
         if closing := asyncio.all_tasks() - before:
             await asyncio.wait(closing, timeout=CLOSING_PATIENCE_S)
     return RunResult(directory, course.problems)
 
 
 def plan_of(options: Options) -> Plan:
-    """Make the plan of a run. Raises OperatingError if there is no workload of that name."""
+    """Return the plan of a run. Raises OperatingError for an unknown workload."""
     usual_s = QUIET_ELSEWHERE_S if options.endpoints else QUIET_S
     return Plan(
         catalog.chosen(options.workloads),
@@ -173,9 +178,9 @@ async def _hurt(course: Course, cluster: LiveCluster | None, faults: Sequence[st
 
 
 async def _move(course: Course, cluster: LiveCluster | None) -> None:
-    """Have messages moved that are to be moved, while the run lasts: shovels do that, once the cluster knows them."""
+    """Declare shovels for the queues with moves, again and again until the cluster supports them."""
     if cluster is None:
-        return  # whose HTTP interface is not known
+        return  # the HTTP interface of an existing cluster is unknown
     waiting = {plan.moved_from: plan.name for _, plan in course.plans.values() if plan.moved_from}
     while waiting:
         for source, destination in list(waiting.items()):
@@ -193,7 +198,10 @@ async def _heal(cluster: LiveCluster | None) -> None:
 
 
 async def _reach_all(options: Options) -> list[str]:
-    """Try each endpoint; what they say they are. Raises RunError that names those that cannot be reached."""
+    """Connect to each endpoint and return the products that they introduce.
+
+    Raises RunError with the unreachable endpoints.
+    """
     transport = AioTransport(options.user, options.password)
     told: list[str] = []
     complaints: list[str] = []
@@ -211,7 +219,7 @@ async def _reach_all(options: Options) -> list[str]:
 
 @contextmanager
 def _logging_to(file: Path) -> Generator[None]:
-    """The clients' libraries say much about lost connections: into a file with it, instead of onto the terminal."""
+    """Write the log lines of the clients' libraries, which are many, into a file instead of the terminal."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     loggers = [logging.getLogger(name) for name in ("aio_pika", "aiormq", "asyncio", "chaos", "pika")]
@@ -246,9 +254,9 @@ async def _show_progress(course: Course, recorder: Recorder) -> None:
 
 
 def _endpoints_of(cluster: LiveCluster | None, faults: Sequence[str]) -> tuple[Endpoint, ...]:
-    """Where clients connect: also to those that may join, if any does. They try one after the other.
+    """Return the endpoints for clients, including those of nodes that may join; clients try them in turn.
 
-    At least one of the first nodes stays a member, because fewer can join than have to stay.
+    At least one of the first nodes stays a member, because fewer nodes can join than must stay.
     """
     if cluster is None:
         return ()

@@ -1,12 +1,12 @@
-"""The Toxiproxy server: found, built, started, and told what to do to connections.
+"""The Toxiproxy server: finds, builds and starts it, and sets its proxies and toxics.
 
     python -m chaos.live.toxiproxy --install     build it into the project's tool directory; needs Go
 
-The server is the real one, driven with the package toxiproxy-python. That package keeps the server's address in a class
-(so there is one server a process), knows no timeouts of its own and opens a connection for each call: all of it is
-called here, under one lock, and nowhere else.
+The server is driven with the package toxiproxy-python. That package keeps the server's address in a class (so a process
+can use a single server), has no timeouts of its own and opens a connection for each call. All its calls are made here,
+under a lock.
 
-Invariant: the server ends with the process that started it, however that ends.
+Invariant: the server ends with the process that started it, even after a crash.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ TOOLS = tools.directory() / "bin"
 HOST = "127.0.0.1"
 
 Stream = Literal["upstream", "downstream"]
-"""Upstream is from who connected to the proxy to the server behind it."""
+"""Upstream is from the client of a proxy to the server behind it."""
 
 _START_PATIENCE_S = 10.0
 _POLL_S = 0.02
 _CLIENT_LOCK = threading.Lock()
 _API_ERRORS = (requests.RequestException, InvalidToxic, NotFound, ProxyExists)
-# Run by a Python that becomes the server: the wish to die with the parent survives the exec.
+# Run by a Python that becomes the server: the request to die with the parent survives the exec.
 _BECOME_SERVER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -60,11 +60,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ToxiproxyError(OperatingError):
-    """There is no Toxiproxy server, or it does not do what it is told."""
+    """The Toxiproxy server is missing, or has refused a request."""
 
 
 class Route(NamedTuple):
-    """A proxy: who connects to `listen` talks to `upstream`. Both are ports of the loopback interface."""
+    """A proxy: a connection to `listen` is passed to `upstream`. Both are ports of the loopback interface."""
 
     name: str
     listen: int
@@ -72,7 +72,7 @@ class Route(NamedTuple):
 
 
 def find_server() -> Path:
-    """The binary, from the environment, PATH or the project's tool directory; raises ToxiproxyError."""
+    """Return the binary, from the environment, PATH or the project's tool directory. Raises ToxiproxyError."""
     named = os.environ.get(VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
@@ -87,7 +87,7 @@ def find_server() -> Path:
 
 
 def install() -> Path:
-    """Build the pinned version into the project's tool directory; raises ToxiproxyError."""
+    """Build the pinned version into the project's tool directory and return its path. Raises ToxiproxyError."""
     go = shutil.which("go") or shutil.which("go", path=GO_HOME)
     if go is None:
         raise ToxiproxyError(f"{BINARY} is built with Go, and there is no `go` on PATH or in {GO_HOME}")
@@ -103,10 +103,10 @@ def install() -> Path:
 
 
 class Toxiproxy:
-    """A server of its own. The methods that are not asynchronous wait for its answer, some milliseconds."""
+    """A server of its own. The synchronous methods wait some milliseconds for its answer."""
 
     def __init__(self, port: int, log: Path) -> None:
-        """`port` is where its API is to listen."""
+        """`port` is the port of its API."""
         self._port = port
         self._log = log
         self._client = Client()
@@ -114,7 +114,7 @@ class Toxiproxy:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the server and wait until it answers; raises ToxiproxyError."""
+        """Start the server and wait until it answers. Raises ToxiproxyError."""
         server = find_server()
         _reach_loopback_directly()
         with self._log.open("ab") as log:
@@ -145,14 +145,14 @@ class Toxiproxy:
         await self._process.wait()
 
     def add(self, route: Route, *, enabled: bool = True) -> None:
-        """Make a proxy; raises ToxiproxyError, as all that follow."""
+        """Add a proxy. Raises ToxiproxyError, like all following methods."""
         listen = f"{HOST}:{route.listen}"
         try:
             self._proxies[route.name] = self._call(
                 lambda: self._client.create(f"{HOST}:{route.upstream}", route.name, listen, enabled)
             )
         except KeyError as error:
-            # The client takes every answer for a proxy, also the server's that it cannot make one.
+            # The client takes every answer for a proxy, even the server's error.
             raise ToxiproxyError(
                 f"Toxiproxy on port {self._port} cannot listen on {listen}, "
                 f"for somebody else has taken that by now; see {self._log}"
@@ -163,11 +163,11 @@ class Toxiproxy:
         self._call(self._proxies[name].enable)
 
     def disable(self, name: str) -> None:
-        """End the proxy's connections and refuse new ones, as the address of a process that is gone does."""
+        """End the proxy's connections and refuse new connections, as the address of an ended process does."""
         self._call(self._proxies[name].disable)
 
     def add_toxic(self, proxy: str, toxic: str, kind: str, stream: Stream, **attributes: int) -> None:
-        """Hurt one direction of all connections of the proxy. `kind` and `attributes` are Toxiproxy's own."""
+        """Hurt a direction of all connections of the proxy. `kind` and `attributes` are Toxiproxy's own."""
         self._call(
             lambda: self._proxies[proxy].add_toxic(
                 name=toxic, type=kind, stream=stream, attributes=attributes
@@ -175,11 +175,11 @@ class Toxiproxy:
         )
 
     def remove_toxic(self, proxy: str, toxic: str) -> None:
-        """Remove a toxic. If it dropped data, that closes the connections that it was on."""
+        """Remove a toxic. If it dropped data, its connections are closed."""
         self._call(lambda: self._proxies[proxy].destroy_toxic(toxic))
 
     def toxics(self) -> list[tuple[str, str]]:
-        """Proxy and name of all toxics."""
+        """Return proxy and name of all toxics."""
         return [(name, toxic) for name, proxy in self._proxies.items() for toxic in self._call(proxy.toxics)]
 
     def _call(self, request: Callable[[], Any]) -> Any:
@@ -192,7 +192,7 @@ class Toxiproxy:
 
 
 def _reach_loopback_directly() -> None:
-    """A proxy for the web that is set in the environment is not the way to a server on this machine."""
+    """Exclude loopback from a web proxy in the environment, because that proxy cannot reach this server."""
     for variable in ("NO_PROXY", "no_proxy"):
         hosts = os.environ.get(variable, "").split(",")
         if HOST not in hosts:

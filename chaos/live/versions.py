@@ -1,4 +1,4 @@
-"""What a run was made with: programs, libraries, the commit; the report shows it."""
+"""The programs, libraries and commit of a run, for its report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _GO_MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv?([\w.+-]+)\t
 
 
 def of_own_cluster() -> dict[str, str]:
-    """The nodes are of the code that runs here."""
+    """Return the versions of a cluster that runs this code."""
     return _known({"qq": __version__, "commit": commit(), "toxiproxy": _toxiproxy()})
 
 
 def of_cluster(told: Iterable[str]) -> dict[str, str]:
-    """The nodes were there, and `told` is what they say of themselves; ours is the harness."""
+    """Return the versions of an existing cluster, from its nodes' introductions `told`, and of the harness."""
     return _known({"cluster": "; ".join(sorted(set(told))), "harness": commit() or __version__})
 
 
@@ -39,14 +39,14 @@ def of_harness() -> dict[str, str]:
 
 
 def introduction(server_properties: Mapping[str, object]) -> str:
-    """Product and version of a node as it says them to its clients, and whose it is: qq calls itself RabbitMQ."""
+    """Return product, version and owner as a node introduces itself to its clients: qq calls itself RabbitMQ."""
     said = (server_properties.get(name, "?") for name in ("product", "version", "copyright"))
     product, number, owner = (one.decode() if isinstance(one, bytes) else one for one in said)
     return f"{product} {number} ({owner})"
 
 
 def commit(checkout: Path = _CHECKOUT) -> str | None:
-    """The commit of a checkout, with `-dirty` behind it if its files were changed; None if it is not known."""
+    """Return the commit of a checkout, with `-dirty` if files were changed; `None` if Git does not know it."""
     if not (checkout / ".git").exists():
         return None
     described = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
@@ -65,7 +65,7 @@ def _toxiproxy() -> str | None:
         server = toxiproxy.find_server()
     except toxiproxy.ToxiproxyError:
         return None
-    # One that `go install` has built calls itself `git`; Go has written its version into it.
+    # A binary built by `go install` calls itself `git`; Go has written its version into it.
     with suppress(OSError):
         if built := _GO_MODULE.search(server.read_bytes()):
             return built[1].decode()
@@ -82,7 +82,7 @@ def _java() -> str | None:
 
 
 def _said(command: Sequence[str]) -> str | None:
-    """What a program prints, wherever it prints it; None if it is not there or fails."""
+    """Run a program and return its output, from both streams; `None` if it is missing or fails."""
     try:
         told = subprocess.run(
             command,

@@ -1,9 +1,9 @@
-"""The Java that Spark runs on: found, or brought into the project's tool directory.
+"""Finds the Java that Spark runs on, or downloads it into the project's tool directory.
 
     python -m chaos.pipeline.java             prints its home directory
-    python -m chaos.pipeline.java --install   brings one first if there is none
+    python -m chaos.pipeline.java --install   downloads a Java first if none is found
 
-Looked for in this order: JAVA_HOME, PATH, the tool directory (tools.py). Not here: starting Spark (spark.py).
+The search order is JAVA_HOME, PATH, the tool directory (tools.py). spark.py starts Spark.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _VERSION_TIMEOUT_S = 30.0
 
 
 class JavaError(OperatingError):
-    """There is no Java that would do, or none could be brought."""
+    """No suitable Java was found, or the download failed."""
 
 
 def find() -> Path:
-    """Home directory of the first Java that is new enough. Raises JavaError, which names the remedy."""
+    """Return the home directory of the first Java that is new enough. Raises JavaError, which names the remedy."""
     seen = []
     for home in _candidates():
         version = _version(home)
@@ -48,7 +48,7 @@ def find() -> Path:
 
 
 def install() -> Path:
-    """Download a Java runtime into the tool directory. Raises JavaError."""
+    """Download a Java runtime into the tool directory and return its home. Raises JavaError."""
     directory = tools.directory() / "java"
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -65,13 +65,13 @@ def _candidates() -> Iterator[Path]:
         yield Path(home)
     if java := shutil.which("java"):
         yield Path(java).resolve().parent.parent
-    # On macOS a JDK has its home further down.
+    # On macOS the home of a JDK is in a deeper directory.
     for java in sorted((tools.directory() / "java").glob("**/bin/java"), reverse=True):
         yield java.parent.parent
 
 
 def _version(home: Path) -> int | None:
-    """The major version of the Java in `home`; None if there is none, or it does not run."""
+    """Return the major version of the Java in `home`, or None if it is missing or does not run."""
     try:
         told = subprocess.run(
             [home / "bin" / "java", "-version"],

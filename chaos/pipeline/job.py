@@ -1,9 +1,10 @@
 """Checks a run: `python -m chaos check DIR`.
 
-Reads meta.json and history/ of a run directory, decides whether a promise was broken, writes verdict.json and tables/.
+Reads meta.json and history/ of a run directory, decides whether a promise was broken, and writes verdict.json and
+tables/.
 
-Invariant: what cannot be judged is not valid. A line that is no row, rows that are missing, a run that recorded nothing
-and a Spark that fails are errors of the verdict, each a line. Nor is a run that went otherwise than planned.
+Invariant: a run that cannot be judged is not valid. Broken lines, missing rows, an empty recording and a failure of
+Spark are errors of the verdict, each in a line. A run that deviated from its plan is not valid either.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ from qq.errors import OperatingError
 
 FORMAT = 1
 EXAMPLES = 20
-"""How many rows are shown of each broken promise."""
+"""Rows shown for each broken promise."""
 QUICK_BYTES = 256 * 2**20
-"""A smaller history is judged sooner than it takes to make Spark fast, and fits into memory."""
+"""A smaller history is judged faster than Spark warms up, and fits into memory."""
 PARTITION_BYTES = 64 * 2**20
-"""How much of the history there is for each part that is shuffled: it fits into memory as a hash table."""
+"""Bytes of history per shuffle partition; a partition must fit into memory as a hash table."""
 SHOWN = 100
-"""How many characters of a broken line are shown."""
+"""Characters shown of a broken line."""
 
 Tables = Mapping[str, Table]
-"""What the report shows, by name."""
+"""The report's tables, by name."""
 
 
 class CheckError(OperatingError):
@@ -76,7 +77,7 @@ class Promise:
     name: str
     holds: bool
     checked: int
-    """How many things were looked at: messages, deliveries or transactions."""
+    """Number of messages, deliveries or transactions that were checked."""
     violations: int
     examples: list[dict[str, Any]]
     text: str
@@ -84,7 +85,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is in verdict.json."""
+    """The content of verdict.json."""
 
     valid: bool
     error: str | None
@@ -94,31 +95,31 @@ class Verdict:
     promises: Sequence[Promise] = ()
     figures: Mapping[str, float] = field(default_factory=dict)
     problems: Sequence[str] = ()
-    """What in the run went otherwise than planned."""
+    """Deviations of the run from its plan."""
     format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What meta.json says of the run."""
+    """The description of the run in meta.json."""
 
     started_ns: int
     ended_ns: int
     queues: Mapping[str, Mapping[str, Any]]
     problems: Sequence[str] = ()
     rows: int | None = None
-    """How many rows were recorded; None if meta.json does not say."""
+    """Number of recorded rows; None if meta.json does not have it."""
 
     def described(self) -> list[Mapping[str, Any]]:
-        """The queues in the columns of `QUEUES`."""
+        """Return the queues in the columns of `QUEUES`."""
         return [{**queue, "queue": name} for name, queue in self.queues.items()]
 
     def any_queue(self, key: str) -> bool:
-        """Whether any queue has this property."""
+        """Return whether any queue has this property."""
         return any(queue.get(key) not in {None, False} for queue in self.queues.values())
 
     def reach(self) -> Iterator[Mapping[str, str]]:
-        """The columns of `REACH`: a queue, and one where a message of it may turn up."""
+        """Yield the columns of `REACH`: a queue, and each queue that its messages may reach."""
         for queue in self.queues:
             seen: list[str] = []
             target: str | None = queue
@@ -129,14 +130,14 @@ class Run:
 
 
 class Evidence(NamedTuple):
-    """What was looked at for a promise, and which of it broke it."""
+    """The rows that were checked for a promise, and the violations among them."""
 
     looked_at: DataFrame
     violations: DataFrame
 
 
 def check(directory: Path, master: str = LOCAL) -> Verdict:
-    """Judge a run; writes verdict.json and tables/ into its directory."""
+    """Judge a run; write verdict.json and tables/ into its directory, and return the verdict."""
     started_s = time.monotonic()
     try:
         if not directory.is_dir():
@@ -170,7 +171,7 @@ def _check(directory: Path, master: str, started_s: float) -> Verdict:
 
 
 def read_run(directory: Path) -> Run:
-    """Raises CheckError if meta.json is not there, or not what it should be."""
+    """Read meta.json. Raises CheckError if it is missing or malformed."""
     file = directory / "meta.json"
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
@@ -186,7 +187,7 @@ def read_run(directory: Path) -> Run:
 
 
 def history_files(directory: Path) -> list[Path]:
-    """Raises CheckError if there are none, or one is cut in the middle of a line."""
+    """Return the history's files. Raises CheckError if there are no files, or if the last line of a file is cut."""
     history = directory / "history"
     files = sorted([*history.glob(f"*{SUFFIX}"), *history.glob("*.parquet")])
     if not files:
@@ -218,7 +219,7 @@ def _shown(line: str) -> str:
 
 
 def read_rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Columns of `HISTORY`, `FILE`, `BLOCK`, `PLACE` and `BROKEN`."""
+    """Read the history into the columns of `HISTORY`, `FILE`, `BLOCK`, `PLACE` and `BROKEN`."""
     file = F.col("_metadata.file_path").alias(FILE)
     block = F.col("_metadata.file_block_start").alias(BLOCK)
     place = F.monotonically_increasing_id().alias(PLACE)
@@ -231,19 +232,19 @@ def read_rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def _in_memory(_name: str, frame: DataFrame) -> DataFrame:
-    """Compute it, for the one process that does everything; a file takes longer to write than to fill."""
+    """Compute a table in memory, for a single local process; writing a file would take longer."""
     return frame.localCheckpoint()
 
 
 def _in_files(directory: Path, name: str, frame: DataFrame) -> DataFrame:
-    """Compute it, for all executors: any of them can read files, whichever of them dies."""
+    """Compute a table into files, so that it survives the loss of any executor."""
     place = str(directory / name)
     frame.write.parquet(place)
     return frame.sparkSession.read.schema(frame.schema).parquet(place)
 
 
 class _Check:
-    """One check under way. Tables that are needed more than once are computed once, and kept."""
+    """A check in progress. Tables that are needed more than once are computed once, and kept."""
 
     def __init__(
         self, directory: Path, spark: SparkSession, run: Run, keep: Callable[[str, DataFrame], DataFrame]
@@ -290,7 +291,7 @@ class _Check:
     def _evidence(
         self, about: DataFrame, rows: DataFrame, operations: Mapping[str, Any]
     ) -> dict[str, Evidence]:
-        """The evidence for each promise for which there may be anything to look at."""
+        """Return the evidence for each promise that the run can show evidence for."""
         queues, reach, run = self._queues, self._reach, self._run
         due = self._kept("due", traceable(about, self._kept("fates", fates(rows, queues, reach))))
         delivered = about.filter("deliveries > 0")
@@ -366,7 +367,7 @@ class _Check:
 
 
 def _operations(counts: DataFrame) -> tuple[dict[str, dict[str, int]], int]:
-    """How often each operation ended how, and the number of all rows."""
+    """Return the number of each outcome by operation, and the number of all rows."""
     counted = collect(counts.groupBy("op", "type").agg(F.sum("count").alias("count")))
     operations = {row["op"]: {"ok": 0, "fail": 0, "unknown": 0} for row in counted}
     for op, type_, count in counted:
@@ -417,7 +418,7 @@ def _by_promise(counts: DataFrame) -> dict[str, int]:
 
 
 def _examples(violations: DataFrame, rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The first rows of each broken promise, by its name."""
+    """Return the first rows of each broken promise, by its name."""
     place = F.row_number().over(Window.partitionBy("promise").orderBy("time_ns", "queue", "id"))
     first = violations.withColumn("place", place).filter(F.col("place") <= EXAMPLES).drop("place")
     shown = rows.join(F.broadcast(first), ["queue", "id", "op", "time_ns"]).orderBy("time_ns")
@@ -431,7 +432,7 @@ def _examples(violations: DataFrame, rows: DataFrame) -> dict[str, list[dict[str
 def _figures(
     about: DataFrame, tables: Tables, outages: Table, promises: Sequence[Promise]
 ) -> dict[str, float]:
-    """Numbers of the whole run; a quantile of nothing is left out. `outages` are windows of the whole cluster."""
+    """Return the figures of the whole run, without undefined quantiles. `outages` are those of the whole cluster."""
     figures: dict[str, float] = {}
     for whole in tables["latency"].filter(pc.field("second").is_null()).to_pylist():
         for name in ("p50", "p99", "max"):
@@ -474,7 +475,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(verdict: Verdict) -> str:
-    """A table of the promises, and the verdict in a line."""
+    """Return a table of the promises, and the verdict in a line."""
     if verdict.error is not None:
         return f"INVALID: {verdict.error}"
     lines = [f"{'promise':<20} {'checked':>10} {'violations':>10}"]

@@ -1,4 +1,4 @@
-"""What the job reads and writes: rows of a history, queues of a run, violations."""
+"""The schemas of the job: rows of a history, queues of a run, violations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ HISTORY = StructType(
 """A row of a history."""
 
 BROKEN = "broken"
-"""Column beside those of `HISTORY`: the text of a line that is no row, else null."""
+"""Column beside those of `HISTORY`: the text of a malformed line, else null."""
 FILE = "file"
-"""Column beside those of `HISTORY`: where the row was read."""
+"""Column beside those of `HISTORY`: the file of the row."""
 BLOCK, PLACE = "block", "place"
-"""Columns beside those of `HISTORY`, of rows in lines: a task reads a block of a file and numbers its lines upwards."""
+"""Columns beside those of `HISTORY`, for rows in lines: start of the block, and place within it.
+
+A task reads a block of a file and numbers its lines upwards.
+"""
 
 QUEUES = StructType(
     [
@@ -43,10 +46,10 @@ QUEUES = StructType(
         StructField("dedup", BooleanType()),
     ]
 )
-"""`queues` of meta.json, one a row."""
+"""`queues` of meta.json, a row for each queue."""
 
 REACH = StructType([StructField("queue", StringType()), StructField("target", StringType())])
-"""Where a message of a queue may turn up: there, and wherever its dead letters go, and theirs."""
+"""The queues that a message of a queue may reach: the queue itself, and all dead-letter targets behind it."""
 
 VIOLATION = ("promise", "queue", "id", "op", "time_ns")
-"""Columns of what a promise's transform gives: which row of the history shows the violation best."""
+"""Columns of a violation: the promise, and the row of the history that shows the violation best."""

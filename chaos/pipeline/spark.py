@@ -1,4 +1,4 @@
-"""The Spark session of a check: started quietly, and what it says in a file."""
+"""The Spark session of a check: started quietly, with its log in a file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 LOCAL = "local[2]"
 LOCAL_MEMORY = "2g"
-"""Memory of the one process that does everything with a local master. What does not fit goes to disk."""
+"""Memory of the single process of a local master; larger data goes to disk."""
 QUICK = {
-    # Java's optimizing compiler, and Spark's generated code, pay off after some ten seconds.
+    # Java's optimizing compiler and Spark's generated code pay off after some ten seconds.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # So does planning anew after each stage.
     "spark.sql.adaptive.enabled": "false",
 }
-"""Settings for a job that is short in any case."""
+"""Settings for a short job."""
 GONE = (Py4JNetworkError, ConnectionError, EOFError)
-"""The errors that PySpark raises if there is no Java process any more."""
+"""The errors that PySpark raises when its Java process has ended."""
 FAILURES = (PySparkException, Py4JError, *GONE)
-"""Whatever PySpark raises if a job fails, or the process that runs it."""
+"""The errors that PySpark raises when a job or its process fails."""
 
 
 class SparkError(OperatingError):
@@ -49,9 +49,9 @@ class SparkError(OperatingError):
 
 @contextmanager
 def session(master: str, log: Path, settings: dict[str, str] | None = None) -> Generator[SparkSession]:
-    """A session for the time of the block: the one that this process has already, or a new one.
+    """Yield a session for the block: the existing session of this process, or a new session.
 
-    Raises SparkError or JavaError, each a line. `log` gets all that Spark has to say.
+    Raises SparkError or JavaError, each in a line. `log` gets all output of Spark.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -61,7 +61,7 @@ def session(master: str, log: Path, settings: dict[str, str] | None = None) -> G
     try:
         yield started
     finally:
-        # A Java that has died cannot be asked to stop, and why the block failed is worth more.
+        # A dead Java process cannot be asked to stop, and the error of the block matters more.
         with suppress(Py4JError, OSError):
             started.stop()
 
@@ -74,7 +74,7 @@ logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
 def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
     os.environ["JAVA_HOME"] = str(java.find())
-    # The interpreter that runs this, also where Spark would look for another one.
+    # The interpreter that runs this, even if Spark would choose a different interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master(master)
@@ -85,7 +85,7 @@ def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
     )
     if master.startswith("local"):
-        # Nobody calls from outside, and the name of this machine need not lead to it.
+        # No remote process connects, and the name of this machine may not resolve to it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config(
             "spark.driver.host", "127.0.0.1"
@@ -103,7 +103,7 @@ def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
 
 @contextmanager
 def _errors_to(log: Path) -> Generator[None]:
-    """Standard error goes to a file: the Java process inherits it, and keeps it."""
+    """Redirect standard error to a file: the Java process inherits it, and keeps it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     kept = os.dup(2)
@@ -118,41 +118,41 @@ def _errors_to(log: Path) -> Generator[None]:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of what Spark raised, without the trace of its calls."""
+    """Return the first line of Spark's error, without the trace of its calls."""
     if isinstance(error, GONE):
         return "its Java process is gone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    # Py4J says first that there was an error, and then which.
+    # Py4J's first line only says that an error occurred; the second line has the error.
     return lines[1].removeprefix(": ") if lines[0].startswith("An error occurred") and lines[1:] else lines[0]
 
 
 @contextmanager
 def _sockets_left_open() -> Generator[None]:
-    """PySpark leaves it to the garbage collector to close the sockets that results come through."""
+    """Ignore warnings about sockets of results, which PySpark leaves to the garbage collector."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
 
 
 def frame_of(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
-    """A few rows, with null for what they do not say.
+    """Return a frame of a few rows, with null for missing keys.
 
-    They are given as a table of Arrow: all else passes through Python processes of Spark, as often as it is read.
+    The rows are passed as an Arrow table. Other forms would pass through Python processes of Spark at each reading.
     """
     columns = {name: [row.get(name) for row in rows] for name in schema.names}
     return spark.createDataFrame(pa.table(columns, to_arrow_schema(schema)), schema)
 
 
 def collect(frame: DataFrame) -> list[Row]:
-    """Run a job for a few rows."""
+    """Run a job and return its few rows."""
     with _sockets_left_open():
         return frame.collect()
 
 
 class Table(Protocol):
-    """What is used of pyarrow.Table, which has no types."""
+    """The used part of pyarrow.Table, which has no types."""
 
     def to_pylist(self) -> list[dict[str, Any]]: ...
 
@@ -160,6 +160,6 @@ class Table(Protocol):
 
 
 def arrow(frame: DataFrame) -> Table:
-    """Run a job for a small table."""
+    """Run a job and return its small table."""
     with _sockets_left_open():
         return frame.toArrow()

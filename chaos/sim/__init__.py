@@ -1,4 +1,4 @@
-"""The cluster's outside world under a seed: disks, links, clock and randomness that fail on purpose.
+"""Deterministic simulator of a cluster: disks, links, clocks and randomness that fail on purpose.
 
 Implements the ports of `cluster`; the same seed gives the same run.
 """

@@ -1,12 +1,13 @@
-"""Many seeds: ``python -m chaos.sim --seeds 1000 --first 0 --jobs 2``; one seed in detail: ``--seed N -v``.
+"""Command line of the simulator.
 
-With ``--births`` the runs are short, and faults begin with the cluster.
+``python -m chaos.sim --seeds 1000 --first 0 --jobs 2`` runs many seeds; ``--seed N -v`` replays a single seed in
+detail.
 
-With ``--seed N --out DIR`` it is the workloads of live runs that are simulated, and their history is written for
-``python -m chaos check DIR``.
+With ``--births`` the runs are short, and faults begin with the cluster. With ``--seed N --out DIR`` the simulator runs
+the workloads of live runs and writes their history for ``python -m chaos check DIR``.
 
-Prints a line for every 500 seeds and, for each that fails, what was violated and the command that replays it exactly.
-Exit status 1 if any failed.
+Prints a line for every 500 seeds. For each failed seed it prints the violation and the command that replays it exactly.
+Exit status 1 if any seed failed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from chaos.sim.run import Outcome, draw_birth, draw_options, run_seed
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
 WORKER_CHUNKS = 500
-"""A worker process is replaced after so many chunks, so that a night's run does not end with fragmented memory."""
+"""Chunks of seeds after which a worker process is replaced, so that memory does not fragment in a long run."""
 
 
 def main() -> int:
@@ -36,7 +37,7 @@ def main() -> int:
     if arguments.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
     else:
-        # What the nodes log about their misfortunes is of interest in a replay only.
+        # The nodes' log lines about faults are useful in a replay only.
         logging.disable(logging.CRITICAL)
     if arguments.out is not None:
         return _record(arguments.seed or 0, arguments.nodes, arguments.out)

@@ -1,9 +1,9 @@
-"""A simulated run of the workloads that live runs have, and its history: `python -m chaos.sim --seed N --out DIR`.
+"""Record the history of a simulated run of the live workloads: `python -m chaos.sim --seed N --out DIR`.
 
-`python -m chaos check DIR` judges it as any other, and `python -m chaos report DIR` shows it.
+`python -m chaos check DIR` judges the history like that of a live run, and `python -m chaos report DIR` shows it.
 
-Invariant: the history, too, is a function of the seed. The checks of the simulation look on, and end the run if one of
-them finds something.
+Invariant: the history is a function of the seed. The checks of the simulation watch the run, and end it when they find
+a violation.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 
 PORT = 5672
 RATE = 60.0
-"""Messages a second of all workloads together: a simulated second of more takes longer than a real one."""
+"""Messages per second of all workloads together. At this rate a simulated second takes about a real second."""
 PEACE_S = 2.0
 QUIET_S = 8.0
-"""Longer than a node is waited for that the others do not hear: then what its clients held comes back."""
+"""Seconds of silence before the end of the drain; longer than an eviction takes.
+
+A node's unacknowledged messages return to their queues when the cluster evicts the node.
+"""
 LONGEST_S = 600.0
 FAULTS = {
     "kill": 2.0,
@@ -75,13 +78,13 @@ def record(
     parts: Parts = Parts(),  # noqa: B008 - immutable
     workloads: Sequence[str] = (catalog.ALL,),
 ) -> Sequence[str]:
-    """Carry out a run; its directory has the history and meta.json then. What went otherwise than planned."""
+    """Run a seed, write its history and `meta.json` into `directory`, and return the problems of the run."""
     scene = Scene(seed, options, parts)
     submitters = Submitters(scene.checks)
     brokers = Brokers(scene.world, submitters.submit, NodeLimits())
     scene.cluster.events += [submitters, brokers]
     transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
-    # Moves are simulated with an oracle of their own (queue_workload.py, move_checks.py).
+    # Moves have an oracle of their own in the simulation (queue_workload.py, move_checks.py).
     clients_only = [work for work in catalog.chosen(workloads) if work.name != Moved.name]
     plan = Plan(clients_only, seed, RATE, PEACE_S, QUIET_S)
     endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]
@@ -104,7 +107,7 @@ def record(
 
 
 def _run(scene: Scene, brokers: Brokers, course: Course) -> None:
-    """Raises ViolationError."""
+    """Run the course on the simulated loop, then compare the nodes. Raises ViolationError."""
     cluster = scene.cluster
 
     async def hurt() -> None:

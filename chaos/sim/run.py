@@ -1,7 +1,7 @@
-"""One run: draw what it is from the seed, let it happen, judge it.
+"""Simulate a single run: draw its options from the seed, carry it out, judge it.
 
-The course: load and faults for a while; then the faults end and the cluster must converge within a bounded time;
-then it must serve; then everything is compared once more.
+The course: load and faults for a while. Then the faults end, and the cluster must converge within a bounded time. Then
+it must serve requests. Finally the nodes are compared once more.
 """
 
 from __future__ import annotations
@@ -32,47 +32,52 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONVERGENCE_S = 30.0
-"""Time to reconnect, elect, catch up and confirm everything pending, once the faults have ended."""
+"""Seconds to reconnect, elect, catch up and confirm all pending batches after the faults have ended."""
 SLOW_DISK = 10.0
 SERVICE_S = 10.0
 LIGHT_LOAD_S = 2.0
 CLEANING_S = 20.0
 CLEANING_PER_FILE_S = 3.0
-"""Housekeeping measures one segment a second if the log hardly grows, and some more than once."""
+"""Seconds per segment file that housekeeping needs; it measures one segment per second when the log hardly grows.
+
+It measures some segments more than once.
+"""
 TIMERS_MAX_MS = 60_000
-"""What is due later than this is not waited for."""
+"""Milliseconds ahead; the check of timers ignores timers that are due later."""
 TIMERS_S = 15.0
-"""What is due is waited for no longer than this: what queues have no room for is tried again and again."""
+"""Seconds that the check of timers lasts at most, because full queues retry their timers again and again."""
 LATENESS_MAX_S = 1.0
-"""How late a leader may do what is due, with fast disks and without faults."""
+"""Seconds that a leader may be late with a timer, with fast disks and without faults."""
 DRAIN_S = 30.0
-"""By the end of this time the last delay, or retry of a dead letter, is over."""
+"""Seconds after which the last delay or retry of a dead letter is over."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 CLIENT_RUNS = 0.3
-"""Share of the runs that would be of the ledger, but have AMQP clients."""
+"""Share of the ledger runs that have AMQP clients instead."""
 UPGRADES = 0.2
-"""Share of the runs in which the nodes are upgraded."""
+"""Share of the runs with an upgrade of the nodes."""
 BACKUPS = 0.15
-"""Share of the runs that end with a new cluster, made of a backup."""
+"""Share of the runs that end with a new cluster, restored from a backup."""
 GROWING = 0.25
-"""Share of the runs in which nodes are added under new names, and others removed for good."""
+"""Share of the runs that add nodes under new names and remove members for good."""
 REPLACED_BY_COMMAND = 0.2
-"""Share of the runs in which a lost directory is replaced by those who are told to only."""
+"""Share of the runs with replacement of a lost directory by command only."""
 STAR = "star"
 STARS = 0.15
-"""Share of the runs in which it happens that of all nodes only one sees the others."""
+"""Share of the runs with the fault "star": a single node sees all peers, and they see only that node."""
 QUICK_RUNS = 0.4
-"""Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment, and no
-learner is fed so slowly that it rests."""
+"""Share of the runs with more frequent heartbeats and a bandwidth limit for learners.
+
+In the other runs a follower suspects its leader only at the last moment, and no learner is fed so slowly that it rests.
+"""
 QUICK_HEARTBEAT_S = 0.1
 LEARNER_BYTES_PER_S = 200_000.0
 LARGEST_BYTES = 250_000
-"""Size of the largest entries."""
+"""Bytes of the largest entries."""
 
 
 class Outcome(NamedTuple):
-    """What there is to say of a run; `violation` is empty if all was well."""
+    """The result of a run; `violation` is empty if the run passed."""
 
     seed: int
     violation: str
@@ -83,20 +88,20 @@ class Outcome(NamedTuple):
     confirms: int
     elections: int
     installs: int
-    """Snapshots that nodes took over."""
+    """Snapshots that nodes installed."""
     repairs: int
-    """How often a node became a voter that had been a learner."""
+    """Promotions of a learner to a voter."""
     voters_max: int
-    """The most voters that there were at once, by what was committed of the members."""
+    """The largest number of voters in a committed configuration."""
     compacted: int
-    """Live messages that were found in compacted entries."""
+    """Live messages found in compacted entries."""
     faults: dict[str, int]
     fates: dict[str, int]
-    """What became of the messages of queues."""
+    """Number of messages by their fate in the queues."""
 
 
 def draw_options(seed: int) -> SimulationOptions:
-    """The mix of one seed. Each fault is common in some runs and absent in others."""
+    """Draw the options of a seed. Each fault is common in some runs and absent in others."""
     random = Random(f"{seed}/program")
     options = _draw_load_and_faults(seed)
     is_upgrade, raises_version = random.random() < UPGRADES, random.random() < 0.6
@@ -157,7 +162,7 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
 
 
 def draw_birth(seed: int) -> SimulationOptions:
-    """A short run whose faults begin with the cluster: in its first moments, nodes know most differently of it."""
+    """Draw a short run with faults from the start, when the nodes' knowledge of the cluster differs most."""
     random = Random(f"{seed}/birth")
     return replace(
         draw_options(seed),
@@ -176,7 +181,7 @@ def draw_birth(seed: int) -> SimulationOptions:
 
 
 def with_largest_entries(options: SimulationOptions, bytes_per_s: int) -> SimulationOptions:
-    """Have entries so large that, at a low bandwidth, one takes as long as an election, and two exceed a frame."""
+    """Set entries so large that at a low bandwidth an entry takes as long as an election, and two exceed a frame."""
     return replace(
         options,
         duration_s=25.0,
@@ -192,7 +197,7 @@ def with_largest_entries(options: SimulationOptions, bytes_per_s: int) -> Simula
 
 
 def _with_check_of_disk_use(options: SimulationOptions) -> SimulationOptions:
-    """Have so little kept in any case that it shows if something is not removed."""
+    """Set size limits so small that files which housekeeping forgets exceed the bound on disk use."""
     return replace(
         options,
         segment_bytes=2 * 1024,
@@ -205,7 +210,7 @@ def _with_check_of_disk_use(options: SimulationOptions) -> SimulationOptions:
 
 
 def run(seed: int, options: SimulationOptions, parts: Parts = Parts()) -> Outcome:  # noqa: B008 - immutable
-    """Run the seed with these options."""
+    """Run the seed with these options and return its outcome."""
     simulation = Simulation(seed, options, parts)
     violation = ""
     try:
@@ -223,13 +228,13 @@ def run_seed(
     nodes: int = 0,
     draw: Callable[[int], SimulationOptions] = draw_options,
 ) -> Outcome:
-    """Run the seed as it was drawn, or with another number of nodes."""
+    """Run the seed with the options that `draw` returns, or with a different number of nodes."""
     options = draw(seed)
     return run(seed, replace(options, nodes=nodes) if nodes else options, parts)
 
 
 class Scene:
-    """All that takes part in a run, but what makes the load."""
+    """All parts of a run except the load: world, cluster, checks, oracle, nemesis and operators."""
 
     def __init__(self, seed: int, options: SimulationOptions, parts: Parts = Parts()) -> None:  # noqa: B008
         self.seed = seed
@@ -279,7 +284,7 @@ class Scene:
 
 
 class Simulation(Scene):
-    """A run whose load is random, at each node."""
+    """A run with random load at each node."""
 
     def __init__(self, seed: int, options: SimulationOptions, parts: Parts = Parts()) -> None:  # noqa: B008
         super().__init__(seed, options, parts)
@@ -296,7 +301,7 @@ class Simulation(Scene):
         return LedgerWorkload(self.world, self.checks, self.options)
 
     def run(self) -> None:
-        """Raises ViolationError."""
+        """Carry out the run and all checks. Raises ViolationError."""
         self.start()
         self.nemesis.start()
         if self.options.grows:
@@ -327,10 +332,10 @@ class Simulation(Scene):
         self.backups.check_restored()
 
     def _check_clients(self, workload: ClientWorkload) -> None:
-        """Check that clients are told everything, and that exactly the confirmed messages can be consumed."""
+        """Check that clients get every answer, and that exactly the confirmed messages can be consumed."""
         self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
         workload.settle()
-        # Some consume what is left one message at a time.
+        # Some clients consume the remaining messages one at a time.
         self._until(lambda: not workload.complaint, DRAIN_S, lambda: workload.complaint)
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
@@ -345,7 +350,7 @@ class Simulation(Scene):
                 self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
 
     def _check_timers(self) -> None:
-        """Check that what is due is done soon after so much time has really passed, though nobody submits anything."""
+        """Check that the leader runs due timers soon after their time has really passed, without any new submission."""
         lateness_max_s = LATENESS_MAX_S * (1 + self.options.disk_slowness / SLOW_DISK)
         reached, reached_s = None, 0.0
         until_s = self.world.now_s + TIMERS_S
@@ -362,7 +367,7 @@ class Simulation(Scene):
         self.converge(SERVICE_S, "does not come to rest")
 
     def _check_disk_use(self, workload: SimulatedWorkload[Any]) -> None:
-        """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
+        """Check that each node frees its garbage under a light load, some time after messages have died."""
         workload.go_on(LIGHT_LOAD_S)
         nodes = self.cluster.nodes
         files = max(len(node.group.journal.segments()) for node in nodes)
@@ -376,7 +381,7 @@ class Simulation(Scene):
         self.converge(SERVICE_S, "does not come to rest")
 
     def _check_queues(self, workload: QueueWorkload) -> None:
-        """What is unsettled is there, can be fetched, and then nothing is left."""
+        """Check that all unsettled messages are in the queues, can be consumed, and leave the queues empty."""
         self.compare_queues()
         workload.stop_consuming()
         self.converge(SERVICE_S, "does not close sessions")

@@ -1,1 +1,1 @@
-"""What clients do to a cluster while it is hurt, and write down: one module a workload."""
+"""The clients of a chaos run: each module is a workload that records a history while the cluster is hurt."""

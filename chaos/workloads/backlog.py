@@ -1,4 +1,4 @@
-"""Messages that nobody consumes until the end: a long backlog outlives everything that happens meanwhile."""
+"""Messages that stay in their queue until the end: a long backlog must survive all faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workloads there are."""
+"""The workloads by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UnknownWorkload(OperatingError):
 
 
 def chosen(names: Iterable[str]) -> list[Workload]:
-    """The workloads of these names, `all` for all of them. Raises UnknownWorkload."""
+    """Return the workloads of these names; `all` means all of them. Raises UnknownWorkload."""
     names = list(names)
     for name in names:
         if name != ALL and name not in WORKLOADS:

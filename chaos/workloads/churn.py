@@ -1,6 +1,6 @@
-"""Queues that come and go: declare, bind, publish, get some, delete with what is left, and soon the same name again.
+"""Short-lived queues: declare, bind, publish, get some messages, delete, and soon declare the same name again.
 
-What was in a queue when it was deleted is gone, so nothing is said of losses here.
+The messages in a deleted queue are lost legally, so losses are not judged here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 EXCHANGE = "amq.direct"
 CLIENTS = 2
 NAMES = 20
-"""How many queue names a client has; after the last it uses the first again."""
+"""Queue names per client; after the last name the client starts again with the first."""
 PUBLISHED = 3
 GOT = 2
 
 
 class Churner(ConnectingClient):
-    """Declares, uses and deletes one queue after the other."""
+    """Declares, uses and deletes its queues in turn."""
 
     def __init__(self, world: World, name: str, home: int, *, plans: list[QueuePlan], rate: float) -> None:
         super().__init__(world, name, home)

@@ -1,8 +1,7 @@
-"""Clients that connect again by themselves, and write down what they see.
+"""Clients that reconnect by themselves and record each operation.
 
-Invariant: each row says what its connection saw, so nothing here hides that a connection was lost. What a client does
-next depends on its seed, on the time of the loop that it runs on, and on what it was told: so it is the same in every
-world.
+Invariant: each row is an observation of its connection, and every lost connection is recorded. A client's next step
+depends on its seed, on the time of its event loop and on its answers: so it behaves alike in every world.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from chaos.history import Arrived, Call, Process, Where
 
 ANSWER_TIMEOUT_S = 10.0
-"""A client that waits for longer takes the outcome for unknown and connects anew."""
+"""Seconds after which a client gives up waiting for an answer, records its outcome as unknown and reconnects."""
 
 
 @asynccontextmanager
 async def asking(call: Call | None = None) -> AsyncGenerator[None]:
-    """Around a request: ends its call, and does not let it wait for ever. Raises LostError."""
+    """End a request's call with its outcome and bound its waiting time. Raises LostError."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             yield
@@ -51,14 +50,14 @@ async def asking(call: Call | None = None) -> AsyncGenerator[None]:
 
 
 class Link:
-    """One connection of a client."""
+    """A single connection of a client."""
 
     connection: Connection
 
     def __init__(self, name: str, node: str, changed: asyncio.Event) -> None:
         self.where: Where = {"node": node, "connection": name}
         self.broken: str | None = None
-        """Why the client should connect anew."""
+        """Why the client should reconnect; None while the connection works."""
         self._changed = changed
 
     def breaks(self, why: str) -> None:
@@ -67,7 +66,7 @@ class Link:
         self._changed.set()
 
     async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> Channel:
-        """The one channel of this connection."""
+        """Open the only channel of this connection."""
         async with asking():
             channel = await self.connection.open_channel(mode, prefetch)
         self.where["channel"] = channel.number
@@ -83,7 +82,7 @@ class ConnectingClient(Client):
         self.random = world.random(name)
         self.process: Process = world.process(name)
         self.changed = asyncio.Event()
-        """Set when a waiting client has to look again: it shall stop, its connection broke, or the like."""
+        """Set when a waiting client must check its conditions again, such as after a lost connection."""
         self.stopping = False
         self._rotation = Rotation(world, home, name, pinned=pinned)
         self._connections = count(1)
@@ -125,7 +124,7 @@ class ConnectingClient(Client):
         return link
 
     async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
-        """Wait until the condition holds, at most so long; it is looked at whenever something changes."""
+        """Wait until the condition holds, for at most `seconds`; it is checked whenever `changed` is set."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not condition():
@@ -133,17 +132,17 @@ class ConnectingClient(Client):
                     await self.changed.wait()
 
     async def rest(self, link: Link, seconds: float) -> None:
-        """Wait so long, unless there is nothing to wait for any more."""
+        """Wait, but return early when the client should stop or its connection breaks."""
         await self.until(lambda: self.stopping or link.broken, seconds)
 
     @abstractmethod
     async def work(self, link: Link) -> None:
-        """Return when finished or the link is broken; may raise LostError."""
+        """Work until finished or until the link breaks; may raise LostError."""
 
     async def publish(
         self, link: Link, channel: Channel, queue: str, message: Outgoing, exchange: str = ""
     ) -> bool:
-        """Publish in confirm mode, and wait for the outcome; whether it is known. Raises LostError."""
+        """Publish in confirm mode, wait for the outcome, and return whether it is known. Raises LostError."""
         call = self.process.invoke("publish", **link.where, queue=queue, **message.fields())
         async with asking(call):
             outcome = await channel.publish(message, queue, exchange)
@@ -154,9 +153,9 @@ class ConnectingClient(Client):
         return outcome != "nacked"
 
     async def get(self, link: Link, channel: Channel, queue: str) -> tuple[int, Arrived] | None:
-        """Ask for a message: its delivery tag and what the history says of it; None if there is none.
+        """Get a message: return its delivery tag and its history fields, or None if the queue is empty.
 
-        What comes is a row of its own, as of a message that nobody asked for.
+        The delivered message gets a row of its own, like that of a consumer's delivery.
         """
         call = self.process.invoke("get", **link.where, queue=queue)
         async with asking(call):
@@ -166,14 +165,14 @@ class ConnectingClient(Client):
         return None if delivery is None else (delivery.tag, self.delivered(link, queue, delivery))
 
     def delivered(self, link: Link, queue: str, delivery: Delivery, consumer: str | None = None) -> Arrived:
-        """Record what came; a message that was asked for has no consumer."""
+        """Record a delivered message; a message from a get has no consumer."""
         arrival = arrived(delivery)
         self.process.event("deliver", **link.where, queue=queue, consumer=consumer, **arrival)
         return arrival
 
 
 class Publisher(ConnectingClient):
-    """Publishes to one queue, with up to `window` messages unconfirmed."""
+    """Publishes to a single queue, with up to `window` messages unconfirmed."""
 
     def __init__(
         self,
@@ -203,11 +202,11 @@ class Publisher(ConnectingClient):
                 while len(under_way) >= self.window:
                     await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Each ends: with its confirm, with the connection, or by its timeout.
+            # Each publish ends: with its confirm, with the connection, or by its timeout.
             await asyncio.gather(*under_way)
 
     async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
-        """What to publish on this link, each when it is time for it."""
+        """Yield the messages to publish on this link, each at its time."""
         while not self.stopping and link.broken is None:
             yield next(self.messages)
             await self.rest(link, self.pace.wait_s())
@@ -222,14 +221,14 @@ class Publisher(ConnectingClient):
             self.unconfirmed(link, message)
 
     def unconfirmed(self, link: Link, message: Outgoing) -> None:
-        """Hear that nobody knows what became of a message."""
+        """Handle a message with an unknown outcome."""
 
 
 class Consumer(ConnectingClient):
-    """Consumes one queue; settles each message as `settling` says, after `delay_s`.
+    """Consumes a single queue, and settles each message by `settling` after `delay_s`.
 
-    With `period_s`, it cancels itself after some time between these two, and begins anew. In the history the queue is
-    `known_as` something else where its messages have come from another one (`QueuePlan.moved_from`).
+    With `period_s`, it cancels itself after a time between these two, and consumes again. The history calls the queue
+    `known_as` if its messages were moved from a different queue (`QueuePlan.moved_from`).
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class Consumer(ConnectingClient):
         self.queue = queue
         self._known_as = known_as or queue
         self.delivered_s = asyncio.get_running_loop().time()
-        """When the last message came; before the first one, when this consumer was made."""
+        """When the last message came; before the first message, when this consumer was created."""
         self.is_consuming = False
         self._prefetch = prefetch
         self._settling = settling
@@ -266,7 +265,7 @@ class Consumer(ConnectingClient):
                 return
 
     async def _consume(self, link: Link, channel: Channel, tag: str) -> None:
-        """Consume under this tag, until that is over."""
+        """Consume under this tag until the consumer or the link ends."""
         ended: list[str] = []
 
         def cancelled() -> None:

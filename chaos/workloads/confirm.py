@@ -1,6 +1,7 @@
-"""Publish with confirms, consume with acknowledgements, on every node: nothing is lost, nothing comes unmarked twice.
+"""Publishes with confirms and consumes with acknowledgements on every node: no message may be lost or duplicated.
 
-On each node one publisher and one consumer that connect to it alone, and one of each that go elsewhere when they must.
+A second delivery must be marked as redelivered. On each node a publisher and a consumer connect to that node only; a
+second pair connects to other nodes when it must.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A chain of three queues: what is rejected, or came back too often, goes on to the next, exactly once.
+"""A chain of three queues: rejected and over-delivered messages move to the next queue exactly once.
 
-What becomes of a message follows from its number. Of those of the first queue one fifth comes back until the limit ends
-it, one fifth is rejected; of those of the second queue half are rejected.
+The number of a message decides its fate. In the first queue a fifth of the messages returns until the delivery limit
+ends it, and a fifth is rejected; in the second queue half of the messages are rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Publishers that publish again, with its number, whatever they do not know the outcome of: it arrives exactly once.
+"""Publishers that repeat each message with an unknown outcome, with its number: it must arrive exactly once.
 
-They do what docs/how-to/publish-exactly-once.md asks of an application: in order, on one channel at a time, and
-after a lost connection from the first unconfirmed message on.
+They follow docs/how-to/publish-exactly-once.md: in order, on a single channel at a time, and after a lost connection
+from the first unconfirmed message on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WINDOW = 10
 
 
 class Insistent(Publisher):
-    """Is finished when everything that it ever published is confirmed."""
+    """A publisher that finishes when all its messages are confirmed."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
         super().__init__(world, name, home, queue=QUEUE, rate=rate, window=WINDOW)
@@ -48,7 +48,7 @@ class Insistent(Publisher):
 
     def unconfirmed(self, link: Link, message: Outgoing) -> None:
         self._unknown[message.sequence] = message
-        # Nothing may overtake it: what comes next is published after it, on another channel.
+        # No message may overtake it: the next message is published after it, on a new channel.
         link.breaks(f"{message.id} is not confirmed")
 
 

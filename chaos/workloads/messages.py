@@ -1,6 +1,6 @@
-"""What clients send and get: messages whose bodies prove themselves.
+"""The messages that clients publish and get: a body shows whether it is complete.
 
-Invariant: what a history says of a message is what is in the message, and of one that is damaged only that.
+Invariant: the history's fields of a message are those in the message itself; a damaged message is recorded as damaged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Delivery(NamedTuple):
-    """A message as a client gets it."""
+    """A message as delivered to a client."""
 
     tag: int
     """The delivery tag, by which the message is settled on its channel."""
@@ -63,14 +63,14 @@ class Outgoing:
 
 
 def messages_of(publisher: str, random: Random) -> Iterator[Outgoing]:
-    """The messages of a publisher: most small, some of tens of kilobytes."""
+    """Yield the messages of a publisher: most small, some of tens of kilobytes."""
     for sequence in count(1):
         size_bytes = random.randrange(10_000, 50_000) if random.random() < 0.02 else random.randrange(20, 400)
         yield Outgoing(publisher, sequence, size_bytes=size_bytes)
 
 
 def body_of(message_id: str, size_bytes: int) -> bytes:
-    """The id and the size, repeated up to the size but at least once: it can be told whether it is whole."""
+    """Return the id and the size, repeated up to the size but at least once, so that damage is visible."""
     unit = f"{message_id} {size_bytes} ".encode()
     return (unit * (size_bytes // len(unit) + 1))[: max(size_bytes, len(unit))]
 
@@ -81,7 +81,7 @@ def _is_whole(message_id: str, body: bytes) -> bool:
 
 
 def arrived(delivery: Delivery) -> Arrived:
-    """Describe a delivered message for the history; one that is damaged gets an id that nobody published."""
+    """Return the history fields of a delivered message; a damaged message gets an id that no publisher uses."""
     message_id, headers = str(delivery.message_id), delivery.headers
     fields: Arrived = {
         "id": message_id,

@@ -1,7 +1,7 @@
-"""Messages that go to another queue while it is hurt: a move in the log, which goes on for as long as the run lasts.
+"""Messages that a move in the log carries to a second queue, for as long as the run lasts.
 
-They are published to the one queue and consumed from the other, and from both at the end. Where nobody has them moved
-(live/run.py does), they wait in the first one until then.
+They are published to the source and consumed from the destination, and from both queues at the end. Without a move
+(live/run.py begins it), they wait in the source until then.
 """
 
 from __future__ import annotations

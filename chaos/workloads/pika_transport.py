@@ -1,7 +1,7 @@
-"""Clients that use pika on the loop that they live on: a transport of live runs, and that of simulated ones.
+"""Clients that use pika on an asyncio loop: a transport of live runs, and the transport of simulated runs.
 
-Invariant: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of
-the one request that was under way.
+Invariant: every error of the library about a lost connection becomes LostError here. It becomes RefusedError if the
+broker has refused the pending request.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class PikaTransport:
-    """Connects as one user; `connecting` is the class of pika's connections that begins one."""
+    """Connects as a single user; `connecting` is the class of pika's connections."""
 
     def __init__(
         self, user: str, password: str, connecting: Callable[..., Connection] = AsyncioConnection
     ) -> None:
         self._credentials = pika.PlainCredentials(user, password)
         self._connecting = connecting
-        # A connection that cannot be made is an error of pika's, with a traceback; the history says it in a row.
+        # pika logs a failed connection as an error with a traceback; the history has a row for it.
         logging.getLogger("pika").setLevel(logging.CRITICAL)
 
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> PikaConnection:
@@ -73,7 +73,7 @@ class PikaConnection:
         self._channels: list[PikaChannel] = []
 
     async def open(self, connecting: Callable[..., Connection]) -> None:
-        """Raises LostError."""
+        """Open the connection. Raises LostError."""
         self._connection = await self._questions.ask(
             lambda hear: connecting(
                 on_open_callback=hear,
@@ -90,7 +90,7 @@ class PikaConnection:
         self.gone(repr(error))
 
     def gone(self, why: str) -> None:
-        """The connection is over, or a channel of it."""
+        """Fail all requests because the connection, or a channel of it, is closed."""
         for channel in self._channels:
             channel.fail(LostError(why))
         self._lost(why)
@@ -121,9 +121,9 @@ class PikaChannel:
         self._publishes = Questions()
         self._tags = count(1)
         self._published: dict[int, Callable[[Outcome], None]] = {}
-        """Who waits for the confirm of a message, by its delivery tag."""
+        """Callback for the confirm of each message, by delivery tag."""
         self._returned: dict[str | None, None] = {}
-        """Ids of messages that came back and are not confirmed yet, as they will be."""
+        """Ids of returned messages whose confirm has not come yet."""
         self._cancelled: dict[str, Callable[[], None]] = {}
 
     async def open(self, connection: Connection, prefetch: int) -> None:
@@ -141,18 +141,18 @@ class PikaChannel:
             await self._ask(lambda hear: self._channel.tx_select(callback=hear))
 
     async def _ask(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
-        """Have the library ask for something, and wait for what it is told. Raises LostError or RefusedError."""
+        """Send a request through the library and return its answer. Raises LostError or RefusedError."""
         try:
             return await self._questions.ask(request)
         except pika.exceptions.AMQPError as error:
             raise LostError(repr(error)) from error
 
     def fail(self, failure: LostError) -> None:
-        """Nothing that was asked for is answered any more; of what was published nobody knows."""
+        """Fail all pending requests; the outcome of pending publishes is unknown."""
         self._questions.fail(failure)
         self._publishes.fail(LostError(str(failure)))
 
-    # What the library tells
+    # Callbacks of the library
 
     def _on_closed(self, _: object, reason: BaseException) -> None:
         if isinstance(reason, pika.exceptions.ChannelClosedByBroker):
@@ -175,10 +175,10 @@ class PikaChannel:
             self._published.pop(tag)(outcome)
 
     def _on_empty(self, _: object) -> None:
-        """The answer to the one request that is under way."""
+        """Answer the only pending request."""
         self._questions.answer(None)
 
-    # What clients ask for
+    # Requests of clients
 
     async def declare(self, queue: str, arguments: Mapping[str, Any]) -> None:
         declared = partial(self._channel.queue_declare, queue, durable=True, arguments=dict(arguments))

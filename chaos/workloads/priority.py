@@ -1,6 +1,6 @@
-"""Bursts of high and normal messages in one queue: while both are there, two high ones come for each normal one.
+"""Bursts of high and normal messages in a queue: while both wait, two high messages come for each normal message.
 
-The consumer takes its time, so that it is the queue that decides what comes next.
+The consumer is slow, so that the queue decides which message comes next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRIORITIES = range(10)
 
 
 class Bursts(Publisher):
-    """The rate is kept on average: a burst, then a pause."""
+    """Keeps the rate on average: a burst, then a pause."""
 
     async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
         while True:

@@ -1,6 +1,6 @@
-"""Several consumers of a queue of which one is active: everything comes in order, to one at a time.
+"""Consumers of a queue with a single active consumer: messages come in order, to a single consumer at a time.
 
-Each cancels itself now and then, so another one becomes active without a fault.
+Each consumer cancels itself now and then, so the active consumer changes without a fault.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 QUEUE = "single-active"
 PUBLISHERS = 2
 PERIOD_S = (1.0, 4.0)
-"""How long a consumer stays, at least and at most."""
+"""Seconds that a consumer stays, at least and at most."""
 
 
 class SingleActive(Workload):

@@ -1,7 +1,8 @@
-"""How a client speaks to its node: with the time, all that the world of a run has to supply.
+"""The port between a client and its node; besides the time, a run's world must supply only this.
 
-Invariant: a request ends with its answer; with RefusedError if it certainly was not carried out; or with LostError, if
-nobody knows, and then the client connects anew. One that has to wait too long is cancelled, and nobody knows.
+Invariant: a request ends with its answer; with RefusedError if it was certainly not carried out; or with LostError if
+the outcome is unknown, and then the client reconnects. A request that waits too long is cancelled, and its outcome is
+unknown.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HEARTBEAT_S = 3
-"""Short, so that a client notices within seconds that its node is frozen or cut off."""
+"""Seconds between heartbeats; short, so that a client soon notices that its node is frozen or cut off."""
 CONNECT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 3.0
 
 Mode = Literal["plain", "confirms", "transactions"]
-"""The mode of a channel: how it learns what became of a message that it publishes."""
+"""The mode of a channel: how it learns the outcome of its publishes."""
 Outcome = Literal["confirmed", "returned", "nacked", "sent"]
-"""The outcome of a publish; in modes other than "confirms" it is only sent."""
+"""The outcome of a publish; always "sent" in modes other than "confirms"."""
 Settling = Literal["ack", "nack", "reject"]
 """nack: requeued; reject: dead-lettered."""
 
 
 class LostError(OperatingError):
-    """The connection or the channel is gone, or the answer did not come in time."""
+    """The connection or the channel is closed, or the answer did not come in time."""
 
 
 class RefusedError(LostError):
-    """The node has closed the channel, because it does not do what was asked for."""
+    """The node has closed the channel because it refuses the request."""
 
 
 class Endpoint(NamedTuple):
-    """The address that AMQP clients of a node connect to; in a simulation, the host is the node's name."""
+    """The address of a node for AMQP clients; in a simulation, the host is the node's name."""
 
     node: str
     host: str
@@ -49,7 +50,7 @@ class Endpoint(NamedTuple):
 
 
 class Channel(Protocol):
-    """One channel. Every request raises LostError or RefusedError."""
+    """A channel. Every request raises LostError or RefusedError."""
 
     @property
     def number(self) -> int: ...
@@ -58,7 +59,7 @@ class Channel(Protocol):
         """Declare a durable queue."""
 
     async def count(self, queue: str) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         ...
 
     async def bind(self, queue: str, exchange: str) -> None:
@@ -71,7 +72,7 @@ class Channel(Protocol):
     async def consume(
         self, queue: str, tag: str, receive: Callable[[Delivery], None], cancelled: Callable[[], None]
     ) -> None:
-        """Begin to consume. `cancelled` is called if the node ends that by itself."""
+        """Begin to consume. `cancelled` is called if the node ends the consumer."""
 
     async def cancel(self, tag: str) -> None: ...
 
@@ -85,32 +86,32 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """A connection that was made. When it is gone, or a channel of it is, `lost` has been called."""
+    """An open connection. `lost` is called when the connection or a channel of it is closed."""
 
     async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> Channel:
-        """Raises LostError."""
+        """Open a channel. Raises LostError."""
         ...
 
     async def close(self) -> None:
-        """Raises nothing; a node that does not answer is not waited for."""
+        """Close the connection without an error, even if the node does not answer."""
 
 
 class Transport(Protocol):
-    """Makes connections."""
+    """Opens connections."""
 
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Connection:
-        """Connect once; `lost` is told why, when the client should connect anew. Raises LostError."""
+        """Connect once; `lost` is called with the reason when the client should reconnect. Raises LostError."""
         ...
 
 
 class Questions:
-    """What was asked on a connection or a channel, for those who carry it out by callbacks."""
+    """The pending requests of a connection or channel whose library answers by callbacks."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[Any], None] = {}
 
     async def ask(self, request: Callable[[Callable[[T], None]], object]) -> T:
-        """Begin a request, which is given what to call with the answer, and wait for that; raises what `fail` says."""
+        """Begin a request with a callback for its answer, and return that answer. Raises the error given to `fail`."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[answer] = None
         try:
@@ -120,12 +121,12 @@ class Questions:
             del self._waiting[answer]
 
     def answer(self, result: object) -> None:
-        """Answer whatever was asked."""
+        """Answer all pending requests."""
         for waiting in self._waiting:
             _resolve(waiting, result)
 
     def fail(self, failure: LostError) -> None:
-        """Whatever was asked is not answered any more."""
+        """End all pending requests with this error."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(failure)

@@ -1,7 +1,7 @@
-"""Transactions: two publishes to two queues and the acknowledgements of what was got from them, all or nothing.
+"""Transactions: two publishes to two queues and the acknowledgements of gotten messages, all or none of them.
 
-Every fifth is rolled back. What a transaction that was rolled back, or whose commit failed, had acknowledged is
-acknowledged again in the next one.
+Every fifth transaction is rolled back. Acknowledgements of a transaction that was rolled back or failed are repeated in
+the next transaction.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 QUEUES = ("tx-a", "tx-b")
 CLIENTS = 2
 ROLLED_BACK = 5
-"""One of this many transactions is rolled back."""
+"""A transaction out of so many is rolled back."""
 
 
 class Transactions(ConnectingClient):
-    """Carries out one transaction after the other; it stops between two of them."""
+    """Carries out transactions in sequence; it stops between two of them."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
         super().__init__(world, name, home)
@@ -47,7 +47,7 @@ class Transactions(ConnectingClient):
     async def _transact(
         self, link: Link, channel: Channel, number: int, held: dict[int, tuple[str, str]]
     ) -> None:
-        """Carry out one; `held` is what has been got and not been acknowledged: queue and id by delivery tag."""
+        """Carry out a transaction; `held` has queue and id of each unacknowledged message, by delivery tag."""
         tx = f"{self.name}/{number}"
         parts: list[Call] = []
         try:
@@ -65,7 +65,7 @@ class Transactions(ConnectingClient):
                 async with asking():
                     await channel.settle(tag, "ack")
         except LostError as error:
-            # It was never committed, whatever of it the broker has heard.
+            # It was never committed, even if the broker received parts of it.
             self._fail(parts, str(error))
             raise
         if number % ROLLED_BACK == 0:

@@ -1,6 +1,6 @@
-"""What all workloads share: the cluster as clients see it, and what a workload consists of.
+"""The parts that all workloads share: the cluster as clients see it, queue plans, and the base of a workload.
 
-Invariant: nothing here talks to a broker.
+Invariant: this module never talks to a broker.
 """
 
 from __future__ import annotations
@@ -19,38 +19,41 @@ if TYPE_CHECKING:
 
 PREFETCH = 20
 REST_MIN_S, REST_MAX_S = 0.05, 0.5
-"""The shortest and the longest rest between two attempts to connect, before it is varied at random."""
+"""Seconds of the shortest and the longest rest between two attempts to connect, before random variation."""
 
 QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
-"""However often a connection breaks, no message of such a queue dies of it."""
+"""Without a delivery limit, so that broken connections never let a message die."""
 CLASSIC: Mapping[str, Any] = {"x-queue-type": "classic"}
 
 
 Library = Literal["aio-pika", "pika"]
-"""The AMQP library that a workload's clients use with a cluster of processes, so that both libraries are tried."""
+"""The AMQP library of a workload's clients in live runs; both libraries are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """A queue of a workload: what it is declared with, and what the check has to know of it."""
+    """A queue of a workload: its arguments, and the facts that the check needs."""
 
     name: str
     arguments: Mapping[str, Any]
     dead_letters_to: str | None = None
     drained: bool = True
-    """Whether everything in it is consumed at the end, so that what is missing is lost."""
+    """Whether it is consumed completely at the end, so that a missing message is lost."""
     dedup: bool = False
     moved_from: str | None = None
-    """The queue whose messages are moved into this one. They stay the same messages: what is consumed here is written
-    down under that name, so nothing may be missing or come twice in both together."""
+    """The queue whose messages are moved into this queue.
+
+    Both queues together hold the same messages. The history records deliveries here under that name, so no message may
+    be missing or doubled in the two together.
+    """
 
     @property
     def known_as(self) -> str:
-        """The name under which the history has it."""
+        """The queue's name in the history."""
         return self.moved_from or self.name
 
     def described(self, workload: str, *, drained: bool) -> dict[str, Any]:
-        """What the run's meta.json says of it; `drained`, if it was consumed to its end."""
+        """Return the queue's entry in the run's meta.json; `drained` says whether it was consumed to its end."""
         limit = self.arguments.get("x-delivery-limit", -1)
         return {
             "workload": workload,
@@ -66,7 +69,7 @@ class QueuePlan:
 
 @dataclass(slots=True)
 class World:
-    """What every client of one workload gets."""
+    """The environment of every client of a workload."""
 
     workload: str
     endpoints: Sequence[Endpoint]
@@ -74,9 +77,9 @@ class World:
     recorder: Recorder
     seed: int
     rate: float
-    """Messages a second that the workload publishes."""
+    """Messages per second that the workload publishes."""
     run: str
-    """A name that no other run against the same cluster has."""
+    """A name that is unique among the runs against the same cluster."""
 
     def random(self, client: str) -> Random:
         return Random(f"{self.seed}/{client}")
@@ -86,7 +89,7 @@ class World:
 
 
 class Client(ABC):
-    """Works until it is told to stop and has finished what it began."""
+    """Works until it is stopped and has finished its pending operations."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,7 +99,7 @@ class Client(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Have `run` come to its end."""
+        """Let `run` come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,11 @@ class Clients:
 
 
 class Workload(ABC):
-    """Queues and clients that look after one promise or more."""
+    """Queues and clients that test a promise or several."""
 
     name: str
     weight: float
-    """The workload's share of the messages, in proportion to the others."""
+    """The workload's share of the messages, relative to the other workloads."""
     library: Library = "aio-pika"
 
     @abstractmethod
@@ -122,7 +125,7 @@ class Workload(ABC):
 
 
 class Rotation:
-    """Which endpoint a client tries next: its home, then one after the other; after a connection its home again."""
+    """Chooses the next endpoint: the home first, then the rest in turn; after a connection the home again."""
 
     def __init__(self, world: World, home: int, client: str, *, pinned: bool) -> None:
         order = [*world.endpoints[home:], *world.endpoints[:home]]
@@ -137,14 +140,14 @@ class Rotation:
         self._failed = 0
 
     def failed(self) -> float:
-        """Seconds to rest before the next attempt."""
+        """Return the seconds to rest before the next attempt."""
         self._failed += 1
         rounds = self._failed // len(self._order)
         return min(REST_MIN_S * (1 + rounds), REST_MAX_S) * self._random.uniform(0.5, 1.5)
 
 
 class Pace:
-    """Schedules events at a rate. A client that was kept waiting does not catch up."""
+    """Schedules events at a rate. A delayed client does not catch up."""
 
     def __init__(self, rate: float) -> None:
         self._interval_s = 1 / rate
@@ -152,7 +155,7 @@ class Pace:
         self._next_s = self._clock()
 
     def wait_s(self) -> float:
-        """Seconds until the next event; counts it."""
+        """Count the next event, and return the seconds until it."""
         now_s = self._clock()
         self._next_s = max(self._next_s + self._interval_s, now_s)
         return self._next_s - now_s

@@ -1,9 +1,9 @@
-"""From a history to violations and tables: functions from DataFrames to DataFrames, nothing else.
+"""Transforms from a history to violations and tables: pure functions from DataFrames to DataFrames.
 
-Invariant: no transform runs a job, collects anything or calls Python for a row. So they cost the same code for ten
-thousand rows and for a hundred million, and where they run is the business of the session.
+Invariant: no transform runs a job, collects rows or calls Python for a row. So the same code serves ten thousand rows
+and a hundred million, and the session decides where it runs.
 
-`rows` is always a history (`schemas.HISTORY`), `messages` what `messages.messages` makes of it, `queues` the queues of
-the run, `reach` where their messages may turn up, `asked` when consumers asked for them (`messages.asked`). What a
-promise gives are its violations (`schemas.VIOLATION`).
+Names of arguments: `rows` is a history (`schemas.HISTORY`), `messages` the result of `messages.messages`, `queues` the
+queues of the run, `reach` the queues that their messages may reach, `asked` when each consumer was requested
+(`messages.asked`). The transform of a promise returns its violations (`schemas.VIOLATION`).
 """

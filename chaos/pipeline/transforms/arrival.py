@@ -1,4 +1,4 @@
-"""Whether what was confirmed arrived, and whether what arrived was published."""
+"""The promises lost and phantom: confirmed messages arrive, and arriving messages were published."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 
 def owed(traceable: DataFrame) -> DataFrame:
-    """The messages of `messages.traceable` that were confirmed, or came as dead letters."""
+    """Return the messages of `messages.traceable` that were confirmed, or came as dead letters."""
     return traceable.filter("is_owed")
 
 
 def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFrame:
-    """Violations: owed and never seen; or seen, never settled, and not seen again though the queue was emptied."""
+    """Return violations: confirmed messages that disappeared from a drained queue.
+
+    Such a message was never seen; or it was seen, never settled, and not seen again.
+    """
     gone = promises.is_gone(MESSAGE, F.col("must_be_settled"), F.col("is_limited"))
     missing = (
         owed(traceable)
         .filter(gone)
         .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
-        # The time of a confirm in a transaction is that of the commit, which is another row.
+        # In a transaction the time of the confirm is that of the commit, which is a separate row.
         .withColumn("shown_ns", F.when(F.col("in_tx"), F.col("invoked_ns")).otherwise(F.col("confirmed_ns")))
     )
     return violation("lost", missing.filter("invokes > 0"), "publish", "shown_ns").unionByName(
@@ -34,7 +37,7 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
 
 
 def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:
-    """Violations: delivered, and published neither there nor where it could have come from as a dead letter."""
+    """Return violations: delivered messages that were published neither there nor in a source of its dead letters."""
     found = messages.filter(promises.is_phantom(MESSAGE))
     reachable = (
         messages.filter(promises.may_be_there(MESSAGE))

@@ -1,4 +1,4 @@
-"""How often a message arrived: what comes again says so, and what is deduplicated comes once."""
+"""The promises about duplicates: a second delivery is marked, and a deduplicated message comes once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOUND = ("queue", "id", "dedup", "last_unmarked_ns")
 
 
 def duplicates(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Violations: more first deliveries than messages, or one that was certainly sent after another delivery."""
+    """Return violations: too many first deliveries, or a first delivery certainly sent after an earlier delivery."""
     too_many = messages.filter(promises.is_new_too_often(MESSAGE))
     single = messages.filter(promises.may_prove_late(MESSAGE))
     found = too_many.select(*_FOUND).unionByName(_late(single, rows))
@@ -25,7 +25,7 @@ def duplicates(messages: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _late(single: DataFrame, rows: DataFrame) -> DataFrame:
-    """Messages whose only first delivery was certainly sent after another delivery of them."""
+    """Return messages whose only first delivery was certainly sent after a different delivery of the same message."""
     deliveries = rows.filter(F.col("op") == "deliver").select(
         "queue", "id", "time_ns", "connection", is_first_delivery().alias("is_first")
     )

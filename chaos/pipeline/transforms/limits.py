@@ -1,4 +1,4 @@
-"""What ends a message in its queue: the delivery limit, and where dead letters go."""
+"""The promises delivery_limit and dead_letter: the end of a message in its queue."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def limited(rows: DataFrame, queues: DataFrame) -> DataFrame:
-    """Deliveries of queues that have a delivery limit."""
+    """Return the deliveries of queues that have a delivery limit."""
     limits = queues.filter("delivery_limit is not null").select("queue", "delivery_limit")
     return rows.filter(F.col("op") == "deliver").join(F.broadcast(limits), "queue")
 
 
 def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> DataFrame:
-    """Delivered with a count above the limit; or delivered more often than once and each time that it may come back."""
+    """Return violations: a delivery with a count above the limit, or more deliveries than the limit allows."""
     counted = violation(
         "delivery_limit",
         limited(rows, queues).filter("delivery_count > delivery_limit"),
@@ -28,7 +28,7 @@ def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> D
         "time_ns",
     )
     limits = queues.filter("delivery_limit is not null").select("queue", "delivery_limit")
-    # What came back as a dead letter begins anew.
+    # A dead letter that returns starts counting anew.
     too_many = (
         messages.filter("invokes > 0 and dead_arrivals = 0")
         .join(F.broadcast(limits), "queue")
@@ -40,11 +40,11 @@ def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> D
 
 
 def dead_letter(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
-    """A dead letter that arrived more than once, or not at all, or without its death.
+    """Return violations: a dead letter that arrived more than once, or not at all, or without its death.
 
-    A message that was seen and never settled has died, if its queue was emptied: it was rejected, or it came back too
-    often. One that a consumer acknowledged is left out: nobody knows whether the acknowledgement arrived. That holds
-    for each queue on its way.
+    A message that was seen and never settled has died if its queue was drained: it was rejected, or it came back too
+    often. Acknowledged messages are left out, because the acknowledgement may or may not have arrived. That holds for
+    each queue on the message's way.
     """
     missing = (
         traceable.filter("is_owed and has_target and must_be_settled")
@@ -62,7 +62,7 @@ def dead_letter(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reac
 
 
 def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Columns queue, id, last_ns: more first deliveries than the message was published.
+    """Return columns queue, id, last_ns of dead letters with more first deliveries than publishes.
 
     A message that goes round in a circle arrives at each queue again, with more deaths each time.
     """
@@ -80,7 +80,7 @@ def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _rejected_by_nobody(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Columns queue, id, first_ns: it is said to have been rejected in a queue where no consumer rejected it."""
+    """Return columns queue, id, first_ns of dead letters that claim a rejection which no consumer made."""
     deaths = (
         rows.filter((F.col("op") == "deliver") & (F.size("deaths") > 0))
         .select("queue", "id", "time_ns", F.explode("deaths").alias("death"))

@@ -1,7 +1,7 @@
-"""One row a message and queue: all that most promises need to know of it.
+"""A row for each message and queue, with the facts that most promises need.
 
-Invariant: only numbers are aggregated. Spark keeps those in place in its hash table; a text would make it sort
-everything. So consumers, publishers and channels are 64-bit hashes here, good for telling a few thousand apart.
+Invariant: only numbers are aggregated. Spark keeps numbers in place in its hash table; a text would make it sort
+everything. So consumers, publishers and channels are 64-bit hashes here, which tell a few thousand apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CONSUMER = ("process", "connection", "channel", "consumer")
-"""The columns that name whoever sees deliveries in the order in which the broker sent them."""
+"""The columns that identify a consumer; it sees deliveries in the order in which the broker sent them."""
 
 
 class _Columns:
@@ -29,7 +29,7 @@ class _Columns:
 
 
 def columns(frame: str = "") -> Any:
-    """Facts for the rules of chaos/promises.py: the columns of a frame, by its alias if it has to be said which."""
+    """Return facts for the rules of chaos/promises.py: the columns of a frame, qualified by its alias if needed."""
     return _Columns(frame)
 
 
@@ -38,7 +38,7 @@ MESSAGE = columns()
 
 
 def is_first_delivery() -> Column:
-    """Whether a row delivers a message as it was published: neither redelivered nor a dead letter."""
+    """Return whether a row delivers a message for the first time: neither redelivered nor a dead letter."""
     return (
         (F.col("op") == "deliver")
         & ~F.coalesce("redelivered", F.lit(False))
@@ -47,10 +47,10 @@ def is_first_delivery() -> Column:
 
 
 def messages(rows: DataFrame) -> DataFrame:
-    """Rows (queue, id), both of those that were published there and of those that only arrived there.
+    """Return a row for each (queue, id) that was published to the queue or delivered from it.
 
-    `invokes`, `oks`, `fails` count attempts to publish; what is in neither of the last two has an unknown outcome.
-    `unmarked` counts first deliveries; `consumer` and `call` are of the only one, if it is the only one.
+    `invokes`, `oks`, `fails` count attempts to publish; the remaining attempts have an unknown outcome. `unmarked`
+    counts first deliveries; if there is a single first delivery, `consumer` and `call` belong to it.
     """
     op, kind, time_ns = F.col("op"), F.col("type"), F.col("time_ns")
     invoke = (op == "publish") & (kind == "invoke")
@@ -96,13 +96,14 @@ def _count(condition: Column) -> Column:
 
 
 def fates(rows: DataFrame, queues: DataFrame, reach: DataFrame) -> DataFrame:
-    """What becomes of messages: a row for each queue whose messages must have been seen by the end of the run.
+    """Return a row for each queue whose messages must have been seen by the end of the run.
 
-    That is so if the queue and all that its messages can be dead-lettered to were emptied, and none of these drops
-    messages over a limit. Of what was published before `vanished_ns`, a purge or a delete may have taken any.
+    The queue and all queues that its dead letters reach must be drained, and must not drop messages over a limit. A
+    purge or a delete may have taken any message published before `vanished_ns`.
 
-    Further columns: `must_be_settled`, false where some process takes messages without acknowledgement, and has them
-    when they are sent; `is_limited`, whether a message that comes back too often dies; `has_target`, for dead letters.
+    Further columns: `must_be_settled`, false if some process consumes without acknowledgements, so that messages are
+    settled when they are sent; `is_limited`, whether a message that comes back too often dies; `has_target`, whether
+    the queue dead-letters.
     """
     drops = F.col("target.max_length").isNotNull() & F.col("target.dead_letters_to").isNull()
     return (
@@ -129,10 +130,10 @@ def fates(rows: DataFrame, queues: DataFrame, reach: DataFrame) -> DataFrame:
 
 
 def traceable(messages: DataFrame, fates: DataFrame) -> DataFrame:
-    """Messages that, if they were in their queue, must have been seen by the end of the run.
+    """Return the messages that, if they were in their queue, must have been seen by the end of the run.
 
-    They were published there, or came as dead letters: of those, `invoked_ns` is when they were published elsewhere.
-    Further column: `is_owed`, whether it is certain that they were there.
+    They were published there, or came as dead letters; then `invoked_ns` is the time of the publish elsewhere. Further
+    column: `is_owed`, whether they were certainly in the queue.
     """
     published = messages.filter(F.col("invokes") > 0)
     dead = messages.filter((F.col("invokes") == 0) & (F.col("dead_arrivals") > 0))
@@ -147,7 +148,7 @@ def traceable(messages: DataFrame, fates: DataFrame) -> DataFrame:
 
 
 def _answering(rows: DataFrame) -> DataFrame:
-    """Columns queue, answers: whether each process that got messages there answered at least one."""
+    """Return columns queue, answers: whether each process that got messages there answered any of them."""
     answers = F.max(F.col("op").isin("ack", "nack", "reject"))
     return (
         rows.filter(F.col("op").isin("deliver", "ack", "nack", "reject"))
@@ -159,9 +160,9 @@ def _answering(rows: DataFrame) -> DataFrame:
 
 
 def arrived_elsewhere(messages: DataFrame, reach: DataFrame) -> DataFrame:
-    """Columns queue, id: messages of a queue that were delivered where its dead letters go."""
+    """Return columns queue, id of messages that were delivered from a dead-letter target of their queue."""
     is_stranger = (F.col("invokes") == 0) & (F.col("deliveries") > 0)
-    # What goes round in a circle also comes back to where it was published.
+    # A message in a circle also comes back to the queue that it was published to.
     away = messages.filter(is_stranger | (F.col("dead_arrivals") > 0))
     return (
         away.select(F.col("queue").alias("target"), "id")
@@ -171,7 +172,7 @@ def arrived_elsewhere(messages: DataFrame, reach: DataFrame) -> DataFrame:
 
 
 def connected(rows: DataFrame) -> DataFrame:
-    """Columns connection, connected_ns: when each connection was asked for. Nothing was sent on it before."""
+    """Return columns connection, connected_ns: when each connection was requested. Deliveries on it came later."""
     return (
         rows.filter((F.col("op") == "connect") & (F.col("type") == "invoke"))
         .groupBy("connection")
@@ -180,9 +181,10 @@ def connected(rows: DataFrame) -> DataFrame:
 
 
 def asked(rows: DataFrame) -> DataFrame:
-    """Columns consumer (as in `messages`), asked_ns: when it was asked for. Nothing was sent to it before.
+    """Return columns consumer (as in `messages`), asked_ns: when it was requested. Deliveries to it came later.
 
-    That is when its connection was, or its tag for the first time; null if the history does not say.
+    This is the time of the request of its connection, or of its tag for the first time; null if the history has
+    neither.
     """
     is_consume = (F.col("op") == "consume") & (F.col("type") == "invoke")
     consumed_ns, delivered_ns = F.col("consumed_ns"), F.col("delivered_ns")
@@ -193,7 +195,7 @@ def asked(rows: DataFrame) -> DataFrame:
             F.min(F.when(is_consume, F.col("time_ns"))).alias("consumed_ns"),
             F.min(F.when(~is_consume, F.col("time_ns"))).alias("delivered_ns"),
         )
-        # Who gets something before was there before: that was another request.
+        # A consumer with an earlier delivery existed before: the request in the history was a later request.
         .withColumn("consumed_ns", F.when(consumed_ns < delivered_ns, consumed_ns))
         .join(connected(rows), "connection", "left")
         .select(
@@ -204,7 +206,10 @@ def asked(rows: DataFrame) -> DataFrame:
 
 
 def violation(promise: str | Column, found: DataFrame, op: str, time_ns: str) -> DataFrame:
-    """Violations in the columns of `schemas.VIOLATION`; column `time_ns` of `found` has the time of the row to show."""
+    """Return violations in the columns of `schemas.VIOLATION`.
+
+    Column `time_ns` of `found` has the time of the row to show.
+    """
     name = F.lit(promise) if isinstance(promise, str) else promise
     return found.select(
         name.alias("promise"), "queue", "id", F.lit(op).alias("op"), F.col(time_ns).alias("time_ns")

@@ -1,8 +1,8 @@
-"""In which order messages were sent to consumers.
+"""The promise order: messages of a publisher are sent to consumers in the order of their publishing.
 
-Invariant: only first deliveries of messages that were published once and confirmed are compared: what comes back is
-served first, what was published again may come late. And only within a consumer, or if one consumer was asked for after
-the other had seen its message: else nobody knows which of the two was sent first.
+Invariant: only first deliveries of messages that were published once and confirmed are compared, because returned
+messages are served first and repeated publishes may come late. They are compared within a consumer, or if a consumer
+was requested after a different consumer had seen its message: otherwise the order of sending is unknown.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def comparable(messages: DataFrame) -> DataFrame:
 
 
 def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
-    """Violations: sent after a message of the same publisher and priority that must be behind it."""
+    """Return violations: messages sent after a message of the same publisher and priority that must be behind them."""
     late = _late_at_a_consumer(messages).unionByName(_late_at_another(messages, asked))
     return violation("order", late, "deliver", "unmarked_ns").distinct()
 
 
 def _late_at_a_consumer(messages: DataFrame) -> DataFrame:
-    """Columns queue, id, unmarked_ns: a consumer had seen before what must be behind it."""
+    """Return columns queue, id, unmarked_ns of messages whose consumer had already seen a message behind them."""
     stream = ("queue", "consumer", "publisher", "priority")
     overtaken = promises.is_overtaken(
         MESSAGE, _before("sequence", *stream, "publish_channel"), _before("invoked_ns", *stream)
@@ -40,9 +40,10 @@ def _late_at_a_consumer(messages: DataFrame) -> DataFrame:
 
 
 def _late_at_another(messages: DataFrame, asked: DataFrame) -> DataFrame:
-    """The same: before the consumer that got it was asked for, some consumer had seen what was published after it.
+    """Return the same columns, for messages overtaken at a consumer that was requested later.
 
-    Each message has two places in time: where it was seen, and where its consumer was asked for.
+    Before that consumer was requested, some consumer had seen a message that was published after the confirm. Each
+    message has two places in time: when it was seen, and when its consumer was requested.
     """
     stream = ("queue", "publisher", "priority")
     place = F.col("place_ns")
@@ -60,6 +61,6 @@ def _late_at_another(messages: DataFrame, asked: DataFrame) -> DataFrame:
 
 
 def _before(column: str, *partition: str) -> Column:
-    """The largest value among what the consumer saw before."""
+    """Return the largest value among the consumer's earlier deliveries."""
     seen = Window.partitionBy(*partition).orderBy("unmarked_ns", "call")
     return F.max(column).over(seen.rowsBetween(Window.unboundedPreceding, -1))

@@ -1,13 +1,13 @@
-"""While messages of high and of normal priority wait, two high ones are delivered for each normal one: priority_ratio.
+"""The promise priority_ratio: while both kinds wait, two high messages are delivered for each normal message.
 
-What is looked at are first deliveries, in the order in which they were seen, for each queue by itself. Of such a
-delivery it is said that high messages wait if one is delivered later that was confirmed `IN_HAND` deliveries before: so
-it was in the queue when the broker chose, and not yet in a consumer's hands. The same for normal ones.
+It checks first deliveries, in the order in which they were seen, for each queue separately. High messages wait at a
+delivery if a later delivery is of a high message that was confirmed `IN_HAND` deliveries before: so that message was in
+the queue when the broker chose, and not yet in a consumer's hands. The same holds for normal messages.
 
-The statistic is the share of high messages among the deliveries in which both kinds wait. It must be 2/3 at least: if
-the oldest high message is older than the oldest normal one, it comes first whatever was before. It must be 2/3 at most
-if an older normal message waits; that is known for queues with one publisher only, from its numbers. `SHARE_MIN` and
-`SHARE_MAX` are 2/3 with room for begin and end of each burst, and nothing is said of fewer than `LOOKED_AT_MIN`.
+The statistic is the share of high messages among the deliveries when both kinds wait. It must be at least 2/3: if the
+oldest high message is older than the oldest normal message, the high message comes first in any case. It must be at
+most 2/3 if an older normal message waits; sequence numbers show that, for queues with a single publisher. `SHARE_MIN`
+and `SHARE_MAX` are 2/3 with room for begin and end of each burst. Fewer than `LOOKED_AT_MIN` deliveries are not judged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 HIGH = 5
 """The lowest priority that is high."""
 IN_HAND = 10
-"""A number of messages that is more than the consumers of such a queue hold together."""
+"""Messages; more than the consumers of such a queue hold together."""
 LOOKED_AT_MIN = 100
 SHARE_MIN, SHARE_MAX = 0.60, 0.74
 
 
 def both_waiting(messages: DataFrame, queues: DataFrame) -> DataFrame:
-    """Deliveries in which both kinds waited: columns queue, id, unmarked_ns, is_high, older_normal_waits."""
+    """Return deliveries when both kinds waited: columns queue, id, unmarked_ns, is_high, older_normal_waits."""
     later = Window.partitionBy("queue").orderBy(F.col("unmarked_ns").desc(), F.col("call").desc())
     after = later.rowsBetween(Window.unboundedPreceding, -1)
     from_here = later.rowsBetween(Window.unboundedPreceding, 0)
@@ -58,13 +58,13 @@ def _least(column: str, condition: Column) -> Column:
 
 
 def enough(both_waiting: DataFrame) -> DataFrame:
-    """The deliveries of queues that have at least `LOOKED_AT_MIN` of them."""
+    """Return the deliveries of queues that have at least `LOOKED_AT_MIN` of them."""
     looked_at = both_waiting.groupBy("queue").count().filter(F.col("count") >= LOOKED_AT_MIN)
     return both_waiting.join(F.broadcast(looked_at), "queue", "left_semi")
 
 
 def priority_ratio(both_waiting: DataFrame) -> DataFrame:
-    """Queues whose share is out of bounds; the row to show is the last one that was looked at."""
+    """Return queues whose share is out of bounds; the row to show is the last checked delivery."""
     strict = F.when(F.col("older_normal_waits"), F.col("is_high").cast("double"))
     shares = both_waiting.groupBy("queue").agg(
         F.count("*").alias("looked_at"),

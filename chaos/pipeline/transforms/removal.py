@@ -1,11 +1,11 @@
-"""Whether what a purge or a delete took stays away: the promise resurrected.
+"""The promise resurrected: purged and deleted messages stay away.
 
-A message that was confirmed before the request is in its queue by then, or a consumer has it, or it was there. When a
-delivery was sent is not known, only that it was not before its consumer was asked for; and what a client gets one by
-one on the channel on which it made the request is sent after the answer to that.
+A message that was confirmed before the request is, at the request, in its queue or at a consumer, or was there. The
+time when a delivery was sent is unknown, but it is after the request of its consumer. A basic.get on the channel of the
+removal is sent after the removal's answer.
 
-Invariant: a purge leaves what consumers hold, and that may come again: after a purge only first deliveries prove
-something.
+Invariant: a purge leaves the messages that consumers hold, and these may come again: after a purge only first
+deliveries are proof.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def removed(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Columns queue, id, confirmed_ns: confirmed before a purge or a delete that happened."""
+    """Return columns queue, id, confirmed_ns of messages confirmed before a successful purge or delete."""
     last = _happened(rows).groupBy("queue").agg(F.max("invoked_ns").alias("removed_ns"))
     return (
         messages.filter(is_plain(MESSAGE))
@@ -39,10 +39,10 @@ def _happened(rows: DataFrame) -> DataFrame:
 
 
 def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Delivered although the delivery was sent after a removal that was asked for after the confirm.
+    """Return violations: deliveries sent after a removal that was requested after the confirm.
 
-    Removals and deliveries have places on axes: on the first one there are all of a queue, on each further one those of
-    a channel. On both, a delivery was certainly sent after what has a place before it.
+    Removals and deliveries have places on axes: the first axis has all of a queue, each further axis those of a
+    channel. On each axis, a delivery was certainly sent after every removal before it.
     """
     channel = F.xxhash64("connection", "channel")
     everywhere = F.lit(0).cast("long")
@@ -78,7 +78,7 @@ def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
 
 
 def _deliveries(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Deliveries of removed messages, except as dead letters: those that come back were elsewhere meanwhile."""
+    """Return the deliveries of removed messages, except dead letters, which were in a different queue meanwhile."""
     is_dead_letter = F.coalesce(F.size("deaths") > 0, F.lit(False))
     return (
         rows.filter((F.col("op") == "deliver") & ~is_dead_letter)

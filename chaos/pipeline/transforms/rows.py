@@ -1,4 +1,4 @@
-"""Rows of a history as they are: parsing, counting, and how transactions ended."""
+"""The raw rows of a history: parsing, counting, and the outcomes of transactions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ IN_TRANSACTIONS = ("publish", "ack", "nack", "reject")
 
 
 def parsed(lines: DataFrame) -> DataFrame:
-    """Rows of JSON Lines (columns `value`, `file`, `block`, `place`), with those that are none marked as `BROKEN`."""
+    """Return rows of JSON Lines, with malformed lines marked as `BROKEN`.
+
+    `lines` has the columns `value`, `file`, `block`, `place`.
+    """
     schema = StructType([*HISTORY.fields]).add(BROKEN, StringType())
     text = F.col("value")
     json = F.from_json(text, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
@@ -30,7 +33,10 @@ def parsed(lines: DataFrame) -> DataFrame:
 
 
 def _is_one_object() -> Column:
-    """Whether a line is one object: parsing ignores what is behind the first object of a line, but not in a list."""
+    """Return whether a line is a single object.
+
+    Parsing ignores text after the first object of a line, but not within a list.
+    """
     return F.json_array_length(F.concat(F.lit("["), "value", F.lit(",0]"))) == 2
 
 
@@ -40,7 +46,7 @@ def _has_known_keys() -> Column:
 
 
 def checked(rows: DataFrame) -> DataFrame:
-    """Rows that were read from Parquet (columns of `HISTORY`, `file`), in the form that `parsed` gives."""
+    """Return rows read from Parquet (columns of `HISTORY`, `file`) in the form of `parsed`."""
     nothing = F.lit(None)
     return _marked(
         rows.withColumns({BROKEN: nothing, BLOCK: nothing.cast("long"), PLACE: nothing.cast("long")}),
@@ -50,7 +56,7 @@ def checked(rows: DataFrame) -> DataFrame:
 
 
 def _marked(rows: DataFrame, text: Column, is_whole: Column) -> DataFrame:
-    """`text` is what to show of a row that is broken."""
+    """Mark malformed rows as `BROKEN`; `text` is the text to show of them."""
     sound = is_whole & F.col(BROKEN).isNull() & F.col("type").isin(*TYPES) & F.col("op").isin(*OPERATIONS)
     for name in REQUIRED:
         sound &= F.col(name).isNotNull()
@@ -64,7 +70,7 @@ def _is_whole_death(death: Column) -> Column:
 
 
 def falling(rows: DataFrame) -> DataFrame:
-    """Columns file, time_ns: of rows in lines that are not later than the one before, or block of lines before."""
+    """Return columns file, time_ns of rows that are not later than the row before, or the block of lines before."""
     lines = rows.filter(F.col(PLACE).isNotNull())
     before = F.lag("time_ns").over(Window.partitionBy(FILE, BLOCK).orderBy(PLACE))
     in_blocks = lines.withColumn("before_ns", before).filter("time_ns <= before_ns")
@@ -77,7 +83,7 @@ def falling(rows: DataFrame) -> DataFrame:
 
 
 def tally(rows: DataFrame, started_ns: int) -> DataFrame:
-    """Count the rows of each (second, node, op, type): a small table, whatever the history."""
+    """Count the rows of each (second, node, op, type): a small table, even for a large history."""
     return rows.groupBy(second(F.col("time_ns"), started_ns).alias("second"), "node", "op", "type").count()
 
 
@@ -86,10 +92,10 @@ def second(time_ns: Column, started_ns: int) -> Column:
 
 
 def with_ends_of_transactions(rows: DataFrame) -> DataFrame:
-    """What was done in a transaction ends as that ended, and when it ended.
+    """End each operation in a transaction as the transaction ended, at the same time.
 
-    Without a commit nothing of it happened: neither a rollback nor a lost connection leaves anything. What the history
-    says of the single publish or acknowledgement is left out: nobody answers it.
+    Without a commit no operation took effect, neither after a rollback nor after a lost connection. Rows about the end
+    of a single publish or acknowledgement are left out, because the broker does not answer them.
     """
     is_part = F.coalesce(F.col("op").isin(*IN_TRANSACTIONS) & F.col("tx").isNotNull(), F.lit(False))
     parts = rows.filter(is_part & (F.col("type") == "invoke")).join(
@@ -98,14 +104,14 @@ def with_ends_of_transactions(rows: DataFrame) -> DataFrame:
     ended = parts.withColumn("type", F.coalesce("outcome", F.lit("fail"))).withColumn(
         "time_ns", F.coalesce("ended_ns", "time_ns")
     )
-    # An acknowledgement counts by being there, so one that failed must not be.
+    # An acknowledgement counts by its row, so the rows of failed acknowledgements go.
     kept = ended.filter((F.col("op") == "publish") | (F.col("type") != "fail"))
     invokes = rows.filter(is_part & (F.col("type") == "invoke") & (F.col("op") == "publish"))
     return rows.filter(~is_part).unionByName(invokes).unionByName(kept.select(*rows.columns))
 
 
 def outcomes(rows: DataFrame) -> DataFrame:
-    """Columns tx, outcome (ok, fail, unknown), ended_ns (null if unknown): of those that a commit was tried of."""
+    """Return columns tx, outcome (ok, fail, unknown), ended_ns (null if unknown) of transactions with a commit."""
     return (
         rows.filter((F.col("op") == "tx_commit") & F.col("tx").isNotNull())
         .groupBy("tx")
@@ -126,7 +132,10 @@ def _time_of(type_: str) -> Column:
 
 
 def removals(rows: DataFrame) -> DataFrame:
-    """Purges and deletes that did not fail: queue, op, connection, channel, invoked_ns, ended_ns (null if unknown)."""
+    """Return purges and deletes that did not fail.
+
+    Columns: queue, op, connection, channel, invoked_ns, ended_ns (null if unknown).
+    """
     return (
         rows.filter(F.col("op").isin("purge", "delete") & F.col("queue").isNotNull())
         .groupBy("process", "call", "queue", "op", "connection", "channel")
@@ -141,9 +150,9 @@ def removals(rows: DataFrame) -> DataFrame:
 
 
 def vanished(rows: DataFrame) -> DataFrame:
-    """Columns queue, vanished_ns: until when a purge or a delete may have taken what was in it.
+    """Return columns queue, vanished_ns: until when a purge or a delete may have taken messages from the queue.
 
-    One of unknown outcome may come about at any time.
+    A removal of unknown outcome may take effect at any later time.
     """
     until = F.max(F.coalesce("ended_ns", F.lit(FOREVER_NS)))
     return removals(rows).groupBy("queue").agg(until.alias("vanished_ns"))

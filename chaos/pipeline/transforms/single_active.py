@@ -1,12 +1,12 @@
-"""Only one consumer at a time gets anything: the promise single_active.
+"""The promise single_active: a single consumer at a time gets messages.
 
-When the broker sent a delivery is not known, only between which two moments: not before the message was published, and
-not after the delivery was seen. Of first deliveries of one publisher it is also known in which order they were sent:
-that of their numbers. Both are *points* on an axis, with the earliest and the latest place that they may have. Between
-two points of one consumer that are certainly apart, that consumer was the active one all the time (it has a *tenure*),
-and no other one may have got anything that certainly lies between them.
+The time when the broker sent a delivery is known only between two moments: after the message was published, and before
+the delivery was seen. First deliveries of a publisher were also sent in the order of their numbers. Both are *points*
+on an axis, with their earliest and latest possible place. Between two points of a consumer that are certainly apart,
+that consumer was active all the time (its *tenure*). So no delivery to a different consumer may certainly lie between
+them.
 
-Invariant: deliveries may be late, so where they are seen in the other order alone proves nothing.
+Invariant: deliveries may be late, so a reversed order of sight alone is no proof.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def single_active_deliveries(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> DataFrame:
-    """Deliveries of queues with a single active consumer: what points need, and `holder`, who got it.
+    """Return deliveries of queues with a single active consumer: the data of points, and `holder`, the consumer.
 
-    A consumer that consumes again under its old tag is another holder.
+    A consumer that consumes again under its old tag is a new holder.
     """
     of_consumer = Window.partitionBy(*CONSUMER).orderBy("time_ns")
     consumes = F.count(F.when((F.col("op") == "consume") & (F.col("type") == "invoke"), 1))
@@ -45,7 +45,7 @@ def single_active_deliveries(messages: DataFrame, rows: DataFrame, queues: DataF
 
 
 def single_active(deliveries: DataFrame) -> DataFrame:
-    """Deliveries within the tenure of somebody else."""
+    """Return violations: deliveries within the tenure of a different consumer."""
     by_time = deliveries.select(
         "queue",
         F.lit(0).cast("long").alias("axis"),

@@ -1,6 +1,6 @@
-"""What clients got, second by second: throughput, latency, when nothing went, and how long it took to come back.
+"""The run as its clients saw it, second by second: throughput, latency, outages and recovery.
 
-Times of the tables are seconds since the run began. Not here: promises.
+Times of the tables are seconds since the run began.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 NS = 1_000_000_000
 UNAVAILABLE_NS = NS // 4
-"""A shorter wait is latency."""
+"""Nanoseconds; a shorter wait counts as latency."""
 RETRY_NS = 2 * NS
-"""A publisher that tried in vain and tries again within this time has been waiting in between."""
+"""Nanoseconds; a publisher that fails and tries again within this time was waiting in between."""
 ONSET_NS = NS
-"""A wait that begins at most this long after the end of a fault counts as caused by the fault."""
+"""Nanoseconds; a wait that begins this soon after the end of a fault counts as caused by the fault."""
 HELD_BACK = "backlog"
-"""The workload whose messages wait on purpose: their delivery has no latency to speak of."""
+"""The workload whose messages wait on purpose, so that the latency of their delivery is meaningless."""
 ACCURACY = 1000
-"""The rank of a quantile is off by at most one in this many."""
+"""The rank of a quantile is off by at most a 1000th."""
 
 
 def throughput(tally: DataFrame) -> DataFrame:
-    """Columns second, node, published, confirmed, delivered, unknown, counted from the rows of `rows.tally`."""
+    """Return columns second, node, published, confirmed, delivered, unknown, counted from the rows of `rows.tally`."""
     return (
         tally.filter(F.col("op").isin("publish", "deliver") & F.col("node").isNotNull())
         .groupBy("second", "node")
@@ -49,10 +49,10 @@ def _sum(op: str, type_: str) -> Column:
 
 
 def latencies(messages: DataFrame, queues: DataFrame, started_ns: int) -> DataFrame:
-    """Columns second (in which it began), kind (confirm, deliver), ms: of each message once.
+    """Return columns second (when it began), kind (confirm, deliver), ms: each message once.
 
-    Confirms are measured from the last attempt, deliveries from the first: an application that publishes again waits
-    for all of it. Confirms in transactions are left out: they wait for the client's own commit.
+    Confirms are measured from the last attempt, deliveries from the first, because an application that publishes again
+    waits for all of it. Confirms in transactions are left out, because they wait for the client's own commit.
     """
     published = messages.filter("invokes > 0")
     confirms = published.filter((F.col("oks") > 0) & ~F.col("in_tx")).select(
@@ -78,7 +78,7 @@ def _ms(since_ns: Column, until_ns: Column) -> Column:
 
 
 def latency(latencies: DataFrame) -> DataFrame:
-    """Columns second, kind, p50, p99, max; with second null: of the whole run."""
+    """Return columns second, kind, p50, p99, max; a null second means the whole run."""
     quantiles = F.percentile_approx("ms", F.array(F.lit(0.5), F.lit(0.99)), ACCURACY)
     return (
         latencies.rollup("kind", "second")
@@ -96,10 +96,10 @@ def latency(latencies: DataFrame) -> DataFrame:
 
 
 def unavailable(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
-    """Columns start, end, node: publishers waited there, and nothing was confirmed there.
+    """Return columns start, end, node of periods when publishers waited at a node without any confirm there.
 
-    First come the gaps between confirms, found from the first and last one of short intervals; then what publishers did
-    in the gaps, which is little: that is when nothing went.
+    First come the gaps between confirms, found from the first and last confirm of short intervals. Then come the
+    publishers' operations in the gaps, which are few.
     """
     gaps = _gaps(rows, started_ns, ended_ns)
     waits = _waits(_in_gaps(rows, gaps, started_ns))
@@ -117,12 +117,12 @@ def unavailable(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
 
 
 def everywhere(rows: DataFrame) -> DataFrame:
-    """The rows as if all nodes were one: `unavailable` then says when nothing was confirmed at any of them."""
+    """Return the rows with a single node name, so that `unavailable` finds outages of the whole cluster."""
     return rows.withColumn("node", F.when(F.col("node").isNotNull(), F.lit("everywhere")))
 
 
 def _gaps(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
-    """Columns node, gap_from, gap_to: between two confirms of a node, or before its first, or after its last one."""
+    """Return columns node, gap_from, gap_to: between two confirms of a node, before its first or after its last."""
     confirmed = F.when((F.col("op") == "publish") & (F.col("type") == "ok"), F.col("time_ns"))
     ends = (
         rows.filter((F.col("op") == "publish") & F.col("node").isNotNull())
@@ -149,7 +149,7 @@ def _gaps(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
 
 
 def _in_gaps(rows: DataFrame, gaps: DataFrame, started_ns: int) -> DataFrame:
-    """The operations of publishers in a gap: publishing and connecting, and the confirm that ended it."""
+    """Return the publishers' operations in a gap: publishing and connecting, and the confirm that ended it."""
     publishers = (
         rows.filter((F.col("op") == "publish") & (F.col("type") == "invoke")).select("process").distinct()
     )
@@ -166,9 +166,9 @@ def _in_gaps(rows: DataFrame, gaps: DataFrame, started_ns: int) -> DataFrame:
 
 
 def _waits(in_gaps: DataFrame) -> DataFrame:
-    """Columns node, gap_from, from, to: what of each call lies in the gap.
+    """Return columns node, gap_from, from, to: the part of each call within the gap.
 
-    A call that began before the gap has waited since the gap began, one that ended after it until it was over.
+    A call that began before the gap has waited since the gap began; a call that ended after it has waited to its end.
     """
     invoked = F.min(F.when(F.col("type") == "invoke", F.col("time_ns")))
     ended = F.max(F.when(F.col("type") != "invoke", F.col("time_ns")))
@@ -191,18 +191,19 @@ def _since(column: str, started_ns: int) -> Column:
 def faults(
     rows: DataFrame, unavailable: DataFrame, outages: DataFrame, started_ns: int, ended_ns: int
 ) -> DataFrame:
-    """Columns start, end, fault, node, outcome, detail, outage, node_outage, recovery: each fault and what it cost.
+    """Return columns start, end, fault, node, outcome, detail, outage, node_outage, recovery of each fault.
 
-    `outage`: the longest time, from its begin on, in which nobody could publish through any node; `node_outage`: the
-    same through some node; `recovery`: how long after its end publishers of some node still waited. What began up to
-    `ONSET_NS` after its end counts, too; 0 if there is nothing. `outages` are windows of the whole cluster.
+    `outage`: the longest time, since the fault's begin, when no publisher could publish through any node.
+    `node_outage`: the same through some node. `recovery`: how long after its end publishers of some node still waited.
+    Waits that began up to `ONSET_NS` after its end count too; 0 without any wait. `outages` are those of the whole
+    cluster.
 
-    `outcome` is how it ended, `unknown` if it did not. `detail` is the last that was said of it: the end of a fault
-    repeats the parameters and adds what came of it.
+    `outcome` is that of the fault's end, `unknown` without an end. `detail` is the last detail: the end of a fault
+    repeats the parameters and adds its results.
     """
     time_ns, type_, detail = F.col("time_ns"), F.col("type"), F.col("detail")
     spans = (
-        # One that was left out is only an info.
+        # A fault that was left out has only an info row.
         rows.filter((F.col("op") == "fault") & F.col("fault").isNotNull() & (type_ != "info"))
         .groupBy("process", "call")
         .agg(

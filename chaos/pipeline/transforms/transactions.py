@@ -1,6 +1,6 @@
-"""All or nothing: the promise tx_atomic.
+"""The promise tx_atomic: all of a transaction takes effect, or none of it.
 
-Invariant: a message that was published more than once, or in more than one transaction, proves nothing.
+Invariant: a message that was published more than once, or in more than a single transaction, is no proof.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def transactions(rows: DataFrame) -> DataFrame:
-    """Column tx: all that anything was published or acknowledged in."""
+    """Return column tx: all transactions with a publish or an acknowledgement."""
     return rows.filter(F.col("tx").isNotNull()).select("tx").distinct()
 
 
@@ -30,10 +30,10 @@ def tx_atomic(
     reach: DataFrame,
     asked: DataFrame,
 ) -> DataFrame:
-    """Violations: part of a commit is missing, or part of what was not committed is there.
+    """Return violations: a part of a commit is missing, or a part of an uncommitted transaction took effect.
 
-    If the outcome is unknown, it is one that part is there and part is missing. An acknowledgement has happened if its
-    message comes to nobody any more.
+    With an unknown outcome, it is a violation if a part is there and a part is missing. An acknowledgement took effect
+    if its message is never delivered again.
     """
     arrived = parts.filter("seen").select("tx").distinct().withColumn("any_seen", F.lit(True))
     missing = (
@@ -53,7 +53,7 @@ def tx_atomic(
 
 
 def parts(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
-    """The publishes in transactions: columns tx, outcome, queue, id, invoked_ns, delivered_ns, seen, missing."""
+    """Return publishes in transactions: columns tx, outcome, queue, id, invoked_ns, delivered_ns, seen, missing."""
     published = rows.filter(
         (F.col("op") == "publish") & (F.col("type") == "invoke") & F.col("tx").isNotNull()
     )
@@ -82,9 +82,10 @@ def _acknowledgements(rows: DataFrame) -> DataFrame:
 
 
 def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Columns queue, id, time_ns: delivered to a consumer that was asked for after a commit had acknowledged it.
+    """Return columns queue, id, time_ns of redeliveries after a commit with their acknowledgement.
 
-    A commit of unknown outcome has happened when something that was published in it is seen.
+    Such a delivery went to a consumer that was requested after the commit. A commit of unknown outcome took effect when
+    a message of it is seen.
     """
     seen = (
         parts.filter("outcome = 'unknown' and delivered_ns is not null")
@@ -112,9 +113,9 @@ def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, asked: D
 def _taken(
     parts: DataFrame, messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame
 ) -> DataFrame:
-    """Columns queue, id, time_ns: acknowledged by nothing but a commit that has not happened, and gone.
+    """Return columns queue, id, time_ns of messages that only a void commit acknowledged, and that disappeared.
 
-    A commit of unknown outcome has not happened if something that was published in it is missing, and nothing is seen.
+    A commit of unknown outcome is void if a message of it is missing, and no message of it is seen.
     """
     void = (
         parts.filter("outcome = 'unknown'")
@@ -133,7 +134,8 @@ def _taken(
         traceable.filter("is_owed and must_be_settled and not is_limited and rejects = 0")
         .filter(copies(MESSAGE) <= 1)
         .join(by_void, ["queue", "id"])
-        # What was acknowledged in a transaction counts once in `messages.messages`, else both its begin and its end do.
+        # An acknowledgement in a transaction counts once in `messages.messages`; otherwise both its begin and its end
+        # count.
         .filter("acks = void_acks")
         .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
         .select("queue", "id", "time_ns")

@@ -1,1 +1,1 @@
-"""Oracles: which promises a run must keep."""
+"""The checks and oracles of a simulated run."""

@@ -1,7 +1,6 @@
-"""Who may campaign: what the checks know of pre-votes and of leaders that resign, from the frames that arrive.
+"""Checks the right to campaign: records pre-votes and leaders' handover requests from arriving frames.
 
-Invariant: nothing is asked of the node itself. What is told to a process is void once it ends, and when it has
-campaigned.
+Invariant: the node itself is never asked. A grant to a process is void when the process ends or has campaigned.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ if TYPE_CHECKING:
     from cluster.configuration.voters import Membership
 
 KINDS = {encode(message)[0][0] for message in (PreVote(0, 0, granted=False), TimeoutNow(0))}
-"""The first bytes of the frames that count."""
+"""First bytes of the frames that grant a campaign."""
 
 
 class Campaigns:
-    """The nodes that were asked to lead, or would be voted for by a majority."""
+    """The nodes that won a pre-vote, or that their leader asked to campaign."""
 
     def __init__(self) -> None:
         self._granted: dict[str, dict[int, set[str]]] = {}
-        """Who has granted each round of a node's pre-votes."""
+        """Voters that granted each round of a node's pre-votes."""
         self._may: set[str] = set()
 
     def begin(self, name: str) -> None:
-        """Begin the life of a process, which knows of no rounds of an earlier one."""
+        """Begin a process start, to which earlier rounds do not apply."""
         self._granted[name] = {}
         self._may.discard(name)
 
     def received(self, name: str, members: Membership, peer: str, frame: bytes) -> None:
-        """Note what a node, which goes by these members now, hears from a peer."""
+        """Record a frame that a node receives from a peer; `members` is the node's present membership."""
         if not frame or frame[0] not in KINDS:
             return
         message = decode(frame)
@@ -45,7 +44,7 @@ class Campaigns:
             self._may.add(name)
 
     def take(self, name: str, members: Membership) -> bool:
-        """Whether a node, which campaigns now, may do so: once for all that it was told before."""
+        """Return whether a node may campaign now, and use up its grants."""
         may = name in self._may or members.is_majority({name})
         self.begin(name)
         return may

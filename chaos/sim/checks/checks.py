@@ -1,7 +1,7 @@
-"""What must be true, whatever happens.
+"""Checks of the cluster in every run: leaders, votes, log matching, commits, states, clocks.
 
-Invariant: a check looks and never touches. What one node has shown once - a committed entry, an applied batch, a state
-at an index - holds for all nodes and all their later lives.
+Invariant: a check observes and changes no node. A fact that a node has shown - a committed entry, an applied batch, a
+state at an index - must hold for all nodes and all their later starts.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ if TYPE_CHECKING:
     from cluster.machine import Machine
 
 DIGEST_EVERY = 8
-"""States are compared at every index that this divides; a difference that matters lasts."""
+"""States are compared at each multiple of this index, because a difference that matters lasts."""
 
 BELIEFS_EVERY = 4
-"""Checks of a leader's beliefs are made after so many of its steps, and whenever it commits something."""
+"""Steps of a leader between two checks of its progress table; each commit is checked too."""
 
 READ_MS = 0.1
-"""How far the clock that a node reads may be ahead of the world's: each time that it is read it goes on by `TICK_S`,
-also while the world stands still (seed 12550247). And times that were added up as seconds differ: a millisecond begins
-at 33.25 s and at 33.249999999999986 s (seed 703437)."""
+"""Milliseconds by which a node's clock may be ahead of the world's clock.
+
+A node's clock advances by `TICK_S` at each reading, even while the world stands still (seed 12550247). Sums of seconds
+differ too: a millisecond begins at 33.25 s and at 33.249999999999986 s (seed 703437).
+"""
 MINORITY_GRACE_S = 4.0
-"""A leader without a majority steps down within this time, and messages under way at the cut have arrived."""
+"""Seconds in which a leader without a majority steps down, and messages in flight at the cut have arrived."""
 
 
 class ViolationError(BaseException):
-    """A property does not hold. Not an Exception: nothing in the node may catch it."""
+    """A property does not hold. Not an Exception, so that no node can catch it."""
 
 
 class Committed(NamedTuple):
     term: int
     checksum: int
     committed_in: int
-    """Term of the node that was first seen to know: leaders of later terms must have the entry."""
+    """Term of the first node seen to commit the entry: leaders of later terms must have it."""
 
 
 class AppliedListener(Protocol):
-    """Hears once of everything that took effect, in log order; `machine` is the first to show it."""
+    """Called once for each step in log order; `machine` is the first machine that shows it."""
 
     def batch(
         self,
@@ -77,7 +79,7 @@ class AppliedListener(Protocol):
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last looked at in one life of a node."""
+    """The last observed state of a node's process start."""
 
     life: int = 0
     commit_index: int = 1
@@ -93,80 +95,83 @@ class _Seen:
 
 
 class Damage(NamedTuple):
-    """What was done to a node's disk, and what the node had promised before."""
+    """Damage of a node's disk, and the node's promise before it."""
 
     life: int
     owed_index: int
-    """The node may have acknowledged entries up to here, and that may have committed them."""
+    """The node may have acknowledged entries up to here, and this may have committed them."""
 
 
 class Checks:
-    """The checks that every run has."""
+    """The checks of every run."""
 
     listener: AppliedListener | None = None
 
     def __init__(self, world: SimulatedWorld, machine: Callable[[], Machine]) -> None:
         self.committed: list[Committed] = []
-        """Committed entries in order of index, from 2: entry 1 is the same empty one everywhere."""
+        """Committed entries in order of index, from 2: entry 1 is the same empty entry in every log."""
         self.history: list[Applied] = []
         self.batches: dict[tuple[int, int], bytes] = {}
-        """What was submitted, by index of the entry and ordinal of the batch in it."""
+        """Submitted payloads, by index of the entry and ordinal of the batch in it."""
         self.replays_to: dict[str, int] = {}
-        """Index of a node's checkpoint that was damaged: until it has come so far again, its state, and what it gives
-        to others, may refer to messages that were dead, and removed, before."""
+        """Index of each node's damaged checkpoint.
+
+        Until the node has replayed to this index, its state and its snapshots may refer to messages that were dead and
+        removed before.
+        """
         self.elections = 0
         self.entry_bytes_max = 0
-        """Size of the largest committed entry."""
+        """Bytes of the largest committed entry."""
         self.confirms = 0
         self.installs = 0
         self.repairs = 0
         self.voters_max = 0
-        """The most voters that a committed configuration has had."""
+        """The largest number of voters in a committed configuration."""
         self._world = world
         self._new_machine = machine
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
         self._states: dict[int, int] = {}
         self._positions: dict[int, int] = {1: 0}
-        """How many steps a machine has taken after each entry."""
+        """Number of machine steps after each entry."""
         self._counted: dict[tuple[str, int], int] = {}
         self._majority_s = 0.0
-        """For how long there was a majority, until it was last looked."""
+        """Total seconds with a majority, up to the last update."""
         self._majority_since_s: float | None = None
-        """When it was last looked, if there was a majority then."""
+        """When the present majority was last counted; None without a majority."""
         self._time_ms = 0
         self._time_s = 0.0
-        """When the entry took effect that told this time first."""
+        """When the first entry with this time took effect, in the world's seconds."""
         self._skews_ms: dict[str, int] = {}
-        """How far the clock of a node has been ahead, at most."""
+        """Largest lead of each node's clock, in ms."""
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
         self._vouched: dict[str, int] = {}
-        """Up to where a voter has said that its log is on its disk."""
+        """Index up to which each voter has reported its log as synced."""
         self._log_ends: dict[str, int] = {}
-        """Where a node's log ended when it was last not adopting another."""
+        """End of each node's log when it was last not adopting a new log."""
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._cast: dict[tuple[str, int], dict[str, None]] = {}
-        """Who has ever voted for a node in a term."""
+        """Every voter that has ever voted for a node in a term."""
         self._ids: dict[str, bytes] = {}
-        """The id of the data directory that a node has had last."""
+        """The id of each node's last data directory."""
         self.configuration: Configuration | None = None
-        """The configuration that was committed last; None as long as the nodes' files count."""
+        """The last committed configuration; None while the nodes' files count."""
         self._first_configuration: Configuration | None = None
         self._electorates: dict[Membership, None] = {}
-        """All memberships that there have been."""
+        """All memberships so far."""
         self._lost_campaigns: dict[tuple[str, int], None] = {}
-        """The campaigns of directories that are lost, by name and term."""
+        """Campaigns of lost directories, by name and term."""
         self._campaigns = Campaigns()
         self._vain_campaigns: dict[bytes, int] = {}
-        """How often a directory has campaigned since it was removed."""
+        """Number of campaigns of each directory since its removal."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
 
     def continued(self, index: int) -> Checks:
-        """The checks of a new cluster that begins with what this one had at an entry, and leaves the next index out."""
+        """Return the checks of a new cluster that continues from the state at an entry and skips the next index."""
         new = Checks(self._world, self._new_machine)
         new.committed = [*self.committed[: index - 1], Committed(0, 0, 0)]
         steps = self._positions[max((known for known in self._positions if known <= index), default=1)]
@@ -187,7 +192,7 @@ class Checks:
     def fail(self, what: str) -> None:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {what} [{self._cluster.describe()}]")
 
-    # A node's life
+    # A node's process
 
     def started(self, node: SimulatedNode) -> None:
         engine = node.group.engine
@@ -223,7 +228,7 @@ class Checks:
         self.topology_changed()
 
     def _begin_directory(self, node: SimulatedNode) -> None:
-        """Forget what a node has promised if it has another directory now, and members are known by these."""
+        """Forget a node's promises if it has a new directory and members are known by their ids."""
         name, member_id = node.name, node.group.members.id
         is_another = self._ids.get(name, member_id) != member_id
         self._ids[name] = member_id
@@ -231,18 +236,18 @@ class Checks:
             return
         for known in (self._terms, self._forgotten_terms, self._vouched, self._log_ends, self._damage):
             known.pop(name, None)
-        # Who was asked for a vote by the lost directory may hear of that yet; the vote is of no use to anybody.
+        # Voters may still receive vote requests of the lost directory; such a vote cannot elect a leader.
         self._lost_campaigns |= {
             (voter, term): None for (voter, term), vote in self._votes.items() if voter == vote == name
         }
         self._votes = {(voter, term): vote for (voter, term), vote in self._votes.items() if voter != name}
 
     def received(self, node: SimulatedNode, peer: str, frame: bytes) -> None:
-        """The node is about to hear this from a peer."""
+        """Observe a frame from a peer before the node handles it."""
         self._campaigns.received(node.name, node.group.configurations.membership, peer, frame)
 
     def resumed(self, node: SimulatedNode) -> None:
-        """The node has installed a snapshot."""
+        """Check the state of a node that has installed a snapshot."""
         self._check_state(node, node.group.engine.applied_index)
 
     def node_failed(self, node: SimulatedNode, error: BaseException) -> None:
@@ -251,16 +256,16 @@ class Checks:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {node.name} failed: {error!r}") from error
 
     def found_no_space(self, node: SimulatedNode, error: OSError) -> None:
-        """A start found no space, though it needs none unless something has to be made anew."""
+        """Handle a start without disk space. A start needs no space unless a file must be rebuilt."""
         if not self.may_find_damage(node):
             self.node_failed(node, error)
 
     # Damage
 
     def damaged(self, node: SimulatedNode) -> None:
-        """What a disk has promised to keep is not there any more; of a minority at a time, see `may_be_damaged`.
+        """Record damage of a node's durable data. A running node may not notice it.
 
-        One that is up may not notice.
+        Only a minority is damaged at a time, see `may_be_damaged`.
         """
         synced_index = node.group.journal.synced_index if node.has_started else 0
         self._vouched.pop(node.name, None)
@@ -269,7 +274,7 @@ class Checks:
         self._damage[node.name] = Damage(node.life - node.up, owed_index)
 
     def gave_log_up(self, node: SimulatedNode) -> None:
-        """It had no space, and others must hold what it has said to hold; from here on it has lost its log."""
+        """Check that a majority of peers holds the log that a node discards for lack of space, and count it as lost."""
         journal = node.group.journal
         whole = [
             other
@@ -287,11 +292,14 @@ class Checks:
         self.damaged(node)
 
     def checkpoint_damaged(self, node: SimulatedNode, index: int) -> None:
-        """A checkpoint was damaged: a start may go back to the one before (see `replays_to`)."""
+        """Record a damaged checkpoint: a start may return to the checkpoint before it (see `replays_to`)."""
         self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))
 
     def may_be_damaged(self, node: SimulatedNode) -> bool:
-        """Whether a majority of others has what it promised, so that no promise hangs on the damaged ones alone."""
+        """Return whether the undamaged nodes without this node are a majority.
+
+        Then no promise depends on damaged nodes only.
+        """
         whole = [
             other.name
             for other in self._cluster.nodes
@@ -305,14 +313,14 @@ class Checks:
         )
 
     def counts(self, node: SimulatedNode) -> bool:
-        """Whether the directory of this node is a voter's by its id, wherever that counts."""
+        """Return whether this node's directory belongs to a voter, in any configuration that counts."""
         if not node.has_id:
-            return False  # it was emptied, and `_ids` has the id of the one before
+            return False  # it was emptied, and `_ids` still has the former directory's id
         member_id = self._ids.get(node.name, b"")
         return any(each.cluster and each.has_voter(node.name, member_id) for each in self._counting())
 
     def _counting(self) -> list[Configuration]:
-        """The configurations by which anybody counts, or may count when a leader has been heard."""
+        """Return the configurations that any node counts votes by, or may count by after hearing from a leader."""
         by_lists = self.configuration is None
         held = [
             node.group.configurations
@@ -325,10 +333,10 @@ class Checks:
         return list(newest.values())
 
     def _about_to_count(self, damaged: SimulatedNode) -> list[Configuration]:
-        """Those, and what may be made of them at any moment, if this node is damaged, too.
+        """Return the counting configurations and their possible successors, if this node is damaged too.
 
-        The removals that were asked for may be carried out, and a learner that was damaged may be promoted by a leader
-        that does not know (birth 104005); one that was not has the log when it is.
+        Requested removals may be carried out. A leader that does not know of the damage may promote a damaged learner
+        (birth 104005). An undamaged learner has the log when it is promoted.
         """
         found = self._counting()
         for node in self._cluster.nodes:
@@ -352,16 +360,16 @@ class Checks:
             and node.standing is Standing.VOTER
             and not node.group.stopping.damage
         )
-        # What it vouches for is not known before the log that it adopts is durable, when the damaged one is gone.
+        # The synced index of an adopted log is known only when that log is durable and the damaged log is removed.
         if whole and node.group.journal.synced_index and not node.disk.damaged_files():
             del self._damage[node.name]
             return False
         return True
 
-    # After everything that a node does
+    # After each step of a node
 
     def observe(self, node: SimulatedNode) -> None:
-        """Look at a node; called after each of its steps."""
+        """Check a node; called after each of its steps."""
         seen = self._seen.get(node.name)
         if seen is None or seen.life != node.life or not node.runtime.alive:
             return
@@ -376,20 +384,20 @@ class Checks:
             self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
             seen.standing = standing
             self._forget_campaigns(node)
-        # Of a log that is adopted it says 0 until that is durable: until then it has the old one.
+        # The journal reports 0 for a log that is being adopted, until it is durable: until then the old log counts.
         synced_index = group.journal.synced_index
         if synced_index:
             self._log_ends[node.name] = group.journal.last_index
         if not self._is_damaged(node):
             self._vouched[node.name] = synced_index or self._vouched.get(node.name, 0)
         leads = engine.is_leader
-        # Whoever begins a campaign begins a term.
+        # Each campaign begins a new term.
         if leads or is_new_term:
             self._check_office(node, seen, leads=leads)
         if group.snapshots_installed > seen.installs:
             self.installs += 1
             seen.installs = group.snapshots_installed
-            # Whose it was is not known: perhaps one whose newest checkpoint was damaged, which has to replay some more.
+            # The sender of the snapshot is unknown: it may be a node with a damaged checkpoint that has to replay.
             self.replays_to[node.name] = max(self.replays_to.values(), default=0)
         if engine.applied_index > group.journal.last_index:
             self.fail(f"{node.name} has deleted entry {engine.applied_index}, which it had applied")
@@ -408,13 +416,13 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, by entry `index`, once the last change and an entry of its term are committed.
+        """Check that the previous change and an entry of the leader's term are committed before the change at `index`.
 
-        Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
+        Otherwise two majorities may have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
         engine, journal = leader.group.engine, leader.group.journal
         if journal.term_at(index) != engine.term:
-            return  # it came with the log
+            return  # the change came with the log of an earlier leader
         last = engine.commit_index
         if before > last:
             self.fail(f"{leader.name} changes the members twice at once, with entries {before} and {index}")
@@ -436,13 +444,13 @@ class Checks:
         self._check_minority(node, role)
 
     def _new_term(self, node: SimulatedNode, seen: _Seen) -> None:
-        """Check that terms only grow, and that a node votes for one candidate in a term."""
+        """Check that terms only grow, and that a node votes for a single candidate in a term."""
         engine = node.group.engine
         seen.term, seen.vote = engine.term, engine.voted_for
         self._terms[node.name] = engine.term
         vote = engine.voted_for
         if vote is None or (seen.standing is Standing.BLANK and engine.role is Role.FOLLOWER):
-            return  # one who rises from blank notes a vote that it may have given
+            return  # a node that rises from blank adopts a vote that it may have given
         self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
@@ -454,10 +462,10 @@ class Checks:
             self._check_may_campaign(node)
 
     def _check_may_campaign(self, node: SimulatedNode) -> None:
-        """A node campaigns if a majority would vote for it, or its leader has asked it to.
+        """Check that a node campaigns only after a won pre-vote or at its leader's request.
 
-        A directory that was removed disturbs nobody, whether it knows or not. Pre-votes that it had won before, and
-        that were stuck on the way, may still make it campaign once.
+        A removed directory must not campaign, even if it does not know of its removal. Pre-votes in flight at the
+        removal may still cause a single campaign.
         """
         if not self._campaigns.take(node.name, node.group.configurations.membership):
             self.fail(f"{node.name} campaigns without a pre-vote")
@@ -469,10 +477,11 @@ class Checks:
             self.fail(f"{node.name} campaigns though it was removed")
 
     def _forget_campaigns(self, node: SimulatedNode) -> None:
-        """One that has lost its memory may take back a vote for itself, and no other, if nobody has voted for it.
+        """Let a node that lost its memory take back a vote for itself, if no peer has voted for it.
 
-        Nobody will any more: what it had sent was lost with its connections, and whoever got it has told of that term
-        (recovery.py). `_new_term` sees to it that from now on it gets no vote in that term without a new campaign.
+        No peer will vote for it later: its requests were lost with its connections, and each peer that received one has
+        reported that term (recovery.py). `_new_term` checks that the node gets no vote in that term without a new
+        campaign.
         """
         if node.standing is Standing.BLANK:
             return
@@ -486,7 +495,7 @@ class Checks:
                     self.fail(f"{name} has forgotten term {later}, in which {other} voted for it")
 
     def _check_may_vote(self, node: SimulatedNode, vote: str) -> None:
-        """Check that only a voter votes, and only one that has everything that it acknowledged."""
+        """Check that only a voter votes, and only with every entry that it has acknowledged."""
         if node.standing is not Standing.VOTER:
             self.fail(f"{node.name} is a {node.standing.name.lower()} and votes for {vote}")
         damage = self._damage.get(node.name)
@@ -496,7 +505,7 @@ class Checks:
                 self.fail(f"{node.name} votes for {vote} without entry {damage.owed_index}, which it had")
 
     def _new_leader(self, node: SimulatedNode, term: int) -> None:
-        """Check that a term has at most one leader, and that a leader has every committed entry."""
+        """Check that a term has at most one leader, elected by a majority, with every committed entry."""
         self.elections += 1
         self._world.trace(b"leader %s %d" % (node.name.encode(), term))
         other = self._leaders.setdefault(term, node.name)
@@ -516,11 +525,11 @@ class Checks:
                 self.fail(f"{node.name} leads term {term} with another entry {index} than the committed one")
 
     def _check_beliefs(self, leader: SimulatedNode) -> None:
-        """What a leader takes for acknowledged is on the follower's disk, and is what the leader has.
+        """Check that entries which a leader counts as acknowledged are on the follower's disk and equal its own.
 
-        A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now;
-        one that has lost its log is not relied on before it is a voter again. One that adopts another log vouches for
-        what its old one has on the disk, at most for all of that: a sync may have been under way.
+        A follower in an earlier term has acknowledged nothing. A follower in a later term may have a new log by now. A
+        follower that has lost its log does not count before it is a voter again. A follower that adopts a new log
+        vouches for the synced part of its old log, at most for all of it, because a sync may have been under way.
         """
         engine, journal = leader.group.engine, leader.group.journal
         members = leader.group.configurations.newest
@@ -542,15 +551,15 @@ class Checks:
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
 
     def _means(self, configuration: Configuration, name: str) -> bool:
-        """Whether this is said of the directory that the node of that name has now.
+        """Return whether a configuration refers to the present directory of the node of that name.
 
-        Who goes by lists of names means the directories that were there before a configuration named any.
+        A configuration of names only means the directories that existed before the first configuration with ids.
         """
         named = configuration if configuration.cluster else self._first_configuration or configuration
         return named.has(name, self._ids.get(name, b""))
 
     def _check_stored(self, leader: SimulatedNode, index: int) -> None:
-        """Check that what a leader takes for committed is on the disks of a majority of voters, but for damage."""
+        """Check that a majority of the voters has synced the entries that a leader commits, except damaged voters."""
         configuration = leader.group.configurations.newest
         holders = [
             voter
@@ -563,7 +572,7 @@ class Checks:
             self.fail(f"{leader.name} commits entry {index}, which of the voters only {sorted(holders)} have")
 
     def _check_committed(self, node: SimulatedNode, first: int, last: int) -> int:
-        """Log matching over committed prefixes, as far as the log reaches back. How far it could be read."""
+        """Check log matching of committed entries as far as the log reaches back; return the last readable index."""
         journal = node.group.journal
         if last > journal.last_index:
             self.fail(f"{node.name} has committed entry {last}, which it does not have")
@@ -592,7 +601,7 @@ class Checks:
         return last
 
     def _check_maintenance(self, before: Configuration | None, after: Configuration) -> None:
-        """No drain and no removal leaves only voters under maintenance; the loss of a directory may."""
+        """Check that no drain or removal leaves only voters under maintenance; the loss of a directory may."""
         if before is None or any(member.is_voter and not member.is_drained for member in after.members):
             return
         drained = [member.name for member in after.members if member.is_drained]
@@ -602,9 +611,9 @@ class Checks:
             self.fail(f"{', '.join(drained)} are all under maintenance, so nobody serves clients")
 
     def _check_minority(self, node: SimulatedNode, role: Role) -> None:
-        """H9: who has not reached a majority for a while neither leads nor campaigns.
+        """H9: check that a node without a majority for a while neither leads nor campaigns.
 
-        Votes that were stuck on the way may still make it leader for a moment, or have it campaign once.
+        Votes in flight may still make it leader for a moment, or cause a single campaign.
         """
         since_s = self._minority_since_s.get(node.name)
         if since_s is None or self._world.now_s - since_s < MINORITY_GRACE_S:
@@ -616,12 +625,12 @@ class Checks:
             self.fail(f"{node.name} campaigns though cut off from the majority since {since_s:.3f} s")
 
     def majority_s(self) -> float:
-        """For how long a majority of the nodes has run and reached each other, so that clients could act."""
+        """Return the seconds in which a running majority could reach each other, so that clients could act."""
         since_s = self._majority_since_s
         return self._majority_s + (0.0 if since_s is None else self._world.now_s - since_s)
 
     def topology_changed(self) -> None:
-        """Note who is cut off from the majority, and since when."""
+        """Record which nodes are cut off from the majority, and since when."""
         self._majority_s, self._majority_since_s = self.majority_s(), None
         cluster = self._cluster
         awake = [node for node in cluster.nodes if node.up and not node.runtime.paused]
@@ -639,10 +648,10 @@ class Checks:
                 self._minority_since_s.pop(node.name, None)
                 self._minority_terms.pop(node.name, None)
 
-    # What took effect: the `Witness` of the machines
+    # Applied steps: the `Witness` of the machines
 
     def happened_first(self, machine: WatchedMachine, record: Applied) -> bool:
-        """Whether no life of any node has come this far before; those that have must have done the same."""
+        """Return whether this is the first machine at this step; fail if an earlier machine did a different step."""
         position = machine.position
         machine.position = position + 1
         if position == len(self.history):
@@ -682,16 +691,16 @@ class Checks:
         self._counted[origin, client] = number
 
     def _time_passed(self, time_ms: int) -> None:
-        """The time of entries does not go back, and no clock puts it forward that is not a majority's."""
+        """Check that the time of entries never goes back, and that only a majority's clocks put it forward."""
         if time_ms < self._time_ms:
             self.fail(f"an entry of {time_ms} ms follows one of {self._time_ms} ms")
         self._check_clocks(time_ms)
         self._time_ms, self._time_s = time_ms, self._world.now_s
 
     def _check_clocks(self, time_ms: int) -> None:
-        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right.
+        """Check that some majority's clocks have reached an entry's time, so that no message expires early.
 
-        It may have been a majority of earlier voters, since the time does not go back when there are others.
+        It may have been a majority of earlier voters, because the time does not go back when the voters change.
         """
         self._electorates.update((each.membership, None) for each in self._counting())
         ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000
@@ -700,14 +709,14 @@ class Checks:
             self.fail(f"an entry of {time_ms} ms is {ahead_ms:.1f} ms ahead of the clocks of any majority")
 
     def clocks_changed(self) -> None:
-        """A node may go by what another's clock said a while ago, so what any has ever said counts."""
+        """Record each clock's largest lead, because a node may follow a peer's clock reading from a while ago."""
         for node in self._cluster.nodes:
             self._skews_ms[node.name] = max(
                 node.wall.skew_ms, self._skews_ms.get(node.name, node.wall.skew_ms)
             )
 
     def least_time_ms(self) -> float:
-        """The least that the cluster's time should be by now, in milliseconds, if it has run."""
+        """Return the lower bound of the cluster's present time in ms, if the cluster has run."""
         return self._time_ms + (self._world.now_s - self._time_s) * 1000 * SLOWER
 
     def confirmed(self, origin: str, client: int, number: int) -> None:
@@ -717,7 +726,7 @@ class Checks:
             self.fail(f"batch {number} of client {client} at {origin} is confirmed and has not taken effect")
 
     def _check_version(self, node: SimulatedNode) -> None:
-        """Check that a program works only on a version that it can run, whether it is committed or not."""
+        """Check that a program works only at a version that it can run, committed or not."""
         version, versions = node.group.configurations.newest.version, Versions(*node.machine.versions)
         if not versions.include(version):
             self.fail(f"the log of {node.name} is at version {version}, and its program can run {versions}")
@@ -735,7 +744,7 @@ class Checks:
             self.fail(f"{node.name} has another state at index {index} than a node had before")
 
     def same_state(self, position: int, dumped: bytes) -> None:
-        """Check that machines are equal after the same steps, however they came there."""
+        """Check that machines are equal after the same steps, even if a checkpoint or a snapshot led there."""
         if position > len(self.history):
             self.fail(f"a state has step {position} of {len(self.history)}")
         digest = crc32(dumped)
@@ -745,7 +754,7 @@ class Checks:
     # At the end
 
     def check_agreement(self) -> None:
-        """Check that every node has every entry, and the same ones."""
+        """Check that every node has applied every step, with equal states."""
         nodes = self._cluster.nodes
         digests = [crc32(node.group.dump()) for node in nodes]
         if len(dict.fromkeys(digests)) != 1:

@@ -1,8 +1,8 @@
-"""What moves promise: each message that is moved leaves one queue and arrives in the other, once, whatever crashes.
+"""Oracle of moves: each moved message leaves its source and arrives in the destination exactly once.
 
-Invariant: which messages a step is about is told by their keys, which only the machine knows. So before each batch it
-is looked which message has which key; whether that message may be moved, and where it arrives as what, is computed
-here.
+Invariant: a step names its messages by keys, which only the machine knows. So the oracle records the keys of all
+messages before each batch. It computes itself whether a message may be moved, where it arrives, and with which
+properties.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVERYTHING = 10**9
 
 
 class Kept(NamedTuple):
-    """A ready message at one moment."""
+    """A ready message at a certain moment."""
 
     name: Key
     deliveries: int
@@ -40,12 +40,12 @@ Kepts = dict[tuple[int, int], Kept]
 
 @dataclass(slots=True)
 class MoveModel:
-    """A move as it was after the last batch."""
+    """A move after the last batch."""
 
     step: int
     moved: int
     at_first: Kepts
-    """What was ready when it began."""
+    """The messages that were ready when the move began."""
 
 
 class MoveOracle:
@@ -63,14 +63,14 @@ class MoveOracle:
         self._queues = queues
         self._published = published
         self._moves: dict[str, MoveModel] = {}
-        """Those under way, by id."""
+        """Running moves, by id."""
         self.under_way = 0
-        """How many moves are under way."""
+        """Number of running moves."""
         self._kept: dict[int, Kepts] = {}
-        """What is ready in the source of each, by the number of the queue."""
+        """Ready messages of each move's source, by the number of the queue."""
 
     def look(self, machine: QueueMachine, now_ms: int) -> None:
-        """Note what is ready, and which moves there are; to be called whenever anything may have changed."""
+        """Record ready messages and running moves; must be called whenever any of them may have changed."""
         moves = machine.moves
         self.under_way = len(moves.running)
         self._kept = {
@@ -91,7 +91,7 @@ class MoveOracle:
     def step(
         self, machine: QueueMachine, command: MoveMessages, now_ms: int
     ) -> Iterator[tuple[QueueModel, Message, QueueModel, Message]]:
-        """What a step has moved: source, message, destination, and what the message is there."""
+        """Check a step and yield each moved message: source, message, destination, message in the destination."""
         model = self._moves.get(command.move)
         move = machine.moves.all.get((command.vhost, command.move))
         if model is None or move is None or model.step != command.step:
@@ -154,7 +154,7 @@ class MoveOracle:
         )
 
     def _check_all_moved(self, machine: QueueMachine, move: MoveState, model: MoveModel, now_ms: int) -> None:
-        """A move of everything has left nothing behind that was there all the time."""
+        """Check that a finished move of everything left no message behind that was ready all the time."""
         queue = _source(machine, move)
         if queue is None or move.count or move.reason or not move.destination:
             return

@@ -1,9 +1,9 @@
-"""What queues promise, kept message by message by the dumbest means there is.
+"""Oracle of the queues: follows each message by the simplest means and computes its fate.
 
-Invariant: each message that was enqueued is ready (or will be, after a delay), held by one consumer, or dying, until it
-has met its fate: settled, expired, dropped by a limit, moved to where its dead-letter exchange routes it, and so on.
-The oracle computes every fate but two itself: which messages a limit on the length drops, and whether a full queue
-takes a dead letter. There it looks at the machine, and checks that this might be.
+Invariant: each enqueued message is ready (or will be, after a delay), held by a consumer, or dead-lettering, until it
+has met its fate: settled, expired, dropped by a limit, moved by its dead-letter exchange, and so on. The oracle
+computes every fate but two itself: which messages a length limit drops, and whether a full queue takes a dead letter.
+For these it reads the machine, and checks that the machine's choice is allowed.
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ if TYPE_CHECKING:
 
 NOT_ALLOWED = 530
 UNSEEN_MS = 1_000
-"""How much of a time without a majority may count as idle time of a queue: a short silence is no outage, and an entry
-may be applied later than it was made."""
+"""Milliseconds without a majority that may count as idle time of a queue.
+
+A short silence is no outage, and an entry may be applied later than it was made.
+"""
 LOOKED_AT_EVERY = 16
-"""Once in this many entries all places are compared, not only how many messages there are."""
+"""Entries between two comparisons of all places; message counts are compared after every entry."""
 
 
 def messages_of(payload: bytes) -> dict[int, bytes]:
-    """The messages of a batch, or of what was kept of it, by ordinal."""
+    """Return the messages of a batch, or of its compacted form, by ordinal."""
     if not is_kept(payload):
         return dict(enumerate(payload[start:end] for start, end in pairwise(decode_batch(payload).offsets)))
     return {
@@ -107,15 +109,15 @@ def messages_of(payload: bytes) -> dict[int, bytes]:
 
 
 class Outcomes(NamedTuple):
-    """The results of a batch's commands, as its effects tell them."""
+    """The results of a batch's commands, taken from its effects."""
 
     results: dict[int, Any]
-    """Results of the commands that were answered, by session."""
+    """Results of the answered commands, by session."""
     refused: dict[int, list[Rejected]]
-    """Publishes that were refused, by session."""
+    """Refused publishes, by session."""
 
     def refusal(self, command: Enqueue | Publish) -> Rejected | None:
-        """The refusal of the last messages of this command, or of all."""
+        """Return the refusal of this command's last messages, or of all its messages; None if all were accepted."""
         end = command.first_seq + command.count
         refused = self.refused.get(command.session, ())
         return next((each for each in refused if command.first_seq <= each.first_seq < end), None)
@@ -125,54 +127,54 @@ class QueueOracle:
     """The `AppliedListener` of queue runs."""
 
     def __init__(self, fail: Callable[[str], None], majority_s: Callable[[], float] | None = None) -> None:
-        """`majority_s` tells for how long there was a majority so far; without it, entries are believed."""
+        """`majority_s` returns the seconds with a majority so far; without it, the times of entries count as true."""
         self.enqueued = 0
         self.fates: Counter[str] = Counter()
         self._fail = fail
         self._majority_s = majority_s
         self._now_ms = 0
         self._outage_ms = 0
-        """How much of the cluster's time was outage, as entries have declared."""
+        """Milliseconds of the cluster's time that entries have declared as outages."""
         self._counts_outages = False
-        """Whether the agreed version is one with outages."""
+        """Whether the agreed version has outages."""
         self._entries = 0
         self._numbers = count(1)
         self._queues: dict[str, QueueModel] = {}
         self._bound: dict[str, list[tuple[str, str | None]]] = {}
-        """Queues that each exchange routes to: all that it has, or those that are bound with the key."""
+        """Queues and binding keys of each exchange; the key is None for a fanout exchange."""
         self._published: dict[tuple[int, int], Publish] = {}
         self._admitted: dict[str, int] = {}
-        """The last sequence number of each publisher that was ever admitted."""
+        """The highest admitted sequence number of each publisher."""
         self._refused: dict[str, set[int]] = {}
-        """The sequence numbers of each publisher that were refused and not admitted since."""
+        """Sequence numbers of each publisher that were refused and not admitted since."""
         self._publishers: dict[str, tuple[int, int]] = {}
-        """The last sequence number of each that is remembered, and when it was seen last."""
+        """The last sequence number of each remembered publisher, and the time when it was seen."""
         self._sequences: dict[tuple[str, str, int], None] = {}
-        """Queue, publisher and sequence number of whatever was enqueued."""
+        """Queue, publisher and sequence number of each enqueued message."""
         self._holders: dict[Consumer, Holder] = {}
         self._delivered_to: dict[Consumer, dict[int, tuple[int, int]]] = {}
-        """Place by message id of all that a consumer was ever given."""
+        """Place of each message that a consumer has ever got, by message id."""
         self._limits: dict[tuple[str, int], int] = {}
         self._purges: dict[tuple[str, int], str] = {}
         """The queue that each session purges."""
         self._failed: dict[tuple[str, int], None] = {}
-        """Sessions whose channel an error has closed."""
+        """Sessions whose channel was closed by an error."""
         self._late: dict[tuple[str, int], int] = {}
-        """Consumer by session, for those that were said to be too slow."""
+        """Slow consumer of each session with a reported delivery timeout."""
         self._gone: dict[Consumer, None] = {}
-        """Consumers that were cancelled for that."""
+        """Consumers that were cancelled for a delivery timeout."""
         self._refusals: list[list[QueueModel]] = []
-        """Targets of what was refused in a batch, though it was neither delayed nor part of a transaction."""
+        """Targets of the batch's refused messages, except delayed messages and transactions."""
         self._grown: dict[QueueModel, None] = {}
-        """Queues to which messages came back in a batch, or died in it: a limit is no reason against that."""
+        """Queues that got messages back, or that messages died in, during a batch; a limit does not forbid that."""
         self._moves = MoveOracle(fail, self.fates, lambda: self._queues, self._published)
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
-        """Arrivals of the messages delivered for the first time by the effects under way, by queue and level."""
+        """Arrival numbers of first deliveries in the current effects, by queue and level."""
 
-    # What clients may ask
+    # Queries of clients
 
     def ready(self, queue: str) -> int:
-        """How many messages are ready or delayed."""
+        """Return the number of messages that are ready or delayed."""
         return self._queues[queue].count if queue in self._queues else 0
 
     def held(self, queue: str) -> int:
@@ -187,9 +189,9 @@ class QueueOracle:
         return self._moves.under_way
 
     def is_stuck(self, queue: str) -> bool:
-        """Whether its dead letters have to wait for room where nobody makes any, so that this may be for ever.
+        """Return whether a queue's dead letters may wait for ever, because no client makes room in the target.
 
-        It happens where queues dead-letter at least once to each other: those that wait count as messages of theirs.
+        This happens where queues dead-letter at least once to each other: the waiting messages count in their queue.
         """
         model = self._queues.get(queue)
         if model is None or not model.dying or model.settings.dead_letter_strategy != "at-least-once":
@@ -200,19 +202,19 @@ class QueueOracle:
         return any(is_full(target) and not goes_in_circles(deaths, over, target.name) for target in targets)
 
     def admitted(self, publisher: str) -> int:
-        """The last sequence number that has taken effect."""
+        """Return the last sequence number that has taken effect."""
         return self._admitted.get(publisher, 0)
 
     def is_gone(self, node: str, consumer: int) -> bool:
-        """Whether the consumer was cancelled for being too slow."""
+        """Return whether the consumer was cancelled for being too slow."""
         return (node, consumer) in self._gone
 
     def place(self, origin: str, consumer: int, message_id: int) -> tuple[int, int] | None:
-        """Which message a consumer was given under this id."""
+        """Return the place of the message that a consumer got under this id, or None."""
         return self._delivered_to.get((origin, consumer), {}).get(message_id)
 
     def held_ids(self, origin: str) -> Iterator[tuple[int, int]]:
-        """Consumer and message id of everything that the consumers of a node hold."""
+        """Yield consumer and message id of every message that the consumers of a node hold."""
         for (node, consumer), holder in self._holders.items():
             if node == origin:
                 for message_id in holder.held:
@@ -315,7 +317,10 @@ class QueueOracle:
         return self._now_ms - self._outage_ms
 
     def _advance(self, time_ms: int) -> None:
-        """A delayed message becomes ready, and begins to live, at the first entry at which it is due."""
+        """Advance the time.
+
+        A delayed message becomes ready, and its time to live begins, at the first entry when it is due.
+        """
         self._now_ms = time_ms
         for model in self._queues.values():
             while model.delays and model.delays[0][0] <= time_ms:
@@ -327,7 +332,7 @@ class QueueOracle:
     # Queues
 
     def _look_at_queues(self, machine: QueueMachine) -> None:
-        """Which queues there are and what is set: that it is what was asked for is tested elsewhere."""
+        """Take the queues and their settings from the machine; declarations and settings are tested elsewhere."""
         self._counts_outages = machine.version >= machine.outages_since
         for model in list(self._queues.values()):
             if not _is_there(machine, model):
@@ -367,7 +372,7 @@ class QueueOracle:
         self._forget(model)
 
     def _use(self, model: QueueModel) -> None:
-        """Note that a client uses a queue."""
+        """Record that a client uses a queue."""
         model.used_ms = self._available_ms
         model.used_s = -math.inf
         if self._majority_s is not None and self._counts_outages:
@@ -385,7 +390,7 @@ class QueueOracle:
             self._use(self._queues[result.name])
 
     def _check_unused(self, model: QueueModel) -> None:
-        """Check that clients could have used a queue that has expired, and did not."""
+        """Check that clients could have used an expired queue for its whole `x-expires`, and did not."""
         expires_ms, unused_ms = model.settings.expires_ms or 0, self._available_ms - model.used_ms
         if unused_ms < expires_ms:
             self._fail(f"{model.name} is gone after {unused_ms} of {expires_ms} ms in which it could be used")
@@ -398,7 +403,7 @@ class QueueOracle:
         self.fates["queues expired"] += 1
 
     def _forget(self, model: QueueModel) -> None:
-        """Forget a queue that is gone, with all that was in it."""
+        """Forget a removed queue, with all its messages."""
         del self._queues[model.name]
         self._holders = {key: holder for key, holder in self._holders.items() if holder.model is not model}
         self.fates["gone with its queue"] += model.messages + model.held
@@ -427,11 +432,11 @@ class QueueOracle:
         model.begin_entry()
 
     def _expire(self, model: QueueModel, queue: Queue) -> None:
-        """Let messages expire that are due; if there are very many, the machine leaves some for the next entry."""
+        """Expire due messages; the machine may leave some for the next entry if there are very many."""
         due: dict[Message, None] = {}
         while model.expiries and model.expiries[0][0] <= self._now_ms:
             expires_ms, _, message = heappop(model.expiries)
-            # One that was released late expires later than it was said to when it was published.
+            # A message that became ready late expires later than computed at its publishing.
             if expires_ms == message.expires_ms and message in model.ready.get(message.name, ()):
                 due[message] = None
         left: dict[Message, None] = {}
@@ -455,7 +460,7 @@ class QueueOracle:
                 self._die(model, message, EXPIRED)
 
     def _drop_over_limit(self, model: QueueModel, queue: Queue) -> None:
-        """What is not there any more, and did not expire, was over the limit."""
+        """Check that missing messages which did not expire were over the limit, and let them die."""
         there = Counter(names_of(queue, waiting_ranges(queue)))
         dropped: list[Message] = []
         for name, messages in model.ready.items():
@@ -476,7 +481,7 @@ class QueueOracle:
             self._die(model, message, MAXLEN)
 
     def _look_at_dying(self, model: QueueModel, queue: Queue) -> None:
-        """The machine dead-letters in the order in which messages die, which is not looked into."""
+        """Take the order of dead letters from the machine, and check that it has exactly the messages that died."""
         there = [(name, dead.reason) for dead in queue.dying for name in names_of(queue, [dead.range])]
         known = [(message.name, message.reason) for message in model.dying]
         if there[: len(known)] != known:
@@ -506,7 +511,7 @@ class QueueOracle:
         outcomes: Outcomes,
         session: int,
     ) -> None:
-        """A transaction is carried out as a whole or not at all."""
+        """Check that a transaction is carried out completely or not at all."""
         if (origin, session) in self._failed:
             is_done = False
         else:
@@ -567,7 +572,10 @@ class QueueOracle:
         return [model for model in targets if taken and rejects(model)]
 
     def _new_of(self, publisher: str, sequence: int, count: int, accepted: int) -> list[int]:
-        """Which of `count` messages are new or were refused before; the first `accepted` of all are accepted."""
+        """Return which of `count` messages are new or were refused before.
+
+        The first `accepted` of all messages are accepted.
+        """
         seen = self._known_of(publisher)
         refused = self._refused.setdefault(publisher, set())
         new = [number for number in range(count) if sequence + number > seen or sequence + number in refused]
@@ -582,7 +590,7 @@ class QueueOracle:
         return new
 
     def _known_of(self, publisher: str) -> int:
-        """The publisher's last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
+        """Return a publisher's last sequence number, or 0 if it was forgotten after a long time (clocks may jump)."""
         last, seen_ms = self._publishers.get(publisher, (0, self._available_ms))
         if self._available_ms - seen_ms < PUBLISHER_AGE_MS:
             return last
@@ -599,7 +607,11 @@ class QueueOracle:
         return targets
 
     def _check_refusal(self, targets: Sequence[QueueModel]) -> None:
-        """Where nothing is ready and a consumer waits, a message takes no room; of channels' limits none is sure."""
+        """Check that no target could take a refused message.
+
+        A queue without ready messages and with a waiting consumer needs no room; consumers with a channel limit do not
+        count.
+        """
         for model in filter(rejects, targets):
             takers = [
                 holder
@@ -614,7 +626,10 @@ class QueueOracle:
         self._fail(f"refused, though consumers wait: {[model.name for model in targets]}")
 
     def _check_limit(self, model: QueueModel, queue: Queue, before: int) -> None:
-        """Check that a queue is no fuller than it may be, or was: messages for waiting consumers leave it at once."""
+        """Check that a queue does not exceed its limit or its earlier length.
+
+        Messages for waiting consumers leave it at once.
+        """
         limit = model.settings.max_length
         if limit is not None and queue.messages > max(limit, before):
             self._fail(f"{model.name} has taken a message more than {limit}")
@@ -647,7 +662,7 @@ class QueueOracle:
             heappush(model.expiries, (message.expires_ms, next(self._numbers), message))
 
     def _take(self, model: QueueModel, message: Message) -> bool:
-        """Take a message out of a queue, if it is ready."""
+        """Take a message out of a queue; return False if it is not ready."""
         messages = model.ready.get(message.name, ())
         if message not in messages:
             return False
@@ -663,7 +678,7 @@ class QueueOracle:
         if message.arrival:
             del model.order[message.level][message.arrival]
 
-    # Dying
+    # Dead-lettering
 
     def _die(self, model: QueueModel, message: Message, reason: str) -> None:
         self.fates[reason] += 1
@@ -678,7 +693,7 @@ class QueueOracle:
         model = self._queues.get(command.queue)
         if model is None or model.number != command.number or model.dying_first != command.first:
             self.fates["asked to move in vain"] += 1
-            return  # somebody else has done it
+            return  # another node has done it already
         self.fates["asked to move"] += 1
         asked = min(command.count, len(model.dying))
         moved = min(
@@ -699,7 +714,7 @@ class QueueOracle:
             self._arrive(target, copy)
 
     def _check_publication(self, model: QueueModel, message: Message, command: DeadLetter) -> None:
-        """What the leader read in its log is what was published."""
+        """Check that a dead letter's properties, read by the leader from its log, equal the published properties."""
         known = self._published[message.place]
         expiration = "" if known.ttl_ms == NO_TTL else str(known.ttl_ms)
         kept = (command.expiration, command.priority)
@@ -708,7 +723,7 @@ class QueueOracle:
             self._fail(f"{message.name} of {model.name} is dead-lettered as another: {command}, {known}")
 
     def _move(self, model: QueueModel, message: Message) -> None:
-        """The message goes to where the dead-letter exchange routes it, in the same step."""
+        """Route a dead letter through its dead-letter exchange, in the same step."""
         if model.settings.dead_letter_exchange is None:
             self.fates["no dead-letter exchange any more"] += 1
             return
@@ -738,7 +753,7 @@ class QueueOracle:
     def _targets_of_dead(
         self, model: QueueModel, message: Message
     ) -> tuple[list[QueueModel], Deaths, str | None]:
-        """Find where a dead message goes, what has befallen it then, and the key that took the place of its own."""
+        """Return the target queues of a dead message, its new death history, and its new routing key if any."""
         settings = model.settings
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
         deaths = deaths_after(message.deaths, model.name, message.reason)
@@ -748,13 +763,13 @@ class QueueOracle:
         return self._route(exchange or "", keys), deaths, new_key
 
     def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
-        """A dead letter that found no room is dropped, unless it has to be kept."""
+        """Drop dead letters that found no room; at-least-once dead letters are kept."""
         there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dying)]))
         for message in model.doubtful:
             if there[message.name]:
                 there[message.name] -= 1
             elif self._take(model, message):
-                # With a time to live of 0 it may make way for the next ones of the same batch.
+                # With a time to live of 0 it may make way for the next messages of the same batch.
                 has_expired = 0 < message.expires_ms <= self._now_ms
                 self.fates["expired" if has_expired else "no room"] += 1
                 if not (model.was_full or has_expired):
@@ -861,7 +876,10 @@ class QueueOracle:
         self._put_back(holder.model, self._let_go(holder, 0, holder.next_id), failed=failed)
 
     def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
-        """After one more delivery in vain messages are ready again, now or later, unless there were too many."""
+        """Return messages to the queue after a failed delivery, now or after a delay.
+
+        Messages over the delivery limit die.
+        """
         settings = model.settings
         self._grown[model] = None
         is_told_apart = settings.count_contract == "4.3"
@@ -906,9 +924,9 @@ class QueueOracle:
                     pass
 
     def _check_orders(self, *, ended: bool = False) -> None:
-        """Compare what went out for the first time, once all effects of a batch are known.
+        """Check the order of first deliveries, after all effects of a batch are known.
 
-        A part of them may end between two consumers that a queue has served in turns.
+        A part of the effects may end between two consumers that a queue serves in turns.
         """
         for (model, level), arrivals in self._firsts.items():
             self._check_order(model, level, arrivals, ended=ended)
@@ -928,7 +946,7 @@ class QueueOracle:
             self._fail(f"{key} holds {len(holder.held)} messages and may hold {holder.prefetch}")
         limit = self._limits.get((effect.node, holder.session), 0)
         others = self._holders_of(effect.node, holder.session)
-        # A queue that has just expired counts no more, and what was held of it leaves room for others at once.
+        # Messages of a queue that has just expired do not count, and make room in the limit at once.
         together = sum(
             len(other.held) for other in others if other.prefetch and _is_there(machine, other.model)
         )
@@ -983,7 +1001,7 @@ class QueueOracle:
             self._fail(f"{min(arrivals)} of {model.name} is delivered after {newest}")
         model.newest[level] = max(arrivals)
         if model.trims:
-            return  # who is passed over may have been dropped
+            return  # a message that was passed over may have been dropped
         passed = self._next_arrival(model, level)
         if passed is not None and passed.arrival < max(arrivals):
             self._fail(f"{passed.name} of {model.name} is passed over")
@@ -1015,7 +1033,7 @@ class QueueOracle:
         key = effect.node, effect.consumer
         holder = self._holders.get(key)
         if holder is None:
-            return  # its queue is gone, which was looked into
+            return  # its queue was removed, which was checked
         if self._late.pop((effect.node, effect.session), None) != effect.consumer:
             self._fail(f"has no reason: {effect}")
         self._gone[key] = None
@@ -1032,7 +1050,7 @@ class QueueOracle:
         )
         is_elsewhere = (
             effect.code == NOT_ALLOWED
-        )  # of tenants.py: a virtual host is gone, or a connection has to go
+        )  # of tenants.py: a virtual host is deleted, or a connection must close
         self.fates["refused elsewhere"] += is_elsewhere
         if not (is_late or is_vain or is_gone or is_elsewhere):
             self._fail(f"refused: {effect}")
@@ -1040,7 +1058,7 @@ class QueueOracle:
     # At the end
 
     def check_machine(self, name: str, machine: QueueMachine) -> None:
-        """A node's machine has every message that has not met its fate, and no other."""
+        """Check that a node's machine has exactly the messages that have not met their fate."""
         for queue in machine.vhosts[DEFAULT_VHOST].queues.values():
             model = self._queues[queue.name]
             backlog = queue.backlog
@@ -1071,7 +1089,7 @@ def _is_there(machine: QueueMachine, model: QueueModel) -> bool:
 
 
 def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
-    """Sort the effects by the commands of a batch that they answer; no session is asked for two things in one batch."""
+    """Sort a batch's effects by the command that they answer; a session has at most one command in a batch."""
     results: dict[int, Any] = {}
     refused: dict[int, list[Rejected]] = {}
     for effect in effects:
@@ -1083,7 +1101,7 @@ def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
 
 
 def _told_before(origin: str, command: SessionDown | Recover, effects: Sequence[Any]) -> int:
-    """How many effects of the batch came before this command, after which its session holds nothing of them."""
+    """Return the number of effects before this command, after which its session holds no messages of them."""
     before = 0
     for place, effect in enumerate(effects):
         if isinstance(effect, Deliver | Reply) and effect[:2] == (origin, command.session):

@@ -1,4 +1,4 @@
-"""What the oracle of the queues keeps: messages, queues and who holds what."""
+"""The data of the queue oracle: messages, queues, consumers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from qq.machine.queue.queue import Queue
 
 Deaths = tuple[tuple[str, str, int], ...]
-"""What befell a message, the newest first: queue, reason, how often."""
+"""A message's death history, newest first: queue, reason, count."""
 Key = tuple[int, int, Deaths]
-"""A message as its place in the log and what befell it tell it from all others in a queue."""
+"""A message's place in the log and its death history; together they are unique in a queue."""
 Consumer = tuple[str, int]
 """Node and consumer id."""
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message in one queue; in each queue that it is in, it is a message of its own."""
+    """A message in a queue; a message in several queues is several Messages."""
 
     place: tuple[int, int]
     deaths: Deaths
     level: int
     expires_ms: int
-    """0 is never. While it waits for its delay: when it expires if it does not have to wait for longer."""
+    """Milliseconds; 0 is never. For a delayed message: the expiry if it becomes ready on time."""
     ready_ms: int
-    """The message is not delivered before this moment."""
+    """Earliest time of delivery, in ms."""
     key: str | None = None
-    """The routing key that took the place of those it was published with, when it died."""
+    """The routing key that replaced the published keys when the message died."""
     arrival: int = 0
-    """Number among those of its level that wait for their first delivery in their order; 0 if it is not one of them."""
+    """Arrival number among the messages of its level that wait for their first delivery; 0 if it does not wait."""
     returns: int = 0
     failures: int = 0
     reason: str = ""
-    """Why it is dying."""
+    """Reason of its present death."""
     first: str = ""
     """The queue in which it died first."""
     over: int = 0
-    """How many of its deaths, the last ones, came before it was moved."""
+    """Number of its deaths, the oldest in its history, that came before it was moved."""
 
     @property
     def name(self) -> Key:
@@ -53,54 +53,54 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class QueueModel:
-    """What the oracle knows of a queue."""
+    """The oracle's model of a queue."""
 
     name: str
     number: int
     settings: QueueSettings
     used_ms: int
-    """The available time at which a client has last used it, or its `x-expires` has changed."""
+    """Available time, in ms, of the last use by a client or the last change of `x-expires`."""
     used_s: float
-    """For how long there was a majority until then."""
+    """Total seconds with a majority at that time."""
     ready: dict[Key, list[Message]] = field(default_factory=dict)
     """Messages that may be delivered, now or after a delay."""
     count: int = 0
-    """How many these are."""
+    """Number of ready and delayed messages."""
     held: int = 0
-    """How many consumers have and have not settled."""
+    """Number of unsettled messages at consumers."""
     dying: deque[Message] = field(default_factory=deque)
-    """Messages that are to be dead-lettered, in the order in which the machine does it."""
+    """Messages to be dead-lettered, in the machine's order."""
     died: list[Message] = field(default_factory=list)
-    """Messages that follow them, in an order that the machine has not been asked for yet."""
+    """Messages that died after these; their order has not been read from the machine yet."""
     dying_first: int = 0
-    """Number of the first of them, counted since the queue was declared."""
+    """Number of the first message in `dying`, counted since the queue was declared."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
-    """A heap of messages by the moment when they expire; some in it are not ready any more."""
+    """A heap of messages by expiry time; some of them are not ready any more."""
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
-    """A heap of those that were published with a delay, by the moment when they are due; some are gone already."""
+    """A heap of delayed messages by due time; some of them have been removed already."""
     order: dict[int, dict[int, Message]] = field(default_factory=dict)
-    """Messages that wait for their first delivery in their order, by level and arrival."""
+    """Messages that wait for their first delivery, by level and arrival number."""
     newest: dict[int, int] = field(default_factory=dict)
-    """The last arrival of each level that was delivered for the first time."""
+    """The last arrival number of each level with a first delivery."""
     doubtful: list[Message] = field(default_factory=list)
-    """Dead letters that it may have had no room for."""
+    """Dead letters that the queue may have had no room for."""
     was_full: bool = False
-    """Whether one of these may have been too many."""
+    """Whether the queue may have been full when a doubtful message arrived."""
     peak: int = 0
-    """How many there could be at once in this entry, at most, if none had gone."""
+    """Largest possible number of messages in this entry, if none had been removed."""
     drops_head: bool = False
-    """Whether it may have dropped messages over its limit in this entry."""
+    """Whether the queue may have dropped messages over its limit in this entry."""
     keeps_dead: bool = False
     """Whether messages that died in this entry may have had to be dead-lettered."""
     drops_dead: bool = False
     """Whether messages that died in this entry may have been dropped."""
     trims: bool = False
-    """Whether it may have had a limit and dropped what was over it."""
+    """Whether the queue may have had a limit that drops messages."""
     least_limit: int | None = None
-    """The smallest maximum length that counted in this entry."""
+    """The smallest maximum length that applied in this entry."""
 
     def note_settings(self, settings: QueueSettings) -> None:
-        """Other settings may come in the middle of an entry, and what time and limits do may come before or after."""
+        """Apply settings that may change in the middle of an entry; expiry and limits may act before or after."""
         self.settings = settings
         self.trims |= is_trimmed(settings)
         self.drops_head |= settings.overflow == "drop-head"
@@ -118,20 +118,20 @@ class QueueModel:
 
     @property
     def messages(self) -> int:
-        """All that is not held."""
+        """Number of all messages except held messages."""
         return self.count + len(self.dying) + len(self.died)
 
 
 class Holder:
-    """A consumer, or what a get took."""
+    """A consumer, or the messages of a get."""
 
     def __init__(self, session: int, model: QueueModel, prefetch: int, timeout_ms: int) -> None:
         self.session = session
         self.model = model
         self.prefetch = prefetch
-        """How much it may hold; 0 for what a get took."""
+        """Messages that the consumer may hold; 0 for a get."""
         self.timeout_ms = timeout_ms
-        """How long it may hold a message if its queue does not say."""
+        """Milliseconds that it may hold a message, unless the queue has a limit of its own."""
         self.live = prefetch > 0
         self.held: dict[int, Message] = {}
         self.since_ms: dict[int, int] = {}
@@ -148,7 +148,7 @@ def rejects(model: QueueModel) -> bool:
 
 
 def is_full(model: QueueModel, beyond: int = 0) -> bool:
-    """Whether a queue that rejects may have been full, if it has so many messages more than it had then."""
+    """Return whether a rejecting queue may have been full, `beyond` messages ago."""
     settings = model.settings
     by_count = settings.max_length is not None and model.messages >= settings.max_length + beyond
     return rejects(model) and (by_count or settings.max_length_bytes is not None)
@@ -165,7 +165,7 @@ def ready_messages(model: QueueModel) -> Iterator[Message]:
 
 
 def waiting_ranges(queue: Queue) -> list[Range]:
-    """What the machine's queue has, ready or delayed."""
+    """Return the ready and delayed messages of the machine's queue."""
     backlog = queue.backlog.freeze()
     return [
         *(backlog.browse(0, queue.backlog.count) if queue.backlog.count else ()),
@@ -187,7 +187,7 @@ def deaths_of(history: History | None) -> Deaths:
 
 
 def over_after(message: Message, queue: str, reason: str) -> int:
-    """How many of its deaths came before it was moved, when it has died once more; a repetition counts as new."""
+    """Return how many deaths came before the move, after another death; a repeated death counts as new."""
     before = message.deaths[len(message.deaths) - message.over :]
     return message.over - any(death[:2] == (queue, reason) for death in before)
 
@@ -199,7 +199,7 @@ def deaths_after(deaths: Deaths, queue: str, reason: str) -> Deaths:
 
 
 def goes_in_circles(deaths: Deaths, over: int, target: str) -> bool:
-    """Whether it comes back to where it died, and nobody rejected or moved it since."""
+    """Return whether a message returns to a queue where it died, without a rejection or a move since."""
     for queue, reason, _ in deaths[: len(deaths) - over]:
         if reason == REJECTED:
             return False

@@ -1,6 +1,6 @@
-"""What nodes must have on their disks, and what they must not: every live message, and little else.
+"""Checks the nodes' disks: every live message must be readable, and disk use must stay within its bound.
 
-Invariant: as in checks.py, nothing is touched. What was submitted is known from when it took effect first.
+Invariant: as in checks.py, no node is changed. Submitted payloads are known from the first time they took effect.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedCluster, SimulatedNode
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 8
-"""The size of a record besides its payload, its place in the index of a sparse file included."""
+"""Bytes of a record besides its payload, including its place in the index of a sparse segment."""
 SMALL_FILES_BYTES = 16 * 1024
-"""Identity, term and vote, manifest."""
+"""Bytes of identity, term and vote, and manifest."""
 
 MessagesOf = Callable[[bytes], Mapping[int, bytes]]
-"""Messages by ordinal, of a batch or of what the machine has kept of it."""
+"""Returns the messages of a batch, or of its compacted form, by ordinal."""
 
 
 def batch_payloads(entry: bytes) -> dict[int, bytes]:
-    """What there is of the batches of an entry, by ordinal."""
+    """Return the present payloads of an entry's batches, by ordinal."""
     if is_compacted(entry):
         return {ordinal: bytes(part) for ordinal, part in compacted_parts(entry).items()}
     return {ordinal: entry[view.start : view.end] for ordinal, view in enumerate(batches_of(entry))}
 
 
 class StoredMessages:
-    """Looks for live messages in the logs."""
+    """Reads live messages from the nodes' logs."""
 
     def __init__(self, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf) -> None:
         self.found = 0
         self.compacted = 0
-        """How many of these were found in compacted entries."""
+        """Number of live messages found in compacted entries."""
         self._cluster = cluster
         self._checks = checks
         self._messages_of = messages_of
         self._files: dict[str, list[str]] = {}
 
     def check_changed(self) -> None:
-        """Look at the nodes whose files below the log have changed since the last time."""
+        """Check the nodes whose files below the log have changed since the last call."""
         for node in self._cluster.nodes:
             if node.has_started and node.up:
                 files = [segment.name for segment in node.group.journal.segments() if segment.sparse]
@@ -60,7 +60,7 @@ class StoredMessages:
             self.check(node)
 
     def check(self, node: SimulatedNode) -> None:
-        """Every live message is there, and is what was submitted."""
+        """Check that a node can read every live message as it was submitted."""
         if not (node.up and node.has_started and node.runtime.alive) or node.runtime.paused:
             return
         if node.group.engine.applied_index < self._checks.replays_to.get(node.name, 0):
@@ -80,7 +80,10 @@ class StoredMessages:
             self._check_entry(node, index, entry, batches)
 
     def excess(self, node: SimulatedNode) -> int:
-        """Bytes by which the log exceeds what `housekeeping.py` promises, or the rest its bound; positive if so."""
+        """Return the bytes by which the log or the other files exceed their bound; positive if any do.
+
+        The bound of the log is that of `housekeeping.py`.
+        """
         options = self._cluster.options
         group = node.group
         entry_bytes = self._checks.entry_bytes_max
@@ -101,7 +104,7 @@ class StoredMessages:
         return max(used - int(bound), rest)
 
     def _live_bytes(self, node: SimulatedNode) -> int:
-        """What the live messages take if nothing else is stored."""
+        """Return the bytes of the live messages if only they were stored."""
         total = 0
         for index, batches in node.machine.freeze().live(0, node.group.engine.applied_index + 1).items():
             parts = {

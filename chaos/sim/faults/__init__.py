@@ -1,1 +1,1 @@
-"""What goes wrong in a run: faults, operators, restored backups, upgrades."""
+"""The faults of a run: nemesis, operators, restored backups, upgrades."""

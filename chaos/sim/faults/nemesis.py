@@ -1,8 +1,8 @@
-"""Faults: what goes wrong, when, for how long.
+"""The nemesis: injects faults into a simulated cluster at random times and for random durations.
 
-Invariant: every fault ends by itself or in `stop`; after that the world is a good one, in which members may still be
-under maintenance. Damage to what a disk promised to keep hits one node at a time, and none as long as another has not
-got over it: the rest is a majority.
+Invariant: every fault ends by itself or in `stop`. After that all nodes, links and disks work, though members may still
+be under maintenance. Damage to durable data hits a single node at a time, and only after every earlier victim has
+recovered, so the undamaged nodes are a majority.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SMALL_DISK_FREE_BYTES_MAX = 48 * 1024
 STEPS_OF_START_MAX = 30
 DAY_MS = 86_400_000
 CLOCK_JUMPS_MS = (3_000, 20_000, DAY_MS // 24, 3 * DAY_MS, 100_000 * DAY_MS)
-"""How far clocks jump, at most. The last one leads before the epoch, or beyond 64 bits of nanoseconds."""
+"""Largest clock jumps in ms. The last of them leads before the epoch, or beyond 64 bits of nanoseconds."""
 
 
 FAULTS = {
@@ -78,18 +78,21 @@ FAULTS = {
     "broken proxy": 0.5,
     "broken proxies": 0.5,
 }
-"""The faults, with how common each is in a run where all happen."""
+"""The faults, with their weights in a run that has them all."""
 
 
 class Nemesis:
-    """Does harm at random times. A fault that finds nobody whom it may hit does not count as done."""
+    """Injects faults at random times. A fault that finds no suitable node does not count as done."""
 
     def __init__(self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
         self.installed = dict.fromkeys(cluster.names, Program.CURRENT)
-        """The programs that operators have installed, without a wrong one that a node is given for a while."""
+        """The program that operators installed on each node.
+
+        A foreign program that a node runs for a while does not count.
+        """
         self.listener: Callable[[str], None] | None = None
-        """Is told of each fault, by name."""
+        """Called with the name of each injected fault."""
         self._world = world
         self._cluster = cluster
         self._checks = checks
@@ -97,7 +100,7 @@ class Nemesis:
         self._operators = Operators(world, cluster, checks, self._random)
         self._stopped = False
         self._broken_proxies = 0
-        """How many nodes are behind a proxy that refuses connections."""
+        """Number of nodes behind a proxy that refuses connections."""
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
         self._faults: dict[str, Callable[[], bool | None]] = {
@@ -139,7 +142,7 @@ class Nemesis:
         self._later()
 
     def stop(self) -> None:
-        """Undo what is still in force."""
+        """Stop injecting faults and undo all faults in force."""
         self._stopped = True
         self._operators.stop()
         for number in list(self._undos):
@@ -172,10 +175,10 @@ class Nemesis:
             undo()
             self._checks.topology_changed()
 
-    # Whom, and for how long
+    # Choice of nodes and durations
 
     def _anyone(self) -> SimulatedNode:
-        """Half of the time the leader: there it hurts."""
+        """Return the leader in half of the calls, because faults hurt most there, and otherwise a random node."""
         leader = self._cluster.leader()
         if leader is not None and self._random.random() < 0.5:
             return leader
@@ -209,7 +212,7 @@ class Nemesis:
             self._until(self._short_or_long_s(8.0), node.runtime.go_on)
 
     def _transfer(self) -> None:
-        """Ask any node to have anybody else lead, or one that is named."""
+        """Ask a random node to hand leadership over, to a named node or to any peer."""
         asked = self._random.choice(self._cluster.nodes)
         to = self._random.choice(self._cluster.names) if self._random.random() < 0.5 else None
         if asked.up:
@@ -218,7 +221,7 @@ class Nemesis:
     # Operators
 
     def _wrong_members(self) -> bool:
-        """Start nodes with a list of their own: with their directories, or with empty ones."""
+        """Start nodes with a wrong list of members, with their own directories or with empty ones."""
         if self._random.random() < 0.5:
             nodes = self._emptied(self._random.randint(1, 2))
             members = self._wrong_list([node.name for node in nodes], others_min=1)
@@ -238,17 +241,17 @@ class Nemesis:
         return True
 
     def _remove_member(self) -> bool:
-        """Have a member removed, which comes back with an empty directory when it is told so."""
+        """Ask the cluster to remove a member, which returns with an empty directory when it learns that."""
         return self._operators.remove(self._anyone())
 
     def _maintain(self, verb: Verb) -> None:
-        """Begin or end the maintenance of a member, or of all at once; who is under maintenance at the end stays so."""
+        """Begin or end maintenance of a member or of all members; the state at the end of the faults stays."""
         names = self._cluster.names if self._random.random() < 0.3 else [self._anyone().name]
         for name in names:
             self._operators.ask_for(MemberChange(verb, name), self._random.randint(1, 10))
 
     def _move(self) -> bool:
-        """Start a node at another address, one that knows from its file where the others are: they may have moved."""
+        """Start a node at a new address. Its file lists the peers' former addresses, and they may have moved too."""
         node = self._anyone()
         if not node.up or node.joins:
             return False
@@ -259,10 +262,10 @@ class Nemesis:
         return True
 
     def _wrong_list(self, names: Sequence[str], others_min: int = 0) -> list[str]:
-        """A wrong list: `names`, some of the others and perhaps one that is nowhere; never the right members.
+        """Return a wrong list of members: `names`, some peers and perhaps an unknown name; never the right members.
 
-        Without any other it would be a new cluster if the directories are empty, or have promised nothing yet, which no
-        node can know to be wrong.
+        At least one peer (`others_min`) is needed if the directories are empty or have promised nothing yet: without
+        it, the nodes would start a new cluster, because no node can know that the list is wrong.
         """
         others = [name for name in (*self._cluster.names, NOBODY) if name not in names]
         count = self._random.randint(others_min, len(others) - 1)
@@ -270,7 +273,7 @@ class Nemesis:
         return members if members != self._cluster.founders else [*members, NOBODY]
 
     def _foreign_version(self) -> bool:
-        """Install another program, whose directory is empty or that of the right one."""
+        """Install a foreign program, with an empty directory or with that of the right program."""
         if self._random.random() < 0.5:
             nodes = self._emptied(1)
             for node in nodes:
@@ -286,9 +289,10 @@ class Nemesis:
         return True
 
     def _emptied(self, count: int) -> list[SimulatedNode]:
-        """End and empty up to `count` nodes that the others can do without.
+        """End and empty up to `count` nodes that the cluster can spare, and return them.
 
-        It takes none while another has a wrong configuration: empty ones with the same could make their own cluster.
+        Returns no node while any node has a wrong configuration, because empty nodes with equal configurations could
+        start a cluster of their own.
         """
         nodes: list[SimulatedNode] = []
         if any(node.misconfigured for node in self._cluster.nodes):
@@ -301,13 +305,16 @@ class Nemesis:
         return nodes
 
     def _start_empty(self, nodes: Sequence[SimulatedNode]) -> None:
-        """Start empty nodes with a wrong configuration; later each is put right with another empty directory."""
+        """Start empty nodes with a wrong configuration; later correct each with a fresh empty directory."""
         for node in nodes:
             node.start()
             self._until(self._short_or_long_s(6.0), partial(self._begin_anew, node))
 
     def _begin_anew(self, node: SimulatedNode) -> None:
-        """Put it right with an empty directory, unless the cluster counts on the one that it has: the log listed it."""
+        """Correct the configuration of a node.
+
+        Empty its directory first, unless the log lists that directory's member.
+        """
         if not self._checks.counts(node):
             self._empty(node)
         self._configure_right([node])
@@ -357,14 +364,15 @@ class Nemesis:
         self._cut([(node.name, peer) if outwards else (peer, node.name) for peer in peers])
 
     def _bridge(self) -> None:
-        """Two nodes lose each other, everybody else sees both."""
+        """Cut the links between two nodes that all other nodes can still reach."""
         a, b = self._pair()
         self._cut([(a, b), (b, a)])
 
     def _break_proxies(self, *, also_its_own: bool) -> bool:
-        """End the links of a node that lives, and refuse new links to it; with `also_its_own`, also those it dials.
+        """End the links of a running node, and refuse new links to it.
 
-        Without `also_its_own` the node can dial all other nodes: no second node has a broken proxy at that time.
+        With `also_its_own`, also refuse the links that the node dials. Without it the node can dial all its peers,
+        because no second node has a broken proxy at that time.
         """
         if self._broken_proxies and not also_its_own:
             return False
@@ -387,7 +395,7 @@ class Nemesis:
             self._cluster.network.admit(source, target)
 
     def _star(self) -> None:
-        """Let one node see all others, and those only that one; then perhaps another one."""
+        """Let a single node see all peers while its peers see only that node; then perhaps move the center."""
         self._center_on(self._random.choice(self._cluster.names), self._random.randint(0, 3))
 
     def _center_on(self, center: str, changes: int) -> None:
@@ -426,13 +434,13 @@ class Nemesis:
         self._anyone().disk.fail_next_sync()
 
     def _full_disk(self) -> None:
-        """Fill a disk, at once or in the middle of something."""
+        """Fill a disk, at once or after some disk operations."""
         disk = self._anyone().disk
         disk.fill_after(self._random.choice((0, self._random.randint(0, STEPS_OF_START_MAX))))
         self._until(self._short_or_long_s(8.0), disk.empty)
 
     def _small_disk(self) -> None:
-        """Let not much more fit on a disk than what is there: what is removed makes room."""
+        """Leave little free space on a disk; removed files make room again."""
         disk = self._anyone().disk
         disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, SMALL_DISK_FREE_BYTES_MAX)
 
@@ -442,7 +450,10 @@ class Nemesis:
         self._until(self._short_or_long_s(8.0), undo)
 
     def _crash_in_a_write(self) -> None:
-        """End a process in a write, now or in its next start: the loop's own writes are interrupted nowhere else."""
+        """End a process in the middle of a write, now or during its next start.
+
+        Writes on the event loop are interrupted by no other fault.
+        """
         node = self._anyone()
         if not node.up:
             return
@@ -490,16 +501,16 @@ class Nemesis:
     def _lose_directory(self) -> bool:
         node = self._victim()
         if node is None or node.misconfigured:
-            return False  # its next directory would be of a wrong list
+            return False  # the next directory would get the wrong list of members
         self._end(node, power_loss=self._is_power_loss())
         node.disk.lose_everything()
         self._checks.damaged(node)
         return True
 
     def _old_directory(self) -> bool:
-        """Lose a directory, and find it again when another one may have taken its place: both have its name.
+        """Lose a directory and bring it back when a new directory may have taken its place under the same name.
 
-        As long as members are known by their names, nobody could tell the two apart.
+        As long as members are known by their names, no node could tell the two apart.
         """
         node = self._victim()
         if node is None or node.misconfigured or not node.group.configurations.cluster:
@@ -513,7 +524,7 @@ class Nemesis:
         return True
 
     def _put_back(self, node: SimulatedNode, old: DiskContent) -> None:
-        """The member that the old directory was may be removed by now; then nobody needs it any more."""
+        """Bring an old directory back if the node can be spared. The cluster may have removed its member by now."""
         if node.up and not node.misconfigured and self._checks.may_be_damaged(node):
             self._empty(node)
             node.disk.put_back(old)
@@ -521,7 +532,7 @@ class Nemesis:
             node.start()
 
     def _shorten_log(self) -> bool:
-        """The open segment loses some of what it had acknowledged, or is lost as a whole."""
+        """Shorten or delete the open segment, so that acknowledged entries are lost."""
         node = self._victim()
         if node is None or not node.has_started:
             return False
@@ -541,14 +552,14 @@ class Nemesis:
         return True
 
     def _victim(self) -> SimulatedNode | None:
-        """A running node that the others can do without."""
+        """Return a running node that the cluster can spare, or None."""
         node = self._anyone()
         return node if node.up and self._checks.may_be_damaged(node) else None
 
     # Clocks
 
     def _clock_jump(self) -> None:
-        """Let one clock or all of them jump, for a while or for ever."""
+        """Let the clock of one node or of all nodes jump, for a while or for ever."""
         nodes = self._cluster.nodes if self._random.random() < 0.2 else [self._anyone()]
         size_ms = self._random.choice(CLOCK_JUMPS_MS)
         jump_ms = self._random.randint(-size_ms, size_ms)
@@ -563,9 +574,10 @@ class Nemesis:
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:
-    """Where damage must be noticed or do no harm: how many bytes, from its start, of each file.
+    """Return the bytes, from the start of each file, in which a node must notice damage or survive it.
 
-    Not in the last synced batch of the open segment, where torn writes look the same, nor where no copy would be left.
+    Excludes the last synced batch of the open segment, where damage looks like a torn write, and files whose other copy
+    is already damaged.
     """
     disk = node.disk
     files = disk.files()
@@ -586,7 +598,7 @@ def _flippable(node: SimulatedNode) -> dict[str, int]:
 
 
 def _sealed(node: SimulatedNode) -> list[str]:
-    """Paths of the segments that are not written to any more, as the disk knows them."""
+    """Return the paths of the sealed segments, as the manifest on disk lists them."""
     return [f"{LOG}/{row.name}" for row in _manifest(node).sealed]
 
 
@@ -600,9 +612,9 @@ def _identity(node: SimulatedNode) -> bytes:
 
 
 def _open_records(node: SimulatedNode, synced_index: int, *, power_loss: bool) -> tuple[str, list[int]]:
-    """The open segment, and where in it each record ends whose loss must be noticed.
+    """Return the path of the open segment, and the end offsets of its records whose loss a node must notice.
 
-    After a power loss the mark may vouch for less than the node did.
+    After a power loss, only records that the sync mark covers count; the mark may cover less than the node had synced.
     """
     manifest = _manifest(node)
     path = f"{LOG}/{manifest.open_name}"
@@ -621,7 +633,7 @@ def _is_segment(path: str) -> bool:
 
 
 def _kind(path: str) -> str:
-    """What kind of file this is; empty if it is not one that a start needs."""
+    """Return the kind of a file that a start needs, or "" for other files."""
     directory, _, name = path.rpartition("/")
     if directory == GROUP and name in ("identity", *START_FILES, *HARD_STATE_NAMES):
         return name.partition("-")[0]

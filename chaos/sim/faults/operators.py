@@ -1,10 +1,10 @@
-"""Operators who change the members while the load goes on: nodes are added under new names, others removed for good.
+"""Operators who change the members under load: they add nodes under new names and remove members for good.
 
-A run begins with some nodes; now and then one more is started, with an empty directory and the addresses of the others,
-and now and then a member is removed, be it a new one or one of the first, if at least as many as at first stay.
+A run begins with some nodes. Now and then an operator starts a node with an empty directory and the addresses of its
+peers. Now and then an operator removes a member, new or original, as long as the initial number of nodes stays.
 
-Invariant: nobody is removed whom the others could not do without, and a name whose node was removed for good is not
-used again.
+Invariant: only members that the cluster can spare are removed, and the name of a node that was removed for good is
+never used again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from chaos.sim.world.world import SimulatedWorld
 
 MORE_MAX = 2
-"""There are at most so many nodes more than at first, which with five makes as many as a cluster may have."""
+"""Nodes beyond the initial number, at most. With five initial nodes this is the largest cluster allowed."""
 CHANGED_EVERY_S = 1.5
-"""Mean time between two changes."""
+"""Mean seconds between two changes."""
 ADDED = 0.6
-"""How often a node is added, where one could be removed as well."""
+"""Probability of adding a node when a removal is possible too."""
 TOLD = 0.5
-"""How often somebody asks for a new node to be added, which comes by itself as well."""
+"""Probability that an operator asks for a new node's membership, although the node also joins by itself."""
 TIMES_MAX = 20
-"""How often an operator asks for one thing."""
+"""Requests for the same change, at most."""
 
 
 class Operators:
-    """Those who ask for changes of the members."""
+    """Operators who ask nodes for changes of the members."""
 
     def __init__(
         self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, random: Random
@@ -47,13 +47,13 @@ class Operators:
         self._stopped = False
 
     def stop(self) -> None:
-        """Ask for nothing any more."""
+        """Stop repeating requests."""
         self._stopped = True
 
     def ask_for(self, change: MemberChange, times: int) -> None:
-        """Ask nodes for a change again and again, as an operator does who hears nothing of it.
+        """Ask random nodes for a change again and again, like an operator without an answer.
 
-        He may go on to have a node added that another one has had removed meanwhile.
+        The requests may go on after the cluster has removed the added node.
         """
         asked = self._random.choice(self._cluster.nodes)
         if asked.up and asked.has_started:
@@ -62,15 +62,15 @@ class Operators:
             self._world.after(self._random.uniform(0.0, 0.5), partial(self.ask_for, change, times - 1))
 
     def remove(self, node: SimulatedNode) -> bool:
-        """Have a member removed; False if that is not asked for.
+        """Ask for the removal of a member; return False if the cluster cannot spare it.
 
-        It stops when it is told so, and comes back with an empty directory unless it is given up.
+        The node stops when it learns of its removal. It returns with an empty directory unless it is removed for good.
         """
         if not node.has_started or node.misconfigured or node.may_be_removed:
             return False
         node.may_be_removed = True
         if not self._checks.may_be_damaged(node):
-            node.may_be_removed = False  # those that are left would lack a majority that has its logs
+            node.may_be_removed = False  # the remaining members would lack a majority that has its logs
             return False
         change = MemberChange(Verb.REMOVE, node.name, node.group.members.id)
         self.ask_for(change, self._random.randint(1, TIMES_MAX))
@@ -78,14 +78,14 @@ class Operators:
 
 
 class Growth:
-    """The operator under whom a cluster grows and shrinks."""
+    """The operator of a cluster that grows and shrinks."""
 
     def __init__(
         self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, installed: dict[str, Program]
     ) -> None:
-        """`installed` is what operators have installed on each node, which a new one is noted in."""
+        """`installed` is the program of each node as the operators installed it; added nodes are entered there."""
         self.done = {"add node": 0, "remove node": 0}
-        """How often a node was added, and a removal for good asked for."""
+        """Number of added nodes, and of requested removals for good."""
         self._world = world
         self._cluster = cluster
         self._checks = checks
@@ -95,11 +95,11 @@ class Growth:
         self._is_over = False
 
     def begin(self) -> None:
-        """Change the members from now on, one at a time."""
+        """Schedule the next change of the members."""
         self._world.after(self._random.expovariate(1 / CHANGED_EVERY_S), self._change)
 
     def end(self) -> None:
-        """Change nothing any more; the nodes that are there stay."""
+        """Stop changing members; the current nodes stay."""
         self._is_over = True
         self._operators.stop()
 
@@ -133,4 +133,4 @@ class Growth:
 
 
 def _ignore(_reason: str) -> None:
-    """Ignore why a change is refused: the next one may be made."""
+    """Ignore the reason of a refusal, because a later request may succeed."""

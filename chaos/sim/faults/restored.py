@@ -1,10 +1,10 @@
-"""A backup that is made at some moment, whatever goes wrong then, and the new cluster that begins with it at the end.
+"""Take a backup at a random moment of a run, and restore a new cluster from it at the end.
 
-The new cluster has the names, the addresses and the secret of the old one, which still runs when it begins: its first
-node takes the place of an old one. The others follow with empty directories, when the old ones are gone.
+The new cluster has the names, addresses and secret of the old cluster, which still runs at that time. The first new
+node takes the place of an old node. The remaining new nodes start with empty directories, after all old nodes are down.
 
-Invariant: what is restored is what the old cluster was at the backup's entry, and none of its nodes is heard by the new
-one.
+Invariant: the restored state equals the state of the old cluster at the backup's entry, and the new cluster links with
+no old node.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from cluster.machine import Machine
 
 ASKED_EVERY_S = 0.2
-"""How often a node is asked for a backup that it has not yet."""
+"""Seconds between two requests for a backup that the node has not made yet."""
 DIALLED_S = 5.0
-"""In this time every old node tries to connect with the new one."""
+"""Seconds in which every old node tries to connect with the new node."""
 PATIENCE_S = 60.0
 SLICE_S = 0.25
 SLOW_DISK = 10.0
 
 
 class RestoredMachine(WatchedMachine):
-    """One whose state is compared when it has done all that the backup tells, before the new cluster changes it."""
+    """A machine that is compared with the backup after the restored steps, before the new cluster changes it."""
 
     def __init__(self, inner: Machine, checks: Checks, steps: int) -> None:
         super().__init__(inner, checks)
@@ -67,23 +67,23 @@ class RestoredMachine(WatchedMachine):
 
 
 class Backups:
-    """Those who make one backup in a run and, at the end, a new cluster of it."""
+    """Takes a single backup in a run and restores a new cluster from it at the end."""
 
     def __init__(
         self, world: SimulatedWorld, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf
     ) -> None:
         self.contents: Contents | None = None
-        """What the backup is; None as long as none was made."""
+        """Contents of the backup; None until a backup was taken."""
         self._world = world
         self._cluster = cluster
         self._checks = checks
         self._messages_of = messages_of
         self._random = world.random("backup")
         self._files = SimulatedDisk(world.random("backup disk"), world.after)
-        """What the backup is kept on."""
+        """Disk that holds the backup."""
 
     def begin(self) -> None:
-        """Ask a node for a backup at some moment, and others if it has none to give."""
+        """Ask a node for a backup at a random moment, and ask further nodes if it has no backup to give."""
         self._world.after(self._random.uniform(0.0, self._cluster.options.duration_s), self._ask_anyone)
 
     def _ask_anyone(self) -> None:
@@ -129,7 +129,10 @@ class Backups:
     # The new cluster
 
     def check_restored(self) -> None:
-        """Begin a new cluster with the backup, if there is one, while the old one runs."""
+        """Restore a new cluster from the backup while the old cluster runs, and check it.
+
+        Without a backup, do nothing.
+        """
         if self.contents is None:
             return
         checks = self._checks.continued(self.contents.index)
@@ -163,7 +166,7 @@ class Backups:
             checks.fail(f"the backup has not all that there was at entry {contents.index}")
 
     def _serves_alone(self, node: SimulatedNode) -> bool:
-        """Whether a restored node leads and has applied what it was given, while the old ones dial it."""
+        """Return whether the restored node leads and has applied its log, while the old nodes dial it."""
         if self._cluster.network.linked(node.name):
             self._checks.fail(f"{node.name} is restored, and linked with nodes of its former life")
         return node.group.engine.is_leader and not node.group.pending_batches

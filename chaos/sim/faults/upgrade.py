@@ -1,10 +1,10 @@
-"""An upgrade while the load goes on: each node gets the program of this release when its time has come.
+"""An upgrade under load: each node gets the program of this release at a random time.
 
-It is as operators do it, with faults in between: one node after the other, some are taken back to the release before
-and upgraded again, and the next version of the state comes by itself or is asked for at the end.
+Nodes are upgraded in turn, with faults in between, as operators do it. Some nodes are taken back to the previous
+release and upgraded again. The next version of the state comes by itself, or an operator asks for it at the end.
 
-Invariant: a node whose program refuses its directory, because the cluster has gone over to the next version, is
-upgraded again.
+Invariant: a node is upgraded again if its program refuses its directory because the cluster has agreed on the next
+version.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from chaos.sim.world.world import SimulatedWorld
 
 DONE_BY = 0.5
-"""Share of the time of faults in which all nodes are upgraded."""
+"""Share of the time of faults after which all nodes are upgraded."""
 TAKEN_BACK = 0.4
-"""How often a node is taken back, once."""
+"""Probability that a node is taken back once."""
 BACK_MAX_S = 3.0
 ASKED_EVERY_S = 1.0
 
@@ -39,7 +39,7 @@ class Upgrade:
         self._is_over = False
 
     def begin(self) -> None:
-        """Have most nodes begin with the program of the release before."""
+        """Start most nodes with the program of the previous release, and schedule their upgrades."""
         until_s = DONE_BY * self._cluster.options.duration_s
         for node in self._cluster.nodes:
             if self._random.random() < 0.2:
@@ -50,7 +50,7 @@ class Upgrade:
             self._finish()
 
     def end(self) -> None:
-        """Upgrade whoever is not yet."""
+        """Upgrade all nodes that still run the previous release."""
         self._is_over = True
         for node in self._cluster.nodes:
             if self._nemesis.installed[node.name] is not Program.CURRENT:
@@ -76,7 +76,7 @@ class Upgrade:
             node.start()
 
     def _finish(self) -> None:
-        """Ask for the end of the upgrade, again and again: it is refused as long as it is too early."""
+        """Ask for the end of the upgrade again and again, because the cluster refuses it when it is too early."""
         node = self._random.choice(self._cluster.nodes)
         if node.up and node.has_started:
             change = MemberChange(Verb.FINISH_UPGRADE, version=node.machine.versions[1])
@@ -85,4 +85,4 @@ class Upgrade:
 
 
 def _ignore(_reason: str) -> None:
-    """Ignore why it is refused."""
+    """Ignore the reason of a refusal."""

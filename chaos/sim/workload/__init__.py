@@ -1,1 +1,1 @@
-"""What simulated clients ask for."""
+"""The load of a simulated run: clients, their commands and their messages."""

@@ -1,6 +1,6 @@
-"""An AMQP client of a simulated node: octets in, octets out, and a mind of its own.
+"""A simulated AMQP client that works at random: it publishes, consumes, gets, commits and breaks connections.
 
-Invariant: it knows the protocol from pamqp, not from the node's code, and believes only what it is told.
+Invariant: it takes the protocol from pamqp, not from the node's code, and relies only on the node's answers.
 """
 
 from __future__ import annotations
@@ -38,61 +38,61 @@ Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
 )
 
 SMALL = "c3"
-"""This queue refuses what it has no room for."""
+"""This queue refuses messages when it is full."""
 QUEUES = ("c1", "c2", SMALL)
 ROOM = 12
-"""Messages in the small queue."""
+"""Maximum length of the small queue, in messages."""
 TO_ALL = "to-all"
 NOWHERE = "nowhere"
 """A routing key that leads to no queue."""
 PUBLISHING, TRANSACTING, CONSUMING = 1, 2, (3, 4)
-"""Numbers of channels."""
+"""Channel numbers."""
 UNCONFIRMED_MAX = 40
 GETS_MAX = 4
-"""How many basic.get are sent one after the other, before the first is answered."""
+"""basic.get requests sent in a row, before the first answer, at most."""
 THINKING_MAX_S = 0.8
 AWAY_MAX_S = 1.0
 NOT_READING_MAX_S = 1.5
 IGNORING_MAX_S = 6.0
-"""Longer than a node waits for a client that does not read its last words."""
+"""Seconds; longer than a node waits for a client that does not read the connection.close."""
 LARGE_BYTES = 20_000
 GONE_TEXT = "lost while the node was away"
-"""An internal error that is none: the node says that it cannot give what it has taken from its queue."""
+"""Text of an internal error that is legal: the node cannot deliver a message that it has taken from its queue."""
 
 
 @dataclass(slots=True)
 class Unconfirmed:
-    """What was published and is not confirmed."""
+    """A published message without a confirm."""
 
     ident: str
     calls: list[Call]
-    """The operations in the history, one for each queue that the message goes to."""
+    """The operations in the history, a publish for each queue of the message."""
 
 
 @dataclass(slots=True)
 class ClientChannel:
-    """What the client knows of an open channel."""
+    """The client's state of an open channel."""
 
     number: int
     is_open: bool = False
     calls: deque[tuple[type[Frame] | tuple[type[Frame], ...], Callable[[Any], None]]] = field(
         default_factory=deque
     )
-    """Answers that are waited for, and what to do with them."""
+    """Pending answers, with their callbacks."""
     next_tag: int = 1
-    """Tag of the next delivery."""
+    """Delivery tag of the next delivery."""
     unacked: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Queue and message of each delivery that is not settled, by delivery tag."""
+    """Queue and message of each unsettled delivery, by delivery tag."""
     consumers: dict[str, str] = field(default_factory=dict)
     """Queue of each consumer, by consumer tag."""
     content: Any = None
-    """The method whose message is on its way."""
+    """The method whose content frames are arriving, with the queue of a get."""
     size: int = 0
     body: bytes = b""
 
 
 class AmqpClient:
-    """One application, for the whole run: it connects again when it has lost its connection."""
+    """An application that lives for the whole run: it reconnects when it has lost its connection."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class AmqpClient:
         connect: Callable[[AmqpClient], ClientSocket | None],
         interval_s: float,
     ) -> None:
-        """The client calls `confirmed` for each confirmed message, and fails if the node tells it what cannot be."""
+        """`confirmed` is called for each confirmed message, and `fail` for an answer that breaks a promise."""
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")
@@ -116,12 +116,12 @@ class AmqpClient:
         self._interval_s = interval_s
         self._socket: ClientSocket | None = None
         self._generation = 0
-        """Number of the connection: what was planned for an earlier one is forgotten."""
+        """Number of the connection; callbacks of earlier connections do nothing."""
         self._stopped = self._draining = False
         self._last = 0
         """Number of the last message."""
         self._tags = count(1)
-        """Numbers for the tags of consumers."""
+        """Numbers for consumer tags."""
         self._transactions = count(1)
         self._reset()
 
@@ -134,37 +134,37 @@ class AmqpClient:
         self._returned: set[str] = set()
         self._blocked = False
         self._closing = False
-        """Whether the client begins nothing more on this connection."""
+        """Whether the client starts no further operations on this connection."""
         self._has_offended = False
         self._finished = False
-        """Whether the client sends nothing more on this connection."""
+        """Whether the client sends no further bytes on this connection."""
         self._is_ready = False
-        """Whether everything is declared."""
+        """Whether all queues and modes are declared."""
 
-    # Its life
+    # Its course
 
     def start(self) -> None:
         self._later(self._random.uniform(0.0, 1.0), self._connect_again)
         self._act_later()
 
     def stop(self) -> None:
-        """Begin nothing any more."""
+        """Start no further operations."""
         self._stopped = True
 
     def settle(self) -> None:
-        """Settle, in a transaction, all that was got and is not settled yet."""
+        """Settle all open deliveries of basic.get in a transaction."""
         self._draining = True
         if self._is_ready:
             self._transact()
 
     def drain(self) -> None:
-        """Connect anew, and consume whatever there is: what comes now was sent after all that was answered before."""
+        """Reconnect and consume everything: deliveries now come after all earlier answers."""
         if self._is_ready and not self._closing:
             self._close()
 
     @property
     def complaint(self) -> str:
-        """What the client still waits for; empty if nothing."""
+        """The answers that the client still waits for, or ""."""
         if not self._is_ready:
             return f"client {self.name} is not connected"
         if self._unconfirmed:
@@ -184,7 +184,10 @@ class AmqpClient:
             self._socket.send(b"AMQP\x00\x00\x09\x01")
 
     def lost(self) -> None:
-        """The connection is gone: what was not confirmed may be there or not, and what was held comes back."""
+        """Handle the loss of the connection.
+
+        The fate of unconfirmed messages is unknown, and unsettled deliveries return to their queues.
+        """
         self._socket = None
         self._process.event("connect", "info", connection=self._connection, detail="lost")
         self._reset()
@@ -195,7 +198,7 @@ class AmqpClient:
         return f"{self.name}#{self._generation}"
 
     def _on(self, number: int, **more: Unpack[Fields]) -> Fields:
-        """What the history says of something on a channel."""
+        """Return the fields of a history row about a channel."""
         where: Fields = {"connection": self._connection, "channel": number}
         return where | more
 
@@ -214,7 +217,7 @@ class AmqpClient:
     def _fail(self, what: str) -> None:
         self._tell_failure(f"client {self.name} {what}")
 
-    # What it does
+    # Operations
 
     def _act_later(self) -> None:
         self._later(self._random.expovariate(1 / self._interval_s), self._act)
@@ -253,7 +256,7 @@ class AmqpClient:
             self._drop()
 
     def publish_once(self) -> None:
-        """Publish one more message, if the client is connected."""
+        """Publish some messages if the client is connected."""
         if self._is_ready:
             self._publish_some()
 
@@ -271,7 +274,7 @@ class AmqpClient:
         return Unconfirmed(ident, calls)
 
     def _place(self) -> tuple[str, str, tuple[str, ...]]:
-        """Exchange, routing key and the queues to which they lead."""
+        """Return a random exchange, a routing key, and the queues that they lead to."""
         choice = self._random.random()
         if choice < 0.1:
             return TO_ALL, "", QUEUES
@@ -332,7 +335,7 @@ class AmqpClient:
             self._channels[TRANSACTING].content = (frame, queue)
 
     def _transact(self) -> None:
-        """Publish some and settle what was got, in one step."""
+        """Publish some messages and settle some deliveries in a single transaction."""
         channel = self._channels.get(TRANSACTING)
         if channel is None or not channel.is_open or channel.calls or self._blocked:
             return
@@ -379,19 +382,19 @@ class AmqpClient:
         self._later(self._random.uniform(0.0, most_s), lambda: socket.read(reads=True))
 
     def _close(self) -> None:
-        """Close the connection in good order."""
+        """Close the connection with the closing handshake."""
         self._call(0, Connection.Close(200, "bye", 0, 0), Connection.CloseOk, self._closed)
         self._closing = True
 
     def _offend(self) -> None:
-        """Break the protocol, so that the node closes the connection; perhaps do not read its last words."""
+        """Break the protocol, so that the node closes the connection; perhaps leave its last frames unread."""
         if self._random.random() < 0.5:
             self._stop_reading(IGNORING_MAX_S)
         self._send(0, Basic.Ack(1))
         self._closing = self._has_offended = True
 
     def _finish(self) -> None:
-        """Close one half of the connection: send nothing more, and read what comes until the node closes the other."""
+        """Close the sending direction, and keep reading until the node closes the connection."""
         assert self._socket is not None
         self._socket.finish()
         self._closing = self._finished = True
@@ -589,14 +592,14 @@ class AmqpClient:
             self._while_connected(delay_s, partial(self._decide, channel, tag))
 
     def _decide(self, channel: ClientChannel, tag: int) -> None:
-        """Mostly acknowledge; now and then reject, put back, or do nothing for long."""
+        """Usually acknowledge a delivery; sometimes reject it, requeue it, or keep it for long."""
         if (
             self._channels.get(channel.number) is not channel
             or not channel.is_open
             or tag not in channel.unacked
         ):
             return
-        if channel.calls:  # what is put back meanwhile, or closed, cannot be acknowledged any more
+        if channel.calls:  # a pending recover or close makes the delivery tag invalid
             self._while_connected(0.05, partial(self._decide, channel, tag))
             return
         choice = 0.0 if self._draining else self._random.random()
@@ -622,7 +625,7 @@ class AmqpClient:
         frame: Frame | None = None,
         tx: str | None = None,
     ) -> None:
-        """Without a frame, another one says so of this message, too."""
+        """Settle a delivery. Without `frame`, the frame of a later delivery settles it too (multiple)."""
         queue, ident = channel.unacked.pop(tag)
         self._process.invoke(op, **self._on(channel.number, queue=queue, id=ident, tx=tx))
         if frame is not None:

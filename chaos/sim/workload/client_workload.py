@@ -1,6 +1,6 @@
-"""AMQP clients at production sessions: what a client is told is what is judged.
+"""AMQP clients at production sessions; the checks judge the answers that these clients get.
 
-Invariant: nothing that a client is told is believed before it was compared with the log.
+Invariant: every answer to a client is compared with the log before it counts as true.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 CLIENTS = 6
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
-"""How long a message of a run may be unconfirmed until it is refused; 0: for ever."""
+"""Milliseconds after which a run refuses an unconfirmed message; 0 is never."""
 
 
 class LoggedMessages(QueueOracle):
-    """An oracle that also knows which messages of clients are in the log."""
+    """An oracle that also knows which client messages are in the log."""
 
     def __init__(self, fail: Callable[[str], None], majority_s: Callable[[], float]) -> None:
         super().__init__(fail, majority_s)
         self._idents: set[str] = set()
         self._stored: dict[tuple[str, int], bytes] = {}
-        """What the sessions of each node have stored in fragments and not published yet."""
+        """Fragments that the sessions of each node have stored and not published yet."""
 
     def check(self, ident: str) -> None:
-        """Check that a message which a client is told is safe is in the log."""
+        """Check that a confirmed message is in the log."""
         if ident not in self._idents:
             self._fail(f"message {ident} is confirmed, and not in the log")
 
@@ -80,14 +80,14 @@ class LoggedMessages(QueueOracle):
 
 
 class ClientWorkload(Submitters):
-    """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that."""
+    """AMQP clients, each connected to a single node, and to any node that accepts it after a loss."""
 
     def __init__(
         self, world: SimulatedWorld, checks: Checks, options: SimulationOptions, logged: LoggedMessages
     ) -> None:
         timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
         super().__init__(checks)
-        # When all clocks jump, every delivery would be out for too long.
+        # After a jump of all clocks every delivery would time out.
         limits = NodeLimits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
         self.brokers = Brokers(world, self.submit, limits)
         self.history = KeptRows(WorldClock(world))
@@ -107,7 +107,7 @@ class ClientWorkload(Submitters):
             client.start()
 
     def _connect(self, client: AmqpClient) -> ClientSocket | None:
-        """Connect to some node that listens; None if none does, or if the node has no place left."""
+        """Connect to a random listening node; return None if no node listens or if it has no free slot."""
         nodes = self.brokers.listening()
         return self.brokers.connect(self.brokers.random.choice(nodes), client) if nodes else None
 
@@ -123,7 +123,7 @@ class ClientWorkload(Submitters):
 
     @property
     def complaint(self) -> str:
-        """Which clients wait for what; empty at rest."""
+        """The first client's pending answers; empty when all clients are at rest."""
         return next((client.complaint for client in self._amqp_clients if client.complaint), "")
 
     def settle(self) -> None:
@@ -135,13 +135,13 @@ class ClientWorkload(Submitters):
             client.drain()
 
     def judge(self) -> None:
-        """Check, after the drain, that what clients have seen breaks no promise."""
+        """Check, after the drain, that the clients' history breaks no promise."""
         found = sorted(violations(self.history.rows))
         if found:
             self.checks.fail(f"{len(found)} violations, the first are {found[:5]}")
 
     def left(self) -> int:
-        """How many messages are left in the queues, at the node that has most."""
+        """Return the number of messages in the queues, at the node with the most."""
         return max((self._messages(node) for node in self.brokers.nodes.values()), default=0)
 
     def _messages(self, node: SimulatedNode) -> int:

@@ -1,10 +1,10 @@
-"""The smallest machine: it remembers what it was given, in order. For the checks that concern the cluster only.
+"""The smallest machine, for checks of the cluster alone: it remembers its batches in order.
 
-A batch is cut into messages, each of which stays live for some batches more of the same origin: most for a few, some
-for very long. So logs have something to compact, and compacted ones something to keep.
+A batch is cut into messages. Each stays live for some further batches of the same origin: most messages for a few, some
+for very many. So logs have garbage to compact, and compacted logs have messages to keep.
 
-Some batches set alarms, several for the same moment. An entry rings a few of those that are due, so that now and then
-it takes more than one until nothing is.
+Some batches set alarms, several for the same moment. An entry rings a few of the due alarms, so that ringing them all
+sometimes takes several entries.
 
     batch = 0 | data                   the messages are MESSAGES_MAX equal parts of the data, or fewer small ones
     kept  = 1 | msgpack [[ordinal, message], ...]
@@ -33,7 +33,7 @@ _ALARMS_ONE_IN = 4
 _ALARMS_MAX = 6
 _ALARM_DELAY_MAX_MS = 3_000
 _RUNG_MAX = 2
-"""How many alarms one entry rings at most."""
+"""Alarms that an entry rings, at most."""
 
 
 def make_batch(data: bytes) -> bytes:
@@ -41,7 +41,7 @@ def make_batch(data: bytes) -> bytes:
 
 
 def messages_of(payload: Buffer) -> dict[int, bytes]:
-    """The messages of a batch, or of what was kept of it, by ordinal."""
+    """Return the messages of a batch, or of its compacted form, by ordinal."""
     data = bytes(payload)
     if data[0] == _KEPT:
         return dict(msgpack.unpackb(data[1:]))
@@ -54,13 +54,13 @@ def _message_bytes(batch_bytes: int) -> int:
 
 
 class Live(NamedTuple):
-    """A message that is still needed, and until when."""
+    """A message that is still needed, and the batch that ends it."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     batch: int
     message: int
     until: int
-    """The batch of the origin that ends the message."""
+    """Number of the origin's batch that ends the message."""
 
 
 class Rung(NamedTuple):
@@ -70,7 +70,7 @@ class Rung(NamedTuple):
 
 
 class FrozenLedger:
-    """A ledger as it was."""
+    """A frozen copy of a ledger."""
 
     def __init__(
         self, count: int, checksum: int, origins: list[tuple[str, int, list[Live]]], alarms: list[int]
@@ -101,7 +101,7 @@ class FrozenLedger:
 
 
 class Ledger:
-    """A count and a running checksum of all that happened, the messages that are live and the alarms that are set."""
+    """A count and a running checksum of all steps, the live messages and the set alarms."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -109,14 +109,14 @@ class Ledger:
         self._batches: dict[str, int] = {}
         self._live: dict[str, list[Live]] = {}
         self._alarms: list[int] = []
-        """The moments when alarms are due, ascending."""
+        """The due times of the alarms in ms, ascending."""
 
     versions = (1, 2)
-    """The versions of the state, which differ only in that the log tells who the members are, and of outages."""
+    """The versions of the state; the higher version has members and outages in the log."""
     outages_since = 2
 
     def raise_to(self, version: int) -> None:
-        """It does the same at both versions."""
+        """Do nothing, because the ledger behaves alike at both versions."""
 
     def outage(self, length_ms: int) -> None:
         self._note(f"{length_ms}".encode())
@@ -192,7 +192,7 @@ class Ledger:
 
 
 def _life(chance: int) -> int:
-    """How many batches more of its origin a message lives."""
+    """Return for how many further batches of its origin a message lives."""
     chance = (chance ^ chance >> 15) & 0xFFFF
     return (
         _LONG_LIFE if chance % _LONG_LIVES_ONE_IN == 0 else _LIVES[chance // _LONG_LIVES_ONE_IN % len(_LIVES)]
@@ -200,7 +200,7 @@ def _life(chance: int) -> int:
 
 
 def _alarms(chance: int, time_ms: int) -> list[int]:
-    """The alarms that a batch sets at `time_ms`: all for the same moment, if any."""
+    """Return the alarms that a batch sets at `time_ms`: all for the same moment, or none."""
     if chance % _ALARMS_ONE_IN:
         return []
     delay_ms = 1 + (chance >> 5) % _ALARM_DELAY_MAX_MS

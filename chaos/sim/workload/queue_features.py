@@ -1,4 +1,4 @@
-"""What the queues of a run are set to, and what their messages carry; drawn from the seed."""
+"""Draws the settings of a run's queues and the properties of its messages from the seed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from qq.machine.protocol.commands import Table
 
 CHANNEL = 1
-"""The AMQP channel number that stored frames carry."""
+"""The AMQP channel number in stored frames."""
 QUEUES = ("q1", "q2", "q3")
 TO_ALL = "all"
 """A fanout exchange to all queues."""
 POLICIES = ("p1", "p2", "limits")
 OPERATORS_POLICY = "limits"
 PLAIN_RUNS = 0.2
-"""Share of the runs whose queues have no settings and whose messages have no properties: the fast paths."""
+"""Share of the runs without queue settings and message properties, which take the fast paths."""
 TTL_MAX_MS = 3_000
 
 
 def draw_queues(random: Random) -> dict[str, Table]:
-    """Arguments of each queue."""
+    """Draw the arguments of each queue."""
     is_plain = random.random() < PLAIN_RUNS
     return {queue: {} if is_plain else _draw_arguments(random, queue) for queue in QUEUES}
 
 
 def one_of_each(arguments: dict[str, Table]) -> None:
-    """Have dead letters go to one queue only, so that no message is ever in two queues."""
+    """Route dead letters to a single queue, so that no message is ever in two queues."""
     for queue, table in arguments.items():
         if table.get("x-dead-letter-exchange") == TO_ALL:
             other = next(other for other in QUEUES if other != queue)
@@ -45,7 +45,7 @@ def one_of_each(arguments: dict[str, Table]) -> None:
 
 
 def draw_move(random: Random, name: str, user: str) -> BeginMove:
-    """A move from one queue to another, or back to where messages died first; many are refused."""
+    """Draw a move between two queues, or back to the queues where messages died first; many are refused."""
     source, destination = random.sample((*QUEUES, ""), 2)
     return BeginMove(
         vhost=DEFAULT_VHOST,
@@ -93,7 +93,7 @@ def _draw_arguments(random: Random, queue: str) -> Table:
 
 
 def _draw_dead_letters(random: Random, queue: str) -> Table:
-    """Dead letters go mostly to another queue, or to all, or to where the keys of the message lead."""
+    """Draw a dead-letter exchange: usually to a different queue, else to all queues or by the message's keys."""
     choice = random.random()
     if choice < 0.7:
         target = random.choice([other for other in QUEUES if other != queue])
@@ -121,7 +121,7 @@ def _draw_of_classic(random: Random) -> Table:
 
 
 def draw_policy(random: Random) -> PutPolicy | DeletePolicy:
-    """Another policy, or one less. What does not fit together is ignored."""
+    """Draw a new policy or the removal of a policy. Settings that do not fit a queue are ignored."""
     name = random.choice(POLICIES)
     is_operators = name == OPERATORS_POLICY
     if random.random() < 0.4:
@@ -156,7 +156,7 @@ def _draw_settings_of_policy(random: Random) -> Table:
 
 
 def draw_headers(random: Random, queue: str, *, to_one: bool) -> dict[str, Any]:
-    """Headers of a message for that queue, or `to_one` queue only: mostly none."""
+    """Draw the headers of a message for a queue: usually none; with `to_one`, no further target queues."""
     headers: dict[str, Any] = {}
     if random.random() < 0.15:
         headers["x-delay"] = random.choice((1, 300, 1_500))
@@ -166,7 +166,7 @@ def draw_headers(random: Random, queue: str, *, to_one: bool) -> dict[str, Any]:
 
 
 def draw_properties(random: Random) -> tuple[int | None, int | None]:
-    """Priority and expiration (ms) of a message; None is not to have it."""
+    """Draw the priority and the expiration (ms) of a message; None means without it."""
     priority = random.choice((0, 4, 5, 9, 255)) if random.random() < 0.4 else None
     expiration_ms = random.choice((0, 50, 500, TTL_MAX_MS)) if random.random() < 0.25 else None
     return priority, expiration_ms
@@ -178,7 +178,7 @@ def stored_message(
     expiration_ms: int | None = None,
     headers: dict[str, Any] | None = None,
 ) -> bytes:
-    """A message as a publisher sends it: content header and body."""
+    """Return a message as a publisher sends it: content header and body."""
     expiration = None if expiration_ms is None else str(expiration_ms)
     properties = Basic.Properties(priority=priority, expiration=expiration)
     frames = (ContentHeader(0, len(body), properties), ContentBody(body))
@@ -187,7 +187,7 @@ def stored_message(
 
 
 def with_sequence(message: bytes, publisher: str, sequence: int) -> bytes:
-    """The message, to be enqueued once however often it is published."""
+    """Return the message with a publisher id and a sequence number, so that a repetition is enqueued only once."""
     [stamped] = with_headers([message], additions={"x-publisher-id": publisher, "x-publish-seq": sequence})
     return stamped
 
@@ -195,9 +195,10 @@ def with_sequence(message: bytes, publisher: str, sequence: int) -> bytes:
 def publishes(
     session: int, first_seq: int, exchange: str, key: str, messages: list[bytes]
 ) -> list[Enqueue | Publish]:
-    """The commands for messages, as the broker makes them; in place, the messages as they are stored.
+    """Return the publishing commands for messages, as the broker builds them.
 
-    `first_seq` is the number of the first one on its channel, 0 in a transaction.
+    Replaces `messages` in place by their stored form. `first_seq` is the number of the first message on its channel, or
+    0 in a transaction.
     """
     commands: list[Enqueue | Publish] = []
     stored: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Load for the queue machine: publishers and consumers at every node, as the broker would submit for them.
+"""Load for the queue machine: publishers and consumers at every node that submit commands as the broker would.
 
-Invariant: as in workload.py. What is delivered is looked up in the node's own log, the way the broker finds bodies, and
-must be what its publisher wrote.
+Invariant: as in workload.py. Each delivery is looked up in the node's own log, as the broker finds bodies, and must
+equal the message that its publisher wrote.
 """
 
 from __future__ import annotations
@@ -87,57 +87,57 @@ if TYPE_CHECKING:
 
 CONNECTION = 1
 MOVING_RUNS = 0.4
-"""Share of the runs in which messages are moved, and each goes to one queue only: so none is ever twice in a queue."""
+"""Share of the runs with moves; then each message goes to a single queue, so no queue holds a message twice."""
 FRAGMENTED = 0.1
-"""How often what is published goes on with fragments."""
+"""Probability that a published message ends with fragments."""
 MOVES = 0.12
-"""How often somebody begins a move, or stops one."""
+"""Probability per action that a move begins or is stopped."""
 MOVER = "mover"
 TENANTS = 0.15
-"""How often something happens in another virtual host."""
+"""Probability per action of a step in the second virtual host."""
 CONSUMERS_MAX = 4
 TAKERS_MAX = 3
+"""Consumers per session with a channel limit, at most."""
 GETS_MAX = 4
-"""How many messages are got at once."""
-"""Consumers of one session."""
+"""Messages per GetMessages, at most."""
 THINKING_MAX_S = 1.0
 DRAIN_CREDIT = 1_000_000
 PUBLISHERS = ("a", "b")
-"""They have their messages enqueued once, however often they publish them."""
+"""Publishers with deduplication: each message is enqueued once, even if it is published again."""
 FORGOTTEN_MAX = 30
 PATIENCE_MAX_S = 2.0
-"""A publisher waits at most this long for a confirm before it publishes again somewhere else."""
+"""Seconds that a publisher waits for a confirm, at most, before it publishes again at any node."""
 
 
 class RepeatingPublisher:
-    """A client that publishes the same again until it knows that it is enqueued, at whatever node it can."""
+    """A client that repeats its messages at any node until it knows that they are enqueued."""
 
     def __init__(self, name: str, queue: str) -> None:
         self.name = name
         self.queue = queue
         self.next_sequence = 1
-        """The first that may not be enqueued."""
+        """First sequence number that may not be enqueued yet."""
         self.waits_until_s = 0.0
 
 
 class Attempt(NamedTuple):
-    """What a publisher has published and not heard of."""
+    """A publisher's messages whose outcome is still unknown."""
 
     publisher: RepeatingPublisher
     sequence: int
     first_seq: int
-    """Number of the first message among all that the channel has published."""
+    """Number of the first message among all publishes of the channel."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
     def accepted(self, number: int) -> None:
-        """Note that the first `number` messages are enqueued, and the others are not."""
+        """Record that the first `number` messages are enqueued, and that the rest is not."""
         publisher = self.publisher
         publisher.next_sequence = max(publisher.next_sequence, self.sequence + number)
         publisher.waits_until_s = 0.0
 
 
 class HeldMessages(NamedTuple):
-    """Messages that a client works at."""
+    """Messages that a client is processing."""
 
     consumer: int
     first_id: int
@@ -148,14 +148,17 @@ class HeldMessages(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """What a client knows of one of its sessions. Answers are numbered; all but a cancellation are waited for."""
+    """A client's view of a session.
+
+    Answers are numbered. The client waits for each answer except that of a cancellation.
+    """
 
     asked: int = 0
     answered: int = 0
     cancels: int = 0
-    """Cancellations asked for."""
+    """Cancellations without an answer yet."""
     consumers: dict[int, str] = field(default_factory=dict)
-    """Consumers that it has, with their queues."""
+    """The session's consumers, with their queues."""
     is_limited: bool = False
 
     @property
@@ -164,7 +167,10 @@ class Session:
 
 
 class QueueClient(ActingClient):
-    """Sessions of one client generation: one gets, purges and commits, others have one consumer or several."""
+    """Sessions of a client generation.
+
+    A single session gets, purges and commits; the remaining sessions have a consumer or several.
+    """
 
     def __init__(self, node: SimulatedNode, number: int, workload: QueueWorkload) -> None:
         super().__init__(node, number, workload)
@@ -174,14 +180,14 @@ class QueueClient(ActingClient):
         self._asking = 0
         """The session that gets, purges and commits."""
         self._publishing = self._fresh_id()
-        """The session that publishes; it is never answered."""
+        """The session that publishes; it gets no replies."""
         self._published = 0
         self._attempts: dict[int, Attempt] = {}
-        """Attempts that may still be heard of, by sequence of the batch."""
+        """Attempts that may still be confirmed or refused, by sequence of their batch."""
         self._next_ids: dict[int, int] = {}
-        """Message id that a consumer is given next."""
+        """Next message id of each consumer."""
         self._reading: dict[int, HeldMessages] = {}
-        """Deliveries that will be read again, by their number."""
+        """Deliveries that will be read again, by number."""
         self._deliveries = 0
         self._draining = False
         self._tenants = Tenants(node, self.workload.tenants_random, self._fresh_id)
@@ -219,7 +225,7 @@ class QueueClient(ActingClient):
             self._ask(self._new_session(), self._declaration(queue))
 
     def _set_up(self) -> None:
-        """Declare everything, and begin to ask."""
+        """Declare the exchange and all queues, and open the session that gets, purges and commits."""
         kind = {"passive": False, "durable": True, "auto_delete": False, "internal": False}
         self._ask(self._new_session(), DeclareExchange(0, TO_ALL, "fanout", **kind, arguments={}))
         for queue in QUEUES:
@@ -228,7 +234,7 @@ class QueueClient(ActingClient):
         self._asking = self._new_session()
 
     def _move_something(self) -> list[Command]:
-        """Begin a move, or stop one, if the cluster has agreed on a version that has them."""
+        """Return commands that begin or stop a move, or none before the agreed version has moves."""
         if self.machine.version < 8:
             return []
         random = self.workload.moves_random
@@ -244,7 +250,7 @@ class QueueClient(ActingClient):
         return cast("QueueMachine", cast("Any", self.node.machine).inner)
 
     def drain(self) -> None:
-        """Settle whatever comes, at once, from every queue."""
+        """Consume every queue and settle each delivery at once."""
         self._draining = True
         if not self._asking:
             self._set_up()
@@ -252,13 +258,13 @@ class QueueClient(ActingClient):
             self._checkout(self._new_session(), queue, DRAIN_CREDIT)
 
     def stop_consuming(self) -> None:
-        """Close every session, so that all that is unsettled returns."""
+        """Close all sessions, so that unsettled messages return to their queues."""
         self._command(*(SessionDown(session) for session in self._sessions))
         self._sessions.clear()
         self._asking = 0
 
     def complaint(self) -> str:
-        """What is wrong if nothing is under way any more; empty if nothing is."""
+        """Return the first missing answer or delivery at rest, or ""."""
         waiting = [number for number, session in self._sessions.items() if session.waits]
         if waiting:
             return f"sessions {waiting} wait for answers"
@@ -268,7 +274,7 @@ class QueueClient(ActingClient):
                 return f"consumer {consumer} was not given message {message_id}"
         return self._tenants.complaint()
 
-    # What the node tells
+    # Reports of the node
 
     def confirmed(self, sequence: int) -> None:
         super().confirmed(sequence)
@@ -306,11 +312,14 @@ class QueueClient(ActingClient):
                 pass
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
-        """Take what is new of what the sessions are owed: known are ids up to the next, and answers by their number."""
+        """Take the new parts of the state that the sessions are owed after a gap in the entries.
+
+        Deliveries below the next id and answers up to the last number are known.
+        """
         for unseen in [known for known in self._attempts if known <= sequence]:
             del self._attempts[unseen]  # it may have been refused
         super().resumed(sequence, outstanding)
-        self._reading.clear()  # what was given back meanwhile may be gone with the old log
+        self._reading.clear()  # messages that returned meanwhile may have been removed with the old log
         untold = [number for number, session in self._sessions.items() if session.answered]
         for effect in outstanding:
             match effect:
@@ -377,7 +386,7 @@ class QueueClient(ActingClient):
                 pass
 
     def _session_failed(self, number: int) -> None:
-        """An error has closed a channel: a queue was gone, a transaction in vain, or a consumer too slow."""
+        """Handle a closed channel: its queue was deleted, its transaction failed, or its consumer was too slow."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
@@ -397,7 +406,10 @@ class QueueClient(ActingClient):
                 self._checkout(self._new_session(), queue, DRAIN_CREDIT)
 
     def _rejected(self, first_seq: int, count: int) -> None:
-        """Messages were refused; of those of a publisher, all that were published together behind the first."""
+        """Handle refused messages.
+
+        Of a publisher's attempt, all messages from the first refused message on must be refused.
+        """
         for sequence, attempt in list(self._attempts.items()):
             accepted = first_seq - attempt.first_seq
             if 0 <= accepted < attempt.count:
@@ -419,12 +431,12 @@ class QueueClient(ActingClient):
         else:
             exchange = TO_ALL if choice > 0.95 and not self.workload.moves_messages else ""
             messages = self._messages(queue, random.randint(1, 12))
-            # What has become of the fragments is not asked here: they go with the message, wherever that goes.
+            # The joined fragments are not checked here: they stay with their message.
             joins = self._store_fragments()
             self._batch([*joins, *self._publishes(exchange, queue, messages)], messages)
 
     def _store_fragments(self) -> list[Command]:
-        """Now and then, store what the next message is to go on with; returns the command that joins the two."""
+        """Sometimes store fragments for the next message; return the command that joins them to it."""
         random = self.workload.fragments_random
         if random.random() >= FRAGMENTED or self.machine.version < SINCE[StoreFragment]:
             return []
@@ -433,9 +445,9 @@ class QueueClient(ActingClient):
         return [JoinFragments(self._publishing)]
 
     def _publish_again(self, publisher: RepeatingPublisher) -> None:
-        """Publish again, or for the first time; an attempt may repeat any part of an earlier one.
+        """Publish new messages, or repeat any part of an earlier attempt.
 
-        Now and then the publisher has lost count, and begins with what has long been enqueued.
+        Sometimes the publisher has lost count, and repeats messages that were enqueued long ago.
         """
         random = self.workload.random
         first = publisher.next_sequence
@@ -452,7 +464,7 @@ class QueueClient(ActingClient):
         publisher.waits_until_s = self.workload.world.now_s + random.uniform(0.1, PATIENCE_MAX_S)
 
     def _commit(self, queues: Sequence[str]) -> None:
-        """A transaction: messages for some queues, and settlements."""
+        """Submit a transaction with messages for some queues and perhaps a settlement."""
         session = self._sessions[self._asking]
         if session.waits:
             return
@@ -471,7 +483,7 @@ class QueueClient(ActingClient):
         self._batch([Commit(self._asking, len(content)), *content], messages)
 
     def _messages(self, queue: str, count: int) -> list[bytes]:
-        """Some messages with the same properties."""
+        """Return some messages with the same properties."""
         random = self.workload.random
         size = random.randint(2_000, 10_000) if random.random() < self.workload.options.large_batches else 8
         body = f"{self.node.name} {self.number}".encode().ljust(size, b".")
@@ -557,7 +569,7 @@ class QueueClient(ActingClient):
                 self._command(Cancel(number, consumer))
 
     def _change_limits(self) -> None:
-        """Change the limit of a channel, or the prefetch of a consumer."""
+        """Change the limit of a channel or the prefetch of a consumer."""
         random = self.workload.random
         limited = [number for number, session in self._sessions.items() if session.is_limited]
         if limited and random.random() < 0.5:
@@ -597,7 +609,7 @@ class QueueClient(ActingClient):
         self.node.runtime.call_later(delay_s, partial(self._decide, self._deliveries, delivery))
 
     def _decide(self, number: int, delivery: HeldMessages) -> None:
-        """Mostly settle, now and then only a part of it, or nothing."""
+        """Usually settle a delivery; sometimes settle a part of it, or keep it."""
         was_there = self._reading.pop(number, None) is not None
         if self.workload.clients.get(self.node.name) is not self:
             return
@@ -622,7 +634,10 @@ class QueueClient(ActingClient):
         return min((delivery.range.index for delivery in self._reading.values()), default=None)
 
     def _check_content(self, range_: Range) -> None:
-        """Find the body where the range says it is; whether it may be compacted by now depends on `needed_from`."""
+        """Check the body of a range in the log.
+
+        The entry may already be compacted, except from `needed_from` on.
+        """
         try:
             entry = self.node.group.journal.read(range_.index)
         except CorruptJournal as damage:
@@ -653,7 +668,7 @@ class QueueClient(ActingClient):
         return DeclareQueue(0, CONNECTION, queue, **flags, server_named=False, arguments=arguments)
 
     def _ask(self, number: int, command: Method) -> None:
-        """Submit what will be answered, unless the session still waits for another answer."""
+        """Submit a command that will be answered, unless the session still waits for an answer."""
         session = self._sessions[number]
         if not session.waits:
             session.asked += 1
@@ -670,7 +685,7 @@ class QueueClient(ActingClient):
 
 
 def _without(ranges: Sequence[Range], count: int) -> list[Range]:
-    """The ranges without their first messages."""
+    """Return the ranges without their first `count` messages."""
     rest: list[Range] = []
     for range_ in ranges:
         if count < range_.count:
@@ -702,7 +717,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         return QueueClient(node, number, self)
 
     def check_clients(self) -> None:
-        """At rest every client has been told everything."""
+        """Check that at rest every client has got all its answers and deliveries."""
         for client in self.clients.values():
             complaint = client.complaint()
             if complaint:
@@ -717,7 +732,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
             client.node.runtime.enter(client.drain)
 
     def left(self) -> dict[str, int]:
-        """How many messages there are, by queue, and how many moves, if there should not be any."""
+        """Return the number of remaining messages by queue, and of running moves; all must become 0."""
         oracle = self.oracle
         return {"moves": oracle.moves_under_way} | {
             queue: oracle.ready(queue)
@@ -727,7 +742,7 @@ class QueueWorkload(SimulatedWorkload[QueueClient]):
         }
 
     def impatient_publisher(self) -> RepeatingPublisher | None:
-        """A publisher that waits for nothing any more; None if there is none, or if this run has no such publishers."""
+        """Return a random publisher that may publish now; None if all wait, or if this run has no such publishers."""
         now_s = self.world.now_s
         waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]
         return self.random.choice(waiting) if waiting and self.has_features else None

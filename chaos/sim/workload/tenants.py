@@ -1,6 +1,7 @@
-"""Connections to a virtual host that comes and goes: what one client opens there, and has to close.
+"""A client's connections in a second virtual host, which is created, protected and deleted during the run.
 
-Invariant: a connection that the machine wants closed is told so, once or after an install; one that was told is closed.
+Invariant: a connection that the machine wants closed gets a request to close, or several after a snapshot install. The
+client closes each such connection.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ if TYPE_CHECKING:
 VHOST = "other"
 USER = "somebody"
 QUEUE = "q1"
-"""There is one of this name in the default virtual host."""
+"""The default virtual host has a queue of the same name."""
 CONNECTIONS_MAX = 3
 
 
 class Tenants:
-    """The connections of one client generation, with their channels."""
+    """The connections of a client generation, with their channels."""
 
     def __init__(self, node: SimulatedNode, random: Random, fresh_id: Callable[[], int]) -> None:
         self._node = node
         self._random = random
         self._fresh_id = fresh_id
         self._channels: dict[int, list[int]] = {}
-        """Channels of each connection that the log has opened and nobody has closed."""
+        """Channels of each connection that the log has opened and that is not closed yet."""
         self._asked: dict[int, None] = {}
 
     def act(self) -> list[Command]:
-        """What to do next, to be submitted as one batch."""
+        """Return the commands of the next random step, for a single batch."""
         random = self._random
         choice = random.random()
         known = list(self._channels)
@@ -83,7 +84,7 @@ class Tenants:
         return [CloseConnection(self._node.name, number, "an operator wants it")]
 
     def _since_version_8(self, *commands: Command) -> list[Command]:
-        """These commands, if the cluster has agreed on a version that has them."""
+        """Return these commands, or none before the agreed version has them."""
         return list(commands) if self._machine.version >= 8 else []
 
     @property
@@ -107,11 +108,11 @@ class Tenants:
             self._channels[reply.session] = []
 
     def told_to_close(self, connection: int) -> list[Command]:
-        """The commands that follow: none, if the client is no more or has closed the connection already."""
+        """Return the commands that close a connection, or none if the client does not have it any more."""
         return self._close(connection) if connection in self._channels else []
 
     def complaint(self) -> str:
-        """What is wrong if nothing is under way any more; empty if nothing is."""
+        """Return the first connection in a wrong state at rest, or "" if all are right."""
         if self._asked:
             return f"connections {list(self._asked)} were neither opened nor refused"
         there = {

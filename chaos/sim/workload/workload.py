@@ -1,7 +1,7 @@
-"""Load: clients at every node that submit batches and remember what was confirmed.
+"""Load: clients at every node that submit batches and compare confirms.
 
-Invariant: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node,
-or its expulsion, is a new client.
+Invariant: a client knows only the confirms and effects of its own node, like a real client. A new process start of the
+node, or the node's eviction, begins a new client.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from cluster.runtime.ports import Buffer
 
 PENDING_MAX = 100
-"""A client does not pile up more than this at a node that gets nothing confirmed."""
+"""Pending batches of a node, at most; clients submit no further batches before some are confirmed."""
 DISOBEDIENCE = 0.1
-"""How often a client publishes all the same while its node says that publishers must wait."""
+"""Probability that a client publishes although its node has raised an alarm."""
 
 
 class SimulatedClient:
-    """One client generation of one node."""
+    """A client generation of a node."""
 
     def __init__(self, node: SimulatedNode, number: int, checks: Checks) -> None:
         self.node = node
         self.life = node.life
         self.live = False
-        """Whether anything of the present incarnation has been applied: before that come effects for another."""
+        """Whether the present incarnation has applied anything; earlier effects belong to an earlier client."""
         self.number = number
         self._checks = checks
         self._submitted = 0
@@ -51,20 +51,20 @@ class SimulatedClient:
             self._checks.confirmed(self.node.name, self.number, number)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:  # noqa: ARG002 - a ledger owes nothing
-        """Hear what has happened while this node did not see the entries."""
+        """Handle a gap in the entries: batches up to `sequence` took effect meanwhile."""
         for applied in [known for known in self._unconfirmed if known <= sequence]:
             self.confirmed(applied)
 
     def needed_from(self) -> int | None:
-        """The first entry that this client is going to read."""
+        """Return the lowest log index that this client will still read, or None."""
         return None
 
     def effect(self, effect: Any) -> None:
-        """Hear of something that an entry did."""
+        """Handle an effect of an entry."""
 
 
 class ActingClient(SimulatedClient, ABC):
-    """A client that does something at random times."""
+    """A client that acts at random times."""
 
     def __init__(self, node: SimulatedNode, number: int, workload: SimulatedWorkload[Any]) -> None:
         super().__init__(node, number, workload.checks)
@@ -74,7 +74,7 @@ class ActingClient(SimulatedClient, ABC):
     def act(self) -> None: ...
 
     def must_wait(self) -> bool:
-        """Whether this client keeps from publishing."""
+        """Return whether this client obeys its node's alarm."""
         return self.node.group.alarms.reason is not None and self.random.random() > DISOBEDIENCE
 
 
@@ -98,7 +98,7 @@ A = TypeVar("A", bound=ActingClient)
 
 
 class Generations(NodeEvents, ABC, Generic[C]):
-    """The clients of all nodes, one generation after the other."""
+    """The clients of all nodes, in successive generations."""
 
     def __init__(self, checks: Checks) -> None:
         self.checks = checks
@@ -106,7 +106,7 @@ class Generations(NodeEvents, ABC, Generic[C]):
         self._generations: dict[str, int] = {}
 
     def submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
-        """Submit a batch that is nobody's else."""
+        """Submit a batch for the node's present client."""
         return self.clients[node.name].submit(payload)
 
     @abstractmethod
@@ -147,14 +147,14 @@ class Generations(NodeEvents, ABC, Generic[C]):
 
 
 class Submitters(Generations[SimulatedClient]):
-    """The clients that submit what brokers make: such batches are numbered, and their confirms compared, as all are."""
+    """Clients that submit the batches of brokers, so that these batches are numbered and their confirms checked too."""
 
     def new_client(self, node: SimulatedNode, number: int) -> SimulatedClient:
         return SimulatedClient(node, number, self.checks)
 
 
 class SimulatedWorkload(Generations[A]):
-    """Load: each client does something at random times."""
+    """Load: each client acts at random times."""
 
     def __init__(self, world: SimulatedWorld, checks: Checks, options: SimulationOptions) -> None:
         super().__init__(checks)
@@ -165,7 +165,7 @@ class SimulatedWorkload(Generations[A]):
         self._stopped = False
 
     def stop(self) -> None:
-        """No client begins anything any more."""
+        """Let clients start no further actions."""
         self._stopped = True
 
     def go_on(self, interval_s: float) -> None:
@@ -176,7 +176,7 @@ class SimulatedWorkload(Generations[A]):
             self._later(client)
 
     def submit_once(self) -> None:
-        """One more batch at every node, to see that the cluster serves."""
+        """Let every client act once more, to see that the cluster serves."""
         for client in list(self.clients.values()):
             client.node.runtime.enter(client.act)
 

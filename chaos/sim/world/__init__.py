@@ -1,1 +1,1 @@
-"""The simulated world: time, disks, links, processes and the sockets of clients."""
+"""The simulated world: time, disks, links, processes and client sockets."""

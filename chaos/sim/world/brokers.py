@@ -1,4 +1,4 @@
-"""The broker of each node's life, over the simulated group, and the way into it: what clients connect to.
+"""The production brokers of simulated nodes, above the simulated group, and the connections of clients to them.
 
 Invariant: everything between the clients' octets and the ports of cluster/runtime/ports.py is production code, built as
 production builds it.
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 USER, PASSWORD = "guest", "guest"
 SALT = b"salt"
 LARGE_BYTES = (64, 512, 2**21)
-"""From how many octets on messages are stored in fragments, in one run or another."""
+"""Size in octets from which a message is stored in fragments; drawn for each run."""
 FIRST_USER_S = 0.1
-"""Time between attempts of a leader to make the first user."""
+"""Seconds between a leader's attempts to create the first user."""
 
 
 @dataclass(slots=True)
 class NodeShell:
-    """What one life of a node has above its group."""
+    """The broker and AMQP server of a single process start of a node."""
 
     life: int
     broker: Broker
     server: AmqpServer
     told: list[Any] = field(default_factory=list)
-    """The effects of the entry that is being applied."""
+    """Effects of the entry that is being applied."""
     is_serving: bool = False
-    """Whether the node has begun to listen; it goes on until its end."""
+    """Whether the node has begun to listen; it listens until its process ends."""
 
 
 class Brokers(NodeEvents):
-    """The brokers of all nodes, which also see to the messages that have died; `submit` is how a node submits."""
+    """The brokers of all nodes, which also carry out dead-lettering; `submit` submits a batch at a node."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class Brokers(NodeEvents):
         have_users: bool = True,
     ) -> None:
         self.nodes: dict[str, SimulatedNode] = {}
-        """All nodes that have ever started, and may start again."""
+        """All nodes that have ever started and may start again."""
         self.random = world.random("sockets")
         self._large_bytes = world.random("fragments").choice(LARGE_BYTES)
         self._world = world
         self._submit = submit
         self._limits = limits
         self._have_users = have_users
-        """Whether a first user is made, without whom no client can connect."""
+        """Whether to create a first user; without a user no client can connect."""
         self._shells: dict[str, NodeShell] = {}
-        """The shell of the latest life of each node."""
+        """The shell of each node's latest process start."""
 
     # Connections
 
     def connect(self, node: SimulatedNode, client: ClientSide) -> ClientSocket | None:
-        """Connect to a node that listens; None if it has no place left."""
+        """Connect a client to a listening node; return None if the node has no free slot."""
         server = self._shells[node.name].server
         place = server.places.take("10.0.0.1")
         if place is None:
@@ -88,11 +88,15 @@ class Brokers(NodeEvents):
         return ClientSocket(self._world, self.random, node, server, place, client)
 
     def listening(self) -> list[SimulatedNode]:
-        """The nodes that clients can connect to now."""
+        """Return the nodes that clients can connect to now."""
         return [node for node in self.nodes.values() if self._listens(node)]
 
     def _listens(self, node: SimulatedNode) -> bool:
-        """Whether the node listens: once it has caught up, takes full part and has a user, it does so until its end."""
+        """Return whether the node listens.
+
+        A node begins to listen when it has caught up, has no flaw in its status and has a user. It listens until its
+        process ends.
+        """
         shell = self._shell(node)
         if not node.up or shell is None:
             return False
@@ -102,7 +106,7 @@ class Brokers(NodeEvents):
         return shell.is_serving
 
     def _make_first_user(self, node: SimulatedNode, life: int) -> None:
-        """Have the node make the first user once it leads, as a node's composition root does it."""
+        """Let the node create the first user when it leads, as the composition root of a node does."""
         shell = self._shell(node)
         if shell is None or node.life != life or shell.broker.machine.users:
             return
@@ -113,7 +117,7 @@ class Brokers(NodeEvents):
             broker.submissions.add(SetPermissions(USER, DEFAULT_VHOST, ".*", ".*", ".*"))
         node.runtime.call_later(FIRST_USER_S, partial(self._make_first_user, node, life))
 
-    # NodeEvents: what the group tells, as one `GroupEvents`
+    # NodeEvents: reports of the group, forwarded to the broker
 
     def started(self, node: SimulatedNode) -> None:
         self.nodes[node.name] = node
@@ -132,7 +136,7 @@ class Brokers(NodeEvents):
         self.nodes.pop(node.name, None)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
-        """The shell of a node; None while a new life begins, which has told nobody anything yet."""
+        """Return the shell of a node, or None until a new process start has reported for the first time."""
         shell = self._shells.get(node.name)
         return shell if shell is not None and shell.life == node.life else None
 

@@ -1,8 +1,8 @@
-"""A client's TCP connection to a simulated node, under the production connection (`qq.amqp_server.connection`).
+"""A client's TCP connection to a simulated node, below the production connection (`qq.amqp_server.connection`).
 
-Invariant: what one side has written the other reads in that order. Behind it comes the end, if the connection was
-closed; if it was reset, the end may come before the last of it. A process that is paused or gone neither reads nor
-writes.
+Invariant: each side reads bytes in the order in which the other side wrote them. If the connection was closed, the end
+of the stream comes after all bytes. If it was reset, the end may come before the last of them. A paused or ended
+process neither reads nor writes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 DELAY_MAX_S = 0.02
 NOTICED_AFTER_S = 0.3
-"""A connection notices at most this late that its node is gone."""
+"""Seconds after which a connection has noticed the end of its node's process, at most."""
 RESETS = 0.5
-"""Share of ends, at either side, that lose what is on its way."""
+"""Share of connection ends, at either side, that lose the bytes in flight."""
 _END = b""
-"""The end of the connection, which comes behind all that was written."""
+"""Marks the end of the stream, after all written bytes."""
 
 
 class ClientSide(Protocol):
-    """Whoever is at the other end of the connection."""
+    """The client's side of the connection."""
 
     def received(self, data: bytes) -> None: ...
 
     def lost(self) -> None:
-        """The connection is lost: nothing more comes, and nothing more arrives."""
+        """Handle the loss of the connection: no bytes arrive in either direction any more."""
         ...
 
 
 class ClientSocket:
-    """The connection; to the node it is an asyncio transport."""
+    """The connection; the node sees it as an asyncio transport."""
 
     def __init__(
         self,
@@ -59,23 +59,23 @@ class ClientSocket:
         self._life = node.life
         self._client = client
         self._inbound: deque[bytes] = deque()
-        """Bytes that have arrived at the node, which does not read."""
+        """Bytes that have arrived at the node while it does not read."""
         self._unread: deque[bytes] = deque()
-        """Bytes that have arrived at the client, which does not read."""
+        """Bytes that have arrived at the client while it does not read."""
         self._unread_bytes = 0
-        """How many bytes the node has written and the client has not taken."""
+        """Bytes that the node has written and the client has not taken."""
         self._high, self._low = 65_536, 16_384
         self._reads = True
         self._client_reads = True
         self._writing_paused = False
         self._closing = False
-        """Whether the node reads no more, and writes only what it has left to write."""
+        """Whether the node has stopped reading and only flushes the bytes that remain."""
         self._is_lost = False
-        """Whether the connection has come to its end: the node writes nothing more at all."""
+        """Whether the connection has ended, so that the node's further writes are dropped."""
         self._ended = False
-        """Whether the node's connection has heard of the end, or its process is gone."""
+        """Whether the node's connection object knows of the end, or its process has ended."""
         self._is_cut = False
-        """Whether the bytes that the node has written last arrive no more."""
+        """Whether the last bytes written by the node are lost."""
         self._over = False
         """Whether the connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
@@ -89,11 +89,11 @@ class ClientSocket:
         self._to_node_s = self._later(self._to_node_s, partial(self._enter, partial(self._arrived, data)))
 
     def finish(self) -> None:
-        """Send nothing more, and read on."""
+        """Close the sending direction, and keep reading."""
         self.send(_END)
 
     def drop(self) -> None:
-        """The client's process ends: its kernel closes the connection, or resets it, as if there is more to read."""
+        """End the client's process: its kernel closes the connection, or resets it, as with unread bytes."""
         self._over = True
         if self._unread or self._random.random() < RESETS:
             ends = partial(self._end, ConnectionResetError("reset by the client"))
@@ -102,12 +102,12 @@ class ClientSocket:
             self.finish()
 
     def read(self, *, reads: bool) -> None:
-        """Have the client read, or leave what comes where it is."""
+        """Let the client read, or let arriving bytes wait."""
         self._client_reads = reads
         if reads:
             self._take()
 
-    # On the way
+    # In flight
 
     def _later(self, not_before_s: float, callback: Callable[[], None]) -> float:
         at_s = max(not_before_s, self._world.now_s + self._random.uniform(0.0, DELAY_MAX_S))
@@ -115,7 +115,7 @@ class ClientSocket:
         return at_s
 
     def _enter(self, callback: Callable[[], None]) -> None:
-        """Let the node's process do something, if it still is the one that has accepted the connection."""
+        """Run `callback` in the node's process, if that is still the process that accepted the connection."""
         if self._node.life == self._life:
             self._node.runtime.enter(callback)
 
@@ -132,7 +132,7 @@ class ClientSocket:
                 self.close()
 
     def _left(self, data: bytes) -> None:
-        """Let what the node has written come to the client, unless that is gone: then it is lost on the way."""
+        """Deliver bytes that the node wrote to the client. They are lost if the client has ended."""
         if self._over:
             self._written(len(data))
         elif not self._is_cut:
@@ -149,7 +149,7 @@ class ClientSocket:
                 self._client.received(data)
 
     def _written(self, size: int) -> None:
-        """The node's kernel has got rid of so much."""
+        """Account for `size` bytes that have left the node's send buffer."""
         self._unread_bytes -= size
         if self._writing_paused and self._unread_bytes <= self._low:
             self._writing_paused = False
@@ -162,7 +162,7 @@ class ClientSocket:
             self._connection.resume_writing()
 
     def _end(self, error: Exception | None = None) -> None:
-        """Tell the node's connection that it is over, and let the end come to the client."""
+        """Report the end to the node's connection, and deliver the end to the client."""
         if self._ended:
             return
         self._ended = self._is_lost = self._closing = True
@@ -170,7 +170,7 @@ class ClientSocket:
         self._tell_client()
 
     def _tell_client(self) -> None:
-        """Let the end come to the client: behind what has been written, or in place of it."""
+        """Deliver the end to the client: after the written bytes, or in place of them."""
         end = self._lost_by_client if self._is_cut else partial(self._left, _END)
         self._to_client_s = self._later(self._to_client_s, end)
 
@@ -181,7 +181,7 @@ class ClientSocket:
             self._client.lost()
 
     def _look_at_node(self) -> None:
-        """The kernel closes the connections of a process that is gone, or resets them."""
+        """Poll the node's process; when it has ended, its kernel closes or resets the connection."""
         if self._over or self._ended:
             return
         if self._node.life == self._life and self._node.up:
@@ -212,7 +212,7 @@ class ClientSocket:
         self._high, self._low = high, low
 
     def get_extra_info(self, _name: str) -> None:
-        """None: there are no sockets and no certificates."""
+        """Return None, because there are no sockets and no certificates."""
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -225,14 +225,14 @@ class ClientSocket:
         return self._closing
 
     def close(self) -> None:
-        """Close the connection: all that was written arrives, and then the end."""
+        """Close the connection: all written bytes arrive, and then the end."""
         if not self._closing:
             self._closing = True
             if not self._unread_bytes:
                 self._lose()
 
     def abort(self) -> None:
-        """End the connection now, whatever has not been read yet."""
+        """End the connection now, even if the client has unread bytes."""
         if not self._is_lost:
             self._is_cut = self._random.random() < RESETS
             self._lose()

@@ -1,4 +1,4 @@
-"""The production node below the sockets, several times, in one world.
+"""A simulated cluster: several production nodes, without their sockets, in one world.
 
 Invariant: everything above the ports is production code, built as production builds it.
 """
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 CLUSTER = "simulation"
 GROUP = "groups/0"
 LOG = f"{GROUP}/log"
-"""Where the files are on each node's disk."""
+"""Directory of the log on each node's disk."""
 START_RETRY_S = 0.5
 OPERATOR_S = 3.0
-"""How often an operator looks after the members."""
+"""Seconds between two checks of the members by an operator."""
 RETURN_S = 1.0
-"""An operator takes this long to let a node in again that has been removed."""
+"""Seconds until an operator lets a removed node in again."""
 
 
 class Parts(NamedTuple):
-    """What a node is built from; tests put hazards back in here."""
+    """Classes that a node is built from; tests replace them to put hazards back."""
 
     engine: type[Engine] = Engine
     group: type[Group] = Group
@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 
 
 AT_ONCE_SHARE = 0.5
-"""The share of a disk's short jobs that are done at once, without its thread, as a quick disk does all of them."""
+"""Share of a disk's short jobs that finish at once, without its thread, as on a quick disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class SimulationOptions:
 
     nodes: int = 3
     queues: bool = False
-    """Whether the machine is the queue machine, or else the ledger."""
+    """Whether the machine is the queue machine; otherwise it is the ledger."""
     clients: bool = False
-    """Whether AMQP clients at production sessions use the queues, or else clients that submit for them."""
+    """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
     duration_s: float = 20.0
-    """How long load and faults last."""
+    """Seconds of load and faults."""
     submit_interval_s: float = 0.15
-    """Mean time between submissions of one node."""
+    """Mean seconds between two submissions at a node."""
     large_batches: float = 0.0
-    """Part of the ledger's batches that are large enough to congest links."""
+    """Share of the ledger's batches that are large enough to congest links."""
     largest_bytes: int = 40_000
-    """Upper bound of the size of such a batch."""
+    """Upper bound of the bytes of a large batch."""
     fault_interval_s: float = 1.0
     faults: dict[str, float] = field(default_factory=dict)
-    """Weights by name of the fault."""
+    """Weight of each fault, by name."""
     network: NetworkOptions = field(default_factory=NetworkOptions)
     timing: Timing = field(
         default_factory=lambda: Timing(
@@ -97,25 +97,25 @@ class SimulationOptions:
     retained_bytes: int = 16 * 1024
     disk_free_limit_bytes: int = 0
     checks_disk_use: bool = False
-    """Whether load goes on after the faults until the disks are as empty as they must become."""
+    """Whether load goes on after the faults until the disks meet their bound."""
     message_bytes_max: int = 16 * 1024
-    """What production bounds to a megabyte: entries, forwards, appends."""
+    """Bytes; bounds entries, forwards and appends, like the limit of a megabyte in production."""
     is_upgrade: bool = False
-    """Whether nodes begin with the program of the release before, and get this one while they run."""
+    """Whether nodes begin with the previous release and are upgraded while they run."""
     raises_version: bool = True
-    """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
+    """Whether the cluster raises the version of the state by itself, or waits for an operator's command."""
     makes_backup: bool = False
-    """Whether a backup is made at some moment, and a new cluster of it at the end."""
+    """Whether a backup is made at a random moment and restored as a new cluster at the end."""
     grows: bool = False
-    """Whether nodes are added under new names, and others removed for good."""
+    """Whether nodes are added under new names, and members removed for good."""
     replaces_emptied: bool = True
-    """Whether a node with an empty directory takes the place of the member that it was by itself, or when told to."""
+    """Whether a node with an empty directory replaces its former member by itself, or only on an operator's command."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
 
 class NodeEvents:
-    """Who hears of a node's lives and of what its group reports: of nothing, to begin with."""
+    """Listener for a node's process starts and its group's reports; each method does nothing by default."""
 
     def started(self, node: SimulatedNode) -> None: ...
 
@@ -128,31 +128,34 @@ class NodeEvents:
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
 
     def entry_applied(self, node: SimulatedNode) -> None:
-        """Hear of the end of an entry, behind its effects."""
+        """Handle the end of an entry, after its effects."""
 
     def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
-        """Hear of whom the node takes for the leader."""
+        """Handle a change of the leader that the node follows."""
 
     def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
-        """Hear why publishers must wait, or that they need not any more (None)."""
+        """Handle an alarm: the reason why publishers must wait, or None when they may go on."""
 
     def given_up(self, node: SimulatedNode) -> None:
-        """Hear that a node has been removed, and does not come back."""
+        """Handle a node that has been removed for good."""
 
     def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
-        """The first entry that is going to be read."""
+        """Return the lowest log index that will still be read, or None."""
         return None
 
 
 class Watcher(Protocol):
-    """Who looks at the nodes, whatever they do: each life begins with a machine of theirs."""
+    """Observer of simulated nodes.
+
+    It supplies the state machine of each process start and is called after every step.
+    """
 
     def machine(self, program: Program) -> WatchedMachine: ...
 
     def started(self, node: SimulatedNode) -> None: ...
 
     def observe(self, node: SimulatedNode) -> None:
-        """Look at a node; called after each of its steps."""
+        """Inspect a node; called after each of its steps."""
         ...
 
     def applied(self, node: SimulatedNode, index: int) -> None: ...
@@ -175,7 +178,10 @@ class Watcher(Protocol):
 
 
 class SimulatedNode:
-    """One member: its disk and clock for ever, its process life after life. It is the `GroupEvents` of its group."""
+    """A simulated member: a lasting disk and clock, and a process that starts again and again.
+
+    It is the `GroupEvents` of its group.
+    """
 
     group: Group
     runtime: SimulatedRuntime
@@ -184,15 +190,15 @@ class SimulatedNode:
     def __init__(self, name: str, cluster: SimulatedCluster) -> None:
         self.name = name
         self.members = cluster.founders
-        """The list in its file."""
+        """The list of members in the node's file."""
         self.joins = False
-        """Whether the node has no list, and looks for its cluster at all other nodes."""
+        """Whether the node has no list and searches for its cluster at all other nodes."""
         self.address = address_of(name)
-        """The address where the node listens."""
+        """The address at which the node listens."""
         self.may_be_removed = False
-        """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
+        """Whether an operator has asked for its removal, so that it may stop and return with an empty directory."""
         self.is_given_up = False
-        """Whether it does not come back once it is removed."""
+        """Whether the node stays away after its removal."""
         self._is_taken_down = False
         self.program = Program.CURRENT
         """The program that is installed on the node."""
@@ -200,9 +206,9 @@ class SimulatedNode:
         self.up = False
         self._power_loss_within = False
         self._log_lists_members = False
-        """Whether the node's last life knew the members from the log: then the list in its file does not matter."""
+        """Whether its last process start knew the members from the log; then the list in the file has no effect."""
         self.has_started = False
-        """Whether this life of the node has come through its start: it has an engine, a log and a standing."""
+        """Whether this process start is complete: the node has an engine, a log and a voter status."""
         self._standing = Standing.BLANK
         self._cluster = cluster
         self._world = cluster.world
@@ -212,13 +218,13 @@ class SimulatedNode:
         self.disk.at_once_share = AT_ONCE_SHARE
 
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
-        # The runtime of the life in which the callback falls due: the disk drops those of an earlier life itself.
+        # Enter the runtime that is current when the callback is due: the disk itself drops callbacks of earlier starts.
         self._world.after(delay_s, lambda: self.runtime.enter(callback))
 
-    # Lives
+    # Process starts
 
     def start(self) -> None:
-        """Begin a new life, or try again later if the disk does not allow it."""
+        """Start the process, or retry later if the disk fails."""
         if self.up or self._is_taken_down or self not in self._cluster.nodes:
             return
         self._standing = self.standing
@@ -263,7 +269,7 @@ class SimulatedNode:
         except (OtherMembers, OtherVersion) as error:
             if not self._may_refuse(error):
                 watcher.node_failed(self, error)
-            self.end(power_loss=False)  # whoever has configured it so will put it right
+            self.end(power_loss=False)  # the operator who has configured it so will correct it
             return
         except ProcessEnds:
             self._ended_within()
@@ -279,7 +285,7 @@ class SimulatedNode:
             events.started(self)
 
     def _may_refuse(self, error: OtherMembers | OtherVersion) -> bool:
-        """Whether this program with this list may refuse the directory."""
+        """Return whether this program with this list may refuse the directory."""
         if isinstance(error, OtherVersion):
             return self.program is not Program.CURRENT
         is_lost = self._cluster.watcher.may_find_damage(self)
@@ -287,19 +293,19 @@ class SimulatedNode:
 
     @property
     def peers(self) -> list[str]:
-        """The names of all other nodes that there are now."""
+        """The names of all other present nodes."""
         return [peer for peer in self._cluster.names if peer != self.name]
 
     @property
     def known(self) -> set[str]:
-        """The names of the other nodes that it may find: those in its file, and the members in its log."""
+        """The names of the peers that the node can find: those in its file and the members in its log."""
         in_file = self.peers if self.joins else self.members
         in_log = [member.name for member in self.group.configurations.newest.members]
         return {*in_file, *in_log} - {self.name}
 
     @property
     def has_id(self) -> bool:
-        """Whether its directory has an id: an empty one has none before a start has gone far enough."""
+        """Whether its directory has an id; an empty directory gets its id during the start."""
         return f"{GROUP}/{MEMBER_FILE}" in self.disk.by_path
 
     @property
@@ -307,12 +313,12 @@ class SimulatedNode:
         return self.program is Program.FOREIGN or self.members != self._cluster.founders
 
     def end(self, *, power_loss: bool) -> None:
-        """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
+        """End the process as `kill -9` does or, with `power_loss`, as a power cut does."""
         if not self.up:
             return
         if self.has_started:
-            # What follows from a configuration is stored with the next turn, behind it: only if that has come, and
-            # nothing waits for a sync, all is there.
+            # A configuration's consequences are stored by the next turn, after the configuration itself. So the disk
+            # has all of them only if that turn has run and no write waits for a sync.
             held, journal = self.group.configurations, self.group.journal
             is_followed = held.is_settled and held.known is self.group.members.known
             self._log_lists_members = is_followed and journal.synced == journal.written
@@ -323,12 +329,12 @@ class SimulatedNode:
         self._cluster.watcher.topology_changed()
 
     def take_down(self) -> None:
-        """End for good, also if it is about to be started again."""
+        """End the process for good, even if a restart is scheduled."""
         self._is_taken_down = True
         self.end(power_loss=False)
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
-        """Let the process end in the middle of what it does to its disk, after some steps more."""
+        """End the process in the middle of its disk operations, after `steps` further steps."""
         self._power_loss_within = power_loss
         self.disk.end_process_after(steps)
 
@@ -342,12 +348,12 @@ class SimulatedNode:
 
     @property
     def standing(self) -> Standing:
-        """The standing that the node itself knew last."""
+        """The voter status that the node itself knew last."""
         return self.group.recovery.standing if self.has_started else self._standing
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
-            return  # on its way to `_ended_within`
+            return  # `_ended_within` follows
         if isinstance(error, RemovedFromCluster):
             self._removed(error)
             return
@@ -359,13 +365,13 @@ class SimulatedNode:
         self._world.after(0.0, partial(self._end_life, self.life))
 
     def _removed(self, error: RemovedFromCluster) -> None:
-        """The node was removed. An operator lets it in again, as another member, or gives it up."""
+        """Handle the removal of the node. An operator lets it in again as a new member, or removes it for good."""
         if not self.may_be_removed:
             self._cluster.watcher.node_failed(self, error)
         self.leave()
 
     def leave(self) -> None:
-        """End because the node was removed, and come back later as another member, or never."""
+        """End the process because the node was removed, and return later as a new member, or never."""
         self._world.after(RETURN_S, partial(self._join_anew, self.life))
         self._world.after(0.0, partial(self._end_for_good, self.life))
 
@@ -384,7 +390,7 @@ class SimulatedNode:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Have an operator start it with an empty directory, and tell it where the others are (`--join`)."""
+        """Start the node with an empty directory and its peers' addresses (`--join`), as an operator would."""
         self.end(power_loss=False)
         self.disk.lose_everything()
         self._cluster.watcher.damaged(self)
@@ -392,7 +398,7 @@ class SimulatedNode:
         self.start()
 
     def _end_life(self, life: int) -> None:
-        """The node stopped because its disk failed, and is started again as an operator would."""
+        """End the process after a disk failure, and restart it as an operator would."""
         if self.up and self.life == life:
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
@@ -441,7 +447,7 @@ class SimulatedCluster:
         watcher: Watcher,
         network: Network | None = None,
     ) -> None:
-        """All nodes, in a network of their own or in one that there is."""
+        """Build the nodes, in an own network or in the given `network`."""
         self.world = world
         self.options = options
         self.parts = parts
@@ -450,15 +456,15 @@ class SimulatedCluster:
         self.founders = [f"n{number}" for number in range(1, options.nodes + 1)]
         """The names of the first nodes: the list in their files."""
         self.names = list(self.founders)
-        """The names of the nodes that there are now."""
+        """The names of the present nodes."""
         self.network = network or parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
         self._ever = len(self.nodes)
-        """How many nodes there have been."""
+        """Number of nodes that have ever existed."""
 
     def add_node(self) -> SimulatedNode:
-        """One more node, under a new name, that looks for its cluster at the others when it is started."""
+        """Add a node under a new name and return it; when started, it searches for its cluster at its peers."""
         self._ever += 1
         node = SimulatedNode(f"n{self._ever}", self)
         node.joins = True
@@ -467,7 +473,7 @@ class SimulatedCluster:
         return node
 
     def give_up(self, node: SimulatedNode) -> None:
-        """Forget a node that has been removed and has ended: it never starts again."""
+        """Forget a node that has been removed and has ended; it never starts again."""
         self.names.remove(node.name)
         self.nodes.remove(node)
         self.watcher.topology_changed()
@@ -505,18 +511,20 @@ class SimulatedCluster:
         )
 
     def listed_by(self, node: SimulatedNode) -> dict[str, PeerAddress]:
-        """The addresses in a node's file, which are right when it starts."""
+        """Return the addresses in a node's file, which are right when the node starts."""
         names = [node.name] if node.joins else node.members
         known = {other.name: other.address for other in self.nodes}
         return {name: known.get(name, address_of(name)) for name in names}
 
     def look_after_members(self) -> None:
-        """Do what an operator has to do where the cluster does not help itself.
+        """Do the work of an operator where the cluster cannot repair its membership by itself.
 
-        A node with a new directory is not taken in by itself if it has a new address, too, or if the member that it was
-        has been removed before it could be replaced. If besides all that its file lists have gone, it is told where the
-        others are. And a member is still there whose node was given up: what stopped then because it was removed was
-        another directory of that name, an old one.
+        A node with a new directory is not let in automatically if its address is new too, or if its former member was
+        removed before it could be replaced. If moreover all peers in its file have been removed, the operator starts it
+        with the present addresses.
+
+        A node that was removed for good may have stopped because an older directory of its name was removed. Then the
+        operator also removes the member that remains.
         """
         self.world.after(OPERATOR_S, self.look_after_members)
         leader = self.leader()
@@ -545,14 +553,15 @@ class SimulatedCluster:
                 leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, refused))
 
     def leader(self) -> SimulatedNode | None:
-        """The leader of the highest term."""
+        """Return the leader of the highest term, or None."""
         leaders = [node for node in self.nodes if node.up and node.group.engine.is_leader]
         return max(leaders, key=lambda node: node.group.engine.term, default=None)
 
     def settled(self) -> bool:
-        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing.
+        """Return whether the cluster is at rest.
 
-        A member under maintenance leads only if all are; and all have gone over to the newest version of the state.
+        All nodes are up, are voters and agree on a leader; all have applied the whole log, at the newest version of the
+        state; no batch is pending. A member under maintenance leads only if all members are under maintenance.
         """
         leaders = 0
         applied: dict[int, None] = {}
@@ -579,12 +588,12 @@ class SimulatedCluster:
         return leaders == 1 and len(applied) == 1
 
     def describe(self) -> str:
-        """Where everybody is, for a failure report."""
+        """Return the role and log position of each node, for a failure report."""
         return "; ".join(_describe(node) for node in self.nodes)
 
 
 def _taking_in(node: SimulatedNode, members: Configuration) -> MemberChange | None:
-    """What an operator has to ask for, for a node that is no voter; None if nothing."""
+    """Return the change that an operator must request for a node that is not a voter, or None."""
     member = members.member(node.name)
     if members.was_removed(node.name):
         return MemberChange(Verb.ADD, node.name, node.group.members.id, *node.address)
@@ -594,7 +603,7 @@ def _taking_in(node: SimulatedNode, members: Configuration) -> MemberChange | No
 
 
 def _refused(leader: SimulatedNode, reason: str) -> None:
-    """End the maintenance of a member if that is why a change is refused: it would leave nobody else."""
+    """End the maintenance of a member if a change is refused because all remaining members are under maintenance."""
     if "under maintenance" in reason:
         drained = [
             member.name for member in leader.group.configurations.committed.members if member.is_drained
@@ -603,7 +612,7 @@ def _refused(leader: SimulatedNode, reason: str) -> None:
 
 
 def _ignore(_reason: str) -> None:
-    """Ignore why a change is refused: the next one may be made."""
+    """Ignore the reason of a refusal, because a later request may succeed."""
 
 
 def _describe(node: SimulatedNode) -> str:

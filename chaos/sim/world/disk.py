@@ -1,8 +1,8 @@
-"""A disk in memory that forgets, tears and damages what real disks may.
+"""An in-memory disk that loses, tears and damages data as real disks may.
 
-Invariant: everything random comes from the given generator, and after a crash the disk may show anything that a
-journaling file system allows and nothing else: what was synced is there, what was not may be there, in part, or as
-garbage, and a rename loses no file.
+Invariant: all randomness comes from the given generator. After a crash the disk may show anything that a journaling
+file system allows, and only that: synced data is there; unsynced data may be there, in part, or as garbage; a rename
+loses no file.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SECTOR_BYTES = 512
 LATENCY_MIN_S = 0.000_3
 LATENCY_MEAN_S = 0.001_5
 BACKGROUND_FACTOR = 2.0
-"""Jobs of the background lane take longer, so that more of them are under way when something happens."""
+"""Latency factor of the background lane, so that more of its jobs are under way when a fault happens."""
 UNLIMITED_BYTES = 1 << 50
-_STEPS_MAX = (4, 12, 60)  # disk operations that a job under way may have done when the crash comes
+_STEPS_MAX = (4, 12, 60)  # disk operations that a job may complete before a crash interrupts it
 
 
 class ProcessEnds(BaseException):
-    """The process ends inside a disk operation; not an Exception, so that nothing goes on after it."""
+    """Ends the process inside a disk operation; not an Exception, so that no handler continues after it."""
 
 
 def replace_in_steps(disk: Disk, path: str, data: bytes) -> None:
-    """Write a small file as `RealDisk.replace_file` does, by changes each of which the process may end before."""
+    """Write a small file as `RealDisk.replace_file` does, in steps; the process may end before each step."""
     directory, _, name = path.rpartition("/")
     temporary = path + TEMPORARY
     if name + TEMPORARY in disk.list_directory(directory):
@@ -51,33 +51,33 @@ def replace_in_steps(disk: Disk, path: str, data: bytes) -> None:
 
 
 class DiskContent(NamedTuple):
-    """All files of a disk, and its directories."""
+    """All files and directories of a disk."""
 
     by_path: dict[str, _Inode]
     directories: dict[str, None]
 
 
 def _wait_for_nothing(_seconds: float) -> None:
-    """Be quick."""
+    """Return at once."""
 
 
 class SimulatedDisk:
-    """The disk of one node; it survives the node's crashes."""
+    """The disk of a node; it survives the node's crashes."""
 
     slow: float = 1.0
     """Factor of all latencies."""
 
     full: bool = False
-    """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
+    """Whether every operation that needs space fails with ENOSPC; appends write a part first."""
 
     wait: Callable[[float], None] = staticmethod(_wait_for_nothing)
-    """Called with how long the process itself waits for a disk that is slow."""
+    """Called with the seconds that the process itself waits for a slow disk."""
 
     at_once_share: float = 0.0
-    """The share of the short jobs that are done before `submit` returns, as long as the disk is not slow."""
+    """Share of the short jobs that finish before `submit` returns while the disk is not slow."""
 
     capacity_bytes: int | None = None
-    """How much all files may hold together; None is no limit."""
+    """Upper bound of the bytes of all files together; None is no limit."""
 
     def __init__(self, rng: Random, schedule: Callable[[float, Callable[[], None]], object]) -> None:
         self._rng = rng
@@ -209,10 +209,10 @@ class SimulatedDisk:
     # Faults
 
     def crash(self, *, power_loss: bool) -> None:
-        """End the node's process now; with `power_loss` lose what was not synced.
+        """End the node's process now; with `power_loss`, lose unsynced data.
 
-        The job that was under way in each lane may have done a part of its work; its `done` is never called. Files
-        opened before are dead.
+        The current job of each lane may have done a part of its work; its `done` is never called. Files opened before
+        are unusable.
         """
         self._interrupt()
         self._life += 1
@@ -222,12 +222,12 @@ class SimulatedDisk:
             self._lose_names()
         for inode in inodes:
             inode.unreadable = False
-            # After a failed sync the lost pages count as clean: a new process reads what the disk has.
+            # After a failed sync the lost pages count as clean: a new process reads the data on the disk.
             if power_loss or inode.sync_failed:
                 inode.lose(self._rng)
 
     def end_process_after(self, steps: int) -> None:
-        """Let the operation that follows `steps` more changes raise ProcessEnds; `crash` must follow."""
+        """Let the operation after `steps` more changes raise ProcessEnds; `crash` must follow."""
         self._steps_left = steps
 
     def spare_process(self) -> None:
@@ -235,19 +235,19 @@ class SimulatedDisk:
         self._steps_left = None
 
     def fill_after(self, steps: int) -> None:
-        """Be full when so many more changes are made, be it in the middle of a job."""
+        """Fill the disk after `steps` more changes, even in the middle of a job."""
         self._fills_in = steps
 
     def empty(self) -> None:
-        """Undo `fill_after`: there is space again."""
+        """Undo `fill_after`: the disk has space again."""
         self.full, self._fills_in = False, None
 
     def fail_next_sync(self, code: int = errno.EIO) -> None:
-        """Let the next sync of a file fail; what it should have written may never become durable."""
+        """Let the next sync of a file fail; its unsynced data may never become durable."""
         self._next_sync_error = _os_error(code, "sync")
 
     def fail_reads(self, path: str) -> None:
-        """Let the file not be readable until `heal_reads` or the next crash."""
+        """Make a file unreadable until `heal_reads` or the next crash."""
         self.inode(path).unreadable = True
 
     def heal_reads(self) -> None:
@@ -255,24 +255,24 @@ class SimulatedDisk:
             inode.unreadable = False
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """Damage one bit, counted from the start of the file."""
+        """Flip a bit, counted from the start of the file."""
         inode = self.inode(path)
         inode.content[bit // 8] ^= 1 << bit % 8
         self._flipped.append((inode, bit // 8, inode.content[bit // 8]))
 
     def shorten(self, path: str, size: int) -> None:
-        """The end of the file is not there any more; only while the process is down."""
+        """Cut off the end of a file; only while the process is down."""
         inode = self.inode(path)
         inode.truncate(size)
         inode.sync()
 
     def lose_file(self, path: str) -> None:
-        """The file is not there any more; only while the process is down."""
+        """Remove a file durably; only while the process is down."""
         self._set_name(path, None)
         self._make_names_durable(_directory_of(path))
 
     def lose_everything(self) -> None:
-        """An empty disk takes the place of this one; only while the process is down."""
+        """Replace the disk by an empty disk; only while the process is down."""
         self.by_path.clear()
         self.directories = {"": None}
         self._name_changes.clear()
@@ -280,27 +280,27 @@ class SimulatedDisk:
         self._flipped.clear()
 
     def content(self) -> DiskContent:
-        """What is there now, to be put back later; only while the process is down."""
+        """Return the present content, for `put_back`; only while the process is down."""
         return DiskContent(dict(self.by_path), dict(self.directories))
 
     def put_back(self, content: DiskContent) -> None:
-        """Put an earlier content back in place of the present one; only while the process is down."""
+        """Replace the present content by an earlier content; only while the process is down."""
         self.lose_everything()
         self.by_path.update(content.by_path)
         self.directories.update(content.directories)
 
-    # What the simulation may know
+    # For the checks of the simulation
 
     def files(self) -> dict[str, int]:
-        """Size by path of all files that are there, sorted."""
+        """Return the size of each file by path, sorted."""
         return {path: len(self.by_path[path].content) for path in sorted(self.by_path)}
 
     def vouched_bytes(self, path: str) -> int:
-        """How much of the file, from its start, was safe before the last sync that added something to it."""
+        """Return the bytes, from the start of the file, that were durable before the last sync that added data."""
         return self.inode(path).vouched_bytes()
 
     def damaged_files(self) -> list[str]:
-        """Which files have a flipped bit or cannot be read."""
+        """Return the paths of files with a flipped bit or a read error."""
         self._flipped = [
             (inode, place, value)
             for inode, place, value in self._flipped
@@ -312,10 +312,10 @@ class SimulatedDisk:
     def used_bytes(self) -> int:
         return sum(len(inode.content) for inode in self.by_path.values())
 
-    # Inside
+    # Internals
 
     def life(self) -> int:
-        """Count of the crashes; a file opened in an earlier life is dead."""
+        """Return the number of crashes; a file opened before the last crash is unusable."""
         return self._life
 
     def append_to(self, inode: _Inode, data: bytes) -> None:
@@ -344,7 +344,7 @@ class SimulatedDisk:
         self._sync(inode)
 
     def _sync(self, inode: _Inode) -> None:
-        # Not while the process is ending: it would take the knowledge that its sync failed with it.
+        # A sync never fails while the process is ending, because the knowledge of the failure would be lost with it.
         if self._next_sync_error is not None and self._steps_left is None:
             error, self._next_sync_error = self._next_sync_error, None
             inode.sync_failed = True
@@ -352,7 +352,7 @@ class SimulatedDisk:
         inode.sync()
 
     def _step(self) -> None:
-        """Stop before a change if the process ends here; the disk may be full from it on."""
+        """Raise ProcessEnds if the process must end before this change; fill the disk if that is due."""
         if self._fills_in is not None:
             self.full = self.full or self._fills_in == 0
             self._fills_in = None if self.full else self._fills_in - 1
@@ -362,7 +362,7 @@ class SimulatedDisk:
             self._steps_left -= 1
 
     def _interrupt(self) -> None:
-        """Do a part of what the writing lanes were at. Which of the two came further is up to chance."""
+        """Do a part of the current jobs of the writing lanes, in random order and to a random extent."""
         jobs = [lane.job_under_way() for lane in (self._writes, self._background)]
         for lane in (self._writes, self._reads, self._background):
             lane.cancel()
@@ -393,7 +393,10 @@ class SimulatedDisk:
     # Names
 
     def _set_name(self, path: str, inode: _Inode | None, after: _NameChange | None = None) -> _NameChange:
-        """Let the path name `inode`, or nothing; not durable, and never more durable than the change `after`."""
+        """Let the path name `inode`, or no file if None.
+
+        The change is not durable yet, and becomes durable only after the change `after`.
+        """
         directory = _directory_of(path)
         self._check_directory(directory)
         change = _NameChange(path, self.by_path.get(path), inode, after)
@@ -415,13 +418,16 @@ class SimulatedDisk:
                     self._make_durable(change.after)
 
     def _last_directory(self, path: str) -> str:
-        """The directory itself or, if it was removed, the nearest one around it that is still there."""
+        """Return the directory or, if it was removed, its nearest present ancestor."""
         while path not in self.directories:
             path = _directory_of(path)
         return path
 
     def _make_durable(self, change: _NameChange | None) -> None:
-        """A rename is one change on the disk: the new name is not less durable than the loss of the old one."""
+        """Make a change durable, with the change before it that a rename implies.
+
+        The new name of a rename is never less durable than the loss of the old name.
+        """
         if change is None:
             return
         directory = _directory_of(change.path)
@@ -446,7 +452,7 @@ class SimulatedDisk:
                 change.path = moved(change.path)
 
     def all_inodes(self) -> list[_Inode]:
-        """All that may have a name after a crash, in an order that the seed determines."""
+        """Return all inodes that may have a name after a crash, in an order that the seed determines."""
         inodes = [self.by_path[path] for path in sorted(self.by_path)]
         for changes in self._name_changes.values():
             for change in changes:
@@ -454,7 +460,10 @@ class SimulatedDisk:
         return list({id(inode): inode for inode in inodes}.values())
 
     def _lose_names(self) -> None:
-        """For each name some of its unsynced changes survive, oldest first; names are independent but for renames."""
+        """Keep a random number of the unsynced changes of each name, oldest first.
+
+        Names are independent except for renames.
+        """
         while self._moves:
             source, target = self._moves.pop()
             if self._rng.random() < 0.5 and target in self.directories and source not in self.directories:
@@ -473,7 +482,7 @@ class SimulatedDisk:
             done = [change for change in states if change in survived]
             self._put_name(path, done[-1].inode if done else states[0].before)
         for path in list(self.by_path):
-            # The directory was removed, and a file of it has come back.
+            # The directory was removed, but the loss of names restored one of its files.
             self._restore_directory(_directory_of(path))
 
     def _restore_directory(self, path: str) -> None:
@@ -483,7 +492,7 @@ class SimulatedDisk:
 
 
 def _implied(survived: list[_NameChange], by_path: dict[str, list[_NameChange]]) -> list[_NameChange]:
-    """Changes that survived because something did that does not come before them."""
+    """Return the changes that must have survived because a surviving change depends on them."""
     implied: list[_NameChange] = []
     for change in survived:
         needed = change.after
@@ -495,17 +504,17 @@ def _implied(survived: list[_NameChange], by_path: dict[str, list[_NameChange]])
 
 @dataclass(eq=False, slots=True)
 class _NameChange:
-    """One change of what a path names."""
+    """A change of the file that a path names."""
 
     path: str
     before: _Inode | None
     inode: _Inode | None
     after: _NameChange | None
-    """Another change that does not become durable later than this one."""
+    """A change that becomes durable no later than this change."""
 
 
 class SimulatedFile:
-    """One open file."""
+    """An open file."""
 
     def __init__(self, disk: SimulatedDisk, inode: _Inode) -> None:
         self._disk = disk
@@ -542,18 +551,18 @@ class SimulatedFile:
 
 
 class _Inode:
-    """The bytes of a file: as a process sees them, and what is needed to know which of them are durable."""
+    """The bytes of a file: the content that a process sees, and the record of which bytes are durable."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.sync_failed = False
         self.unreadable = False
-        # What the last sync left and what was there later, if the file was then overwritten in place.
+        # The content at the last sync, and later contents, if the file was overwritten in place since.
         self._overwritten: list[bytes] = []
-        self._durable = 0  # content[:_durable] + _hidden is what the last sync left on the disk
+        self._durable = 0  # content[:_durable] + _hidden is the content on disk after the last sync
         self._hidden = b""
-        self._marks: list[int] = []  # ends of what each sync that added something made safe
-        self._unsynced: list[bytes | int] = []  # appended bytes, or the size that was truncated to
+        self._marks: list[int] = []  # file sizes at each sync that added data
+        self._unsynced: list[bytes | int] = []  # appended bytes, or the size of a truncation
 
     def append(self, data: bytes) -> None:
         self.content += data
@@ -568,7 +577,7 @@ class _Inode:
         self._unsynced.append(size)
 
     def overwrite(self, data: bytes) -> None:
-        """Write in place, from the start. No other change may be unsynced: a mix of the two is not modelled."""
+        """Write in place, from the start. Raises ValueError after other unsynced changes: the mix is not modelled."""
         if self._unsynced:
             raise ValueError("overwritten with unsynced changes")
         self._overwritten.append(bytes(self.content))
@@ -592,7 +601,7 @@ class _Inode:
             self._marks = [mark for mark in self._marks if mark < size] + [size]
 
     def lose(self, rng: Random) -> None:
-        """Keep what was durable and a random part of the rest."""
+        """Keep the durable bytes and a random part of the unsynced changes."""
         if self._overwritten:
             self.content = _mix(self._overwritten, self.content, rng)
             self._overwritten.clear()
@@ -618,7 +627,7 @@ class _Inode:
 
 
 def _mix(older: Sequence[bytes], new: bytearray, rng: Random) -> bytearray:
-    """Each sector of an overwritten file is an older one or the new one; the one under way may be neither."""
+    """Return a mix of old and new sectors of an overwritten file; the sector being written may hold garbage."""
     image = bytearray(new)
     starts = range(0, len(image), SECTOR_BYTES)
     for start in starts:
@@ -632,7 +641,7 @@ def _mix(older: Sequence[bytes], new: bytearray, rng: Random) -> bytearray:
 
 
 def _change(image: bytearray, change: bytes | int) -> int:
-    """Carry out one change; the length below which it left everything as it was."""
+    """Apply a change; return the length of the prefix that it left unchanged."""
     if isinstance(change, bytes):
         image += change
         return len(image) - len(change)
@@ -646,7 +655,7 @@ def _resize(content: bytearray, size: int) -> None:
 
 
 def _damage(image: bytearray, safe: int, durable: bytes, rng: Random) -> None:
-    """Sectors reach the disk in any order: some that were not synced hold zeros, garbage or older content."""
+    """Damage unsynced sectors, which reach the disk in any order: some hold zeros, garbage or older content."""
     if rng.random() < 0.4:
         return
     for start in range(safe - safe % SECTOR_BYTES, len(image), SECTOR_BYTES):
@@ -664,7 +673,7 @@ def _damage(image: bytearray, safe: int, durable: bytes, rng: Random) -> None:
 
 
 class _Lane:
-    """Jobs of one thread, in order, each taking some time."""
+    """Runs the jobs of a single thread in order; each job takes some time."""
 
     def __init__(
         self,

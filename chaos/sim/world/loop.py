@@ -1,12 +1,12 @@
-"""An event loop whose time is the world's: what is written with asyncio is simulated as it is.
+"""An asyncio event loop that runs on the world's virtual time, so that asyncio code is simulated unchanged.
 
-Invariant: as in world.py, what is asked for first happens first; a run is a function of the seed.
+Invariant: as in world.py, callbacks run in the order of their scheduling; a run is a function of the seed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio.events import _set_running_loop  # exported for loops like this one
+from asyncio.events import _set_running_loop  # exported for loops like this
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENDINGS_MAX = 10
-"""How often a task may wait for something more while it is cancelled."""
+"""Rounds of cancellation at the end, at most, because a cancelled task may start to wait again."""
 
 
 class _Handle(asyncio.TimerHandle):
-    """A callback that is run as asyncio runs its own: in its context, and what it raises goes to the loop's handler."""
+    """A callback that runs as asyncio runs it: in its context, with its exceptions passed to the loop's handler."""
 
     __slots__ = ()
 
@@ -35,12 +35,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._last: deque[_Handle] | None = None
-        """What has to be called yet, once the world has stopped."""
+        """Callbacks to run after the world has stopped; `None` until then."""
 
     def run(self, main: Coroutine[Any, Any, T], until_s: float) -> T:
-        """Let the world go on until `main` is done, and give its result. Raises TimeoutError if it takes longer.
+        """Run the world until `main` is done, and return its result. Raises TimeoutError after `until_s`.
 
-        Whatever else runs is cancelled then, and nothing of this loop happens any more.
+        Then cancels all remaining tasks, and the loop runs no further callbacks.
         """
         task = self.create_task(main)
         try:
@@ -100,7 +100,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             _set_running_loop(None)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is left where it is."""
+        """Leave a cancelled timer in place; it does nothing when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -118,6 +118,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody awaits is a mistake of the harness, unless it comes of the end."""
+        """Raise an exception that no task awaited: it is a mistake of the harness, unless the run is ending."""
         if self._last is None:
             raise context.get("exception") or RuntimeError(context["message"])

@@ -1,11 +1,11 @@
-"""Links between simulated processes: TCP connections as an adversary would run them.
+"""Links between simulated processes: TCP connections with adversarial timing and losses.
 
-A handshake takes one instant at each end: the acceptor lets the dialler in or not when its proof arrives, the dialler
-the acceptor when it is welcomed.
+A handshake takes an instant at each end. The acceptor decides about the dialler when its proof arrives; the dialler
+decides about the acceptor when it is welcomed.
 
-Invariant: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
-lives; both ends learn of its end on their own, at different times; bytes in flight at the end may be lost or may
-arrive. What a link takes, and when it gives its peer up, is decided by the limits and the code of the real links.
+Invariant: the network keeps the promises of TCP, and no more. Each direction is FIFO without gaps as long as the
+connection lives. Both ends learn of its end independently, at different times. Bytes in flight at the end may be lost
+or may arrive. The limits and the code of the real links decide which frames a link accepts and when it drops its peer.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 GROUP = 0
 PROBES = 6
-"""How often an end that lost its peer asks whether the process is still there."""
+"""Times that an end probes a lost peer's process."""
 REFUSES_FOR_S = 0.03
-"""A peer is dead when its host has refused connections for so long, as with the real links."""
+"""Seconds of refused connections after which a peer counts as dead, as with the real links."""
 BRIEF_S = 1.0
-"""The other side did not want a connection that ends so soon."""
+"""Seconds; a connection that ends sooner was probably rejected by the other side."""
 PART_S = 0.1
-"""A frame that takes longer arrives in parts, one after so much time each."""
+"""Seconds of transfer per part; a frame that takes longer arrives in parts."""
 PART = b""
-"""What a pipe holds in place of a frame: a part of the next one."""
+"""Stands in a pipe for a part of the next frame."""
 
 
 class End(Enum):
-    """One end of a connection, and what it believes."""
+    """State of a connection as one of its ends sees it."""
 
     OPENING = 0
     OPEN = 1
@@ -57,7 +57,7 @@ class End(Enum):
 
 
 class Host(Enum):
-    """What a dialled address answers."""
+    """Answer of a dialled address."""
 
     UP = "the process listens"
     REFUSING = "the host is up, no process listens"
@@ -66,19 +66,22 @@ class Host(Enum):
 
 @dataclass(slots=True)
 class Place:
-    """Where a node listens, or listened last."""
+    """A node's listening address, present or last."""
 
     name: str
     host: Host
 
 
 def address_of(name: str) -> PeerAddress:
-    """Where a node listens, unless it is told to listen elsewhere."""
+    """Return the default listening address of a node."""
     return PeerAddress(name, 1)
 
 
 def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> LinkLimits:
-    """Limits of the real links in small, for entries of at most this size; snapshots have chunks of their real size."""
+    """Return small versions of the real links' limits, for entries of at most this size.
+
+    Snapshot chunks keep their real size.
+    """
     beside_entry = FRAME_BYTES_MAX - ENTRY_BYTES_MAX
     high_water_bytes = 64 * 1024
     return LinkLimits(
@@ -91,25 +94,25 @@ def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> LinkLimits:
 
 @dataclass(slots=True)
 class NetworkOptions:
-    """How good the network of a run is."""
+    """Quality of a run's network."""
 
     delay_min_s: float = 0.0005
     delay_max_s: float = 0.01
     spike_probability: float = 0.0
     spike_max_s: float = 0.0
     redial_s: float = 0.2
-    """Mean time between attempts to connect."""
+    """Mean seconds between attempts to connect."""
     timeout_min_s: float = 1.0
     timeout_max_s: float = 5.0
-    """TCP gives an unanswered connection up after a time in this range."""
+    """Largest number of seconds after which TCP drops an unanswered connection."""
     bytes_per_s: int = 2**40
-    """Bandwidth of each connection, each way."""
+    """Bandwidth of each connection, in each direction."""
     limits: LinkLimits = field(default_factory=small_limits)
 
 
 @dataclass(slots=True)
 class Pipe:
-    """One direction of a connection. One event at a time moves its head."""
+    """A direction of a connection. A single event at a time moves its head."""
 
     source: str
     target: str
@@ -118,7 +121,7 @@ class Pipe:
     """Arrival time and content: a frame, `PART`, or None for the end of the stream."""
     last_arrival_s: float = 0.0
     queued_bytes: int = 0
-    """How many bytes were sent and not yet taken in by the receiving process."""
+    """Bytes sent and not yet taken by the receiving process."""
     congested: bool = False
     moving: bool = False
 
@@ -127,7 +130,7 @@ ANY_VERSIONS = Versions(0, 2**16 - 1)
 
 
 class LinkEpoch:
-    """One epoch of a pair of nodes."""
+    """A connection of a pair of nodes, which is an epoch of their link."""
 
     def __init__(self, dialler: str, acceptor: str, limits: LinkLimits, now_s: float) -> None:
         self.dialler = dialler
@@ -138,16 +141,16 @@ class LinkEpoch:
             acceptor: Pipe(acceptor, dialler, LinkBacklog(limits)),
         }
         self.terms: dict[str, Terms] = {}
-        """What each end has told of itself."""
+        """The terms that each end sent in the handshake."""
         self.protocol = VERSIONS[-1]
-        """The newest version that both ends speak."""
+        """The newest protocol version that both ends speak."""
         self.made_s = now_s
         self.heard_s = {dialler: now_s, acceptor: now_s}
-        """When anything last arrived at each end."""
+        """When each end last received anything."""
         self.welcomed = False
         """Whether the acceptor has let the dialler in; it may have changed its mind since."""
         self.broken = False
-        """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
+        """Reset in flight: no further bytes arrive, though the ends may not know yet."""
 
 
 def _not_listened_to(_peer: str, _frame: bytes) -> None:
@@ -155,7 +158,7 @@ def _not_listened_to(_peer: str, _frame: bytes) -> None:
 
 
 class SimulatedLinks:
-    """The `Links` port of one process life."""
+    """The `Links` port of a single process start."""
 
     def __init__(
         self,
@@ -175,18 +178,18 @@ class SimulatedLinks:
         self.seeds = seeds
         self.current: dict[str, LinkEpoch] = {}
         self.dialling: set[str | PeerAddress] = set()
-        """Peers and seeds that are going to be dialled, or are being dialled."""
+        """Peers and seeds with a dial scheduled or under way."""
         self.brief: dict[str, int] = {}
-        """How many brief connections there were in a row with each peer."""
+        """Number of successive brief connections with each peer."""
         self.refused_since_s: dict[str, float] = {}
-        """When the hosts of lost peers first refused a connection, since they last did anything else."""
+        """When the host of each lost peer began to refuse connections; a different answer resets it."""
         self.events: LinkEvents | None = None
         self.heard: Callable[[str, bytes], None] = _not_listened_to
-        """Who is told of each frame, and of whom it is from, before `events`."""
+        """Called with the peer and each of its frames, before `events`."""
         self._network = network
 
     def places(self, whom: str | PeerAddress) -> tuple[PeerAddress, ...]:
-        """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
+        """Return the addresses at which to dial a peer or seed; empty if it must not be dialled."""
         if isinstance(whom, str):
             return self.known.places(whom) if whom in self.known.addresses else ()
         return (whom,) if whom in self.known.seeds(self.seeds) else ()
@@ -220,7 +223,7 @@ class SimulatedLinks:
 
 
 class Network:
-    """All connections, and the faults on the way."""
+    """All connections, and the faults of the network."""
 
     def __init__(
         self, world: SimulatedWorld, names: Sequence[str], options: NetworkOptions, random: Random
@@ -229,7 +232,7 @@ class Network:
         self._world = world
         self._random = random
         self._places = {address_of(name): Place(name, Host.REFUSING) for name in names}
-        """Who listens at each address, or did so last."""
+        """The node that listens, or listened last, at each address."""
         self._links: dict[str, SimulatedLinks] = {}
         self._lives = 0
         self._cuts: dict[tuple[str, str], int] = {}
@@ -250,12 +253,12 @@ class Network:
         seeds: Sequence[PeerAddress] = (),
         protocol: int = VERSIONS[-1],
     ) -> SimulatedLinks:
-        """A process of this name begins to listen and to dial; its program can run these versions of the state.
+        """Let a process of this name listen and dial; return its links.
 
-        `protocol` is the newest version of the handshake and of frames that it speaks.
-
-        It listens at the `addresses`, or else where nodes of this name do. `listed` is where the others are according
-        to its file, `seeds` are addresses of nodes of the cluster that it is to join.
+        `versions` are the versions of the state that its program can run. `protocol` is the newest version of the
+        handshake and of frames that it speaks. The process listens at `addresses`, by default at the node's usual
+        address. `listed` has the peers' addresses from its file. `seeds` are addresses of nodes of the cluster that it
+        joins.
         """
         self._lives += 1
         process = self._lives.to_bytes(PROCESS_BYTES, "big")
@@ -267,9 +270,9 @@ class Network:
         return links
 
     def configured(self, links: SimulatedLinks, strangers: Sequence[str]) -> None:
-        """Have a process dial the members that it knows, and the seeds as long as it does not know its cluster.
+        """Let a process dial its known members, and the seeds as long as it does not know its cluster.
 
-        What it has of the `strangers` ends.
+        Ends its connections with the `strangers`, which are connected non-members.
         """
         for peer in strangers:
             connection = links.current[peer]
@@ -282,7 +285,7 @@ class Network:
                 self._dial_soon(links, whom)
 
     def process_ended(self, name: str, *, power_loss: bool) -> None:
-        """The kernel closes the connections of a killed process; a host without power says nothing."""
+        """End a process: its kernel closes the connections; a host without power sends no bytes."""
         for place in self._places_of(name, Host.UP):
             place.host = Host.SILENT if power_loss else Host.REFUSING
         links = self._links.pop(name)
@@ -302,14 +305,14 @@ class Network:
             place.host = Host.REFUSING
 
     def linked(self, name: str) -> list[str]:
-        """Whom a process is connected with."""
+        """Return the names of the peers that a process is connected with."""
         return list(self._links[name].current)
 
     def _places_of(self, name: str, host: Host) -> list[Place]:
         return [place for place in self._places.values() if (place.name, place.host) == (name, host)]
 
     def _end_stream(self, connection: LinkEpoch, source: str) -> None:
-        """Send a FIN behind what is in flight or, as often, a reset that discards it."""
+        """Send a FIN after the bytes in flight or, just as often, a reset that discards them."""
         pipe = connection.pipes[source]
         if self._random.random() < 0.5:
             pipe.frames.clear()
@@ -319,7 +322,7 @@ class Network:
     # Faults
 
     def cut(self, source: str, target: str) -> None:
-        """Let nothing go from `source` to `target` until `heal`; after a while both ends give their connection up."""
+        """Drop everything from `source` to `target` until `heal`; both ends drop their connection after a timeout."""
         self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
         for connection in self._connections_of(source):
             if target in connection.ends:
@@ -333,24 +336,24 @@ class Network:
                 self._move(connection, connection.pipes[source])
 
     def reset(self, source: str, target: str) -> None:
-        """Break the connection; what is in flight is lost."""
+        """Break the connections between two nodes; bytes in flight are lost."""
         for connection in self._connections_of(source):
             if target in connection.ends:
                 self._break(connection)
 
     def lag(self, source: str, target: str, extra_s: float) -> None:
-        """Let everything in this direction take longer from now on."""
+        """Add `extra_s` to all delays in this direction from now on."""
         self._lag_s[source, target] = extra_s
 
     def refuse(self, source: str, target: str) -> None:
-        """Let a proxy on the way refuse what `source` dials at `target`, though that may live, until `admit`."""
+        """Let a proxy refuse connections that `source` dials to `target`, even if it runs, until `admit`."""
         self._refusals[source, target] = self._refusals.get((source, target), 0) + 1
 
     def admit(self, source: str, target: str) -> None:
         self._refusals[source, target] -= 1
 
     def reachable(self, source: str, target: str) -> bool:
-        """Whether bytes get through both ways."""
+        """Return whether bytes pass in both directions."""
         return not self._blocked(source, target) and not self._blocked(target, source)
 
     def _time_out(self, connection: LinkEpoch, end: str) -> None:
@@ -372,12 +375,12 @@ class Network:
             return
         if connection.ends[pipe.target] is End.CLOSED:
             if not self._blocked(source, pipe.target):
-                # The other kernel answers with a reset.
+                # The peer's kernel answers with a reset.
                 self._world.after(self._delay_s(), partial(self._close_end, connection, source))
             return
         limits = self.options.limits
         if len(frame) > limits.frame_bytes_max:
-            # The real links end the epoch, and go on so for ever: here it is an error of the turn.
+            # The real links would end the epoch again and again: here it is an error of the turn.
             raise FrameTooLargeError(
                 f"a frame of {len(frame)} bytes is above the limit of {limits.frame_bytes_max}"
             )
@@ -391,7 +394,7 @@ class Network:
         self._put(connection, pipe, frame)
 
     def _put_parts(self, connection: LinkEpoch, pipe: Pipe, size: int) -> None:
-        """Let the receiver hear that something is coming, while it takes the line; the last part is the frame."""
+        """Deliver `PART`s to the receiver while a large frame is in transfer; the frame itself comes last."""
         duration_s = size / self.options.bytes_per_s
         begin_s = max(pipe.last_arrival_s, self._world.now_s + self._behind_s(pipe.source))
         parts = int(duration_s / PART_S)
@@ -409,7 +412,7 @@ class Network:
         self._move(connection, pipe)
 
     def _behind_s(self, name: str) -> float:
-        """In how many seconds a process comes to what it does now; it may have ended."""
+        """Return the seconds until a stalled process reaches its present action; 0 if it has ended."""
         links = self._links.get(name)
         return 0.0 if links is None else links.runtime.behind_s
 
@@ -426,7 +429,7 @@ class Network:
         if end is End.CLOSED or not pipe.frames:
             return
         if end is End.OPENING or self._blocked(pipe.source, pipe.target):
-            return  # `heal` or `_opened` lets it go on
+            return  # `heal` or `_opened` resumes the pipe
         arrival_s, frame = pipe.frames[0]
         if arrival_s <= self._world.now_s:
             pipe.frames.popleft()
@@ -459,10 +462,10 @@ class Network:
         if links is not None:
             links.runtime.enter(partial(_tell_drained, links, connection, pipe.target))
 
-    # The life of connections
+    # Connections
 
     def _dial_soon(self, links: SimulatedLinks, whom: str | PeerAddress, *, again: bool = False) -> None:
-        """Have a process dial a peer, or whoever listens at the address of a seed."""
+        """Let a process dial a peer, or the node at the address of a seed."""
         delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
         if isinstance(whom, str) and not again:
             delay_s += links.known.patience_s(whom)
@@ -489,7 +492,7 @@ class Network:
             and (
                 acceptor.name == whom
                 if is_named
-                # Where a dialler has to expect a name, it has to know one.
+                # The oldest protocol requires a dialler to know its peer's name.
                 else acceptor.speaks > VERSIONS[0] and acceptor.name not in {links.name, *links.current}
             )
             and not acceptor.runtime.paused
@@ -501,19 +504,22 @@ class Network:
             self._dial_soon(links, whom, again=True)
 
     def _is_wanted(self, links: SimulatedLinks, whom: str | PeerAddress) -> bool:
-        """Whether the process still lives and lacks a connection that it wants."""
+        """Return whether the process still runs and lacks a connection that it wants."""
         is_alive = self._links.get(links.name) is links
         return is_alive and whom not in links.current and len(links.places(whom)) > 0
 
     def _reached(self, links: SimulatedLinks, whom: str | PeerAddress) -> Place | None:
-        """What a dialling process reaches; None if nothing answers."""
+        """Return the place that a dial reaches, or None if no host answers."""
         addresses = links.places(whom)
         address = addresses[0] if len(addresses) == 1 else self._random.choice(addresses)
         place = self._places.get(address)
         return place if place is not None and self.reachable(links.name, place.name) else None
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
-        """Whether their terms fit. The messages of the handshake are not simulated, what it decides is."""
+        """Return whether the terms of both sides fit.
+
+        The messages of the handshake are not simulated, its decision is.
+        """
         protocol = min(dialler.speaks, acceptor.speaks)
         return all(
             not (one.known.terms.is_named and protocol == VERSIONS[0])
@@ -522,7 +528,7 @@ class Network:
         )
 
     def _still_agree(self, links: SimulatedLinks, peer: str, terms: Terms) -> bool:
-        """Whether what the peer has told fits what this process would tell now."""
+        """Return whether the peer's terms fit this process's present terms."""
         return disagreement(links.known.terms, peer, terms) is None
 
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
@@ -556,7 +562,7 @@ class Network:
             self._dial_soon(dialler, whom, again=True)
 
     def _opened(self, connection: LinkEpoch, links: SimulatedLinks) -> None:
-        """The end is authenticated: in the process, a new epoch begins and an older one is over."""
+        """Open an authenticated end: a new epoch begins in the process and replaces an older epoch."""
         if connection.ends[links.name] is not End.OPENING or self._links.get(links.name) is not links:
             return
         peer = _other(connection, links.name)
@@ -590,7 +596,7 @@ class Network:
         return Link(connection.terms[peer].process, silent_s)
 
     def _close_end(self, connection: LinkEpoch, name: str) -> None:
-        """One end learns that the connection is over."""
+        """Let an end learn that the connection is over."""
         links = self._links.get(name)
         if connection.ends[name] is End.CLOSED:
             return
@@ -622,7 +628,7 @@ class Network:
             self._connections.remove(connection)
 
     def _probe(self, links: SimulatedLinks, peer: str, attempts: int) -> None:
-        """Find out whether a lost peer is dead: a host that refuses again and again says so."""
+        """Probe whether a lost peer is dead: its host must refuse connections again and again."""
 
         def ask() -> None:
             if not self._is_wanted(links, peer):
@@ -634,7 +640,7 @@ class Network:
         self._world.after(self._delay_s() * 2, ask)
 
     def _note_answer(self, links: SimulatedLinks, peer: str, place: Place | None) -> bool:
-        """Note the answer to an attempt to connect. Returns whether the peer counts as dead now."""
+        """Record the answer to an attempt to connect. Return whether the peer now counts as dead."""
         is_refused = place is not None and self._refuses(links, place)
         if not is_refused and place is not None and place.host is Host.UP:
             links.refused_since_s.pop(peer, None)
@@ -647,7 +653,7 @@ class Network:
         return is_dead
 
     def _refuses(self, links: SimulatedLinks, place: Place) -> bool:
-        """Whether a process is told that nobody listens there, by the host or by a proxy before it."""
+        """Return whether the host, or a proxy before it, refuses the connection."""
         return place.host is Host.REFUSING or self._refusals.get((links.name, place.name), 0) > 0
 
     def _tell_dead(self, links: SimulatedLinks, peer: str) -> None:
@@ -657,7 +663,7 @@ class Network:
 
         links.runtime.enter(tell)
 
-    # What the above is made of
+    # Helpers
 
     def _connections_of(self, name: str) -> list[LinkEpoch]:
         return [connection for connection in self._connections if name in connection.ends]
@@ -679,7 +685,7 @@ class Network:
 
 
 def told_in(protocol: int, terms: Terms) -> Terms:
-    """What arrives of the terms in this version of the handshake."""
+    """Return the terms as they arrive in this version of the handshake."""
     return Terms.unpacked(terms.packed(protocol), protocol)
 
 

@@ -1,4 +1,4 @@
-"""The log of a simulated node as its broker sees it: there batches begin with a tag, of which no broker knows."""
+"""The log of a simulated node as its broker sees it: without the tag at the start of each simulated batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TaggedLog:
-    """A log without tags, as far as the sessions look."""
+    """A log that strips the tags for the sessions."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
         self._group = node.group
@@ -59,7 +59,7 @@ def _without_tags(entry: bytes) -> bytes:
         parts = compacted_parts(entry)
         return make_compacted({ordinal: bytes(part[TAG.size :]) for ordinal, part in parts.items()})
     if not is_regular(entry):
-        return entry  # the one with which a leader begins
+        return entry  # the first entry of a leader's term
     batches: list[Any] = []
     for view in batches_of(entry):
         payload = entry[view.start + TAG.size : view.end] if view.end > view.start else b""

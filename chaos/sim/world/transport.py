@@ -1,4 +1,4 @@
-"""What carries the clients of a recorded run to simulated nodes: pika, as in live runs, over simulated sockets."""
+"""Carries the pika clients of a recorded run to simulated nodes over simulated sockets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONNECT_MAX_S = 0.01
 class SimulatedConnection(Connection):
     """pika's connection to the node whose name is the host of its parameters.
 
-    What happens to the socket happens to pika on the simulated loop, where its clients are.
+    Events of the socket reach pika through the simulated loop, which runs its clients.
     """
 
-    # What pika has for whoever carries its octets; its types do not say so.
+    # Methods of pika for its transports, which its types do not declare.
     _on_stream_connected: Callable[[], None]
     _on_data_available: Callable[[bytes], None]
     _on_stream_terminated: Callable[[Exception | None], None]
@@ -35,7 +35,7 @@ class SimulatedConnection(Connection):
         self._socket: ClientSocket | None = None
         super().__init__(parameters, **callbacks)
 
-    # What pika asks for
+    # Called by pika
 
     def _adapter_call_later(self, delay: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay, callback)
@@ -73,7 +73,7 @@ class SimulatedConnection(Connection):
         if not (self.is_open or self.is_closed or self.is_closing):
             self._terminate_stream(AMQPConnectionError("not connected in time"))
 
-    # What the socket tells
+    # Called by the socket
 
     def received(self, data: bytes) -> None:
         self._loop.call_soon(self._read, data)

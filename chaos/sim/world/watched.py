@@ -1,10 +1,11 @@
-"""Machines that are watched: what each call did, and what state it left, is compared with what it was in other lives.
+"""State machines that compare each call, its effects and the resulting state with the same step of other processes.
 
-Above the lowest version they count entries, too, and have that in their state: a change that is invented, because the
-versions of a release may do the same. Nodes with this program and with that of the release before agree only as long as
-both go by the version that the log has agreed on.
+Above the lowest version a watched machine also counts entries in its state. This change is invented, because the
+versions of a release may behave alike. Nodes with this program and nodes with the previous release agree only while
+both follow the version that the log has agreed on.
 
-Invariant: a watched machine does what the machine does, and counts; only one of another version does less.
+Invariant: a watched machine does what its inner machine does, and counts; only a machine of a foreign version does
+less.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from cluster.machine import FrozenCopy, Machine
 
 TAG = Struct("<QQ")
-"""The prefix of each payload: which client of the node made it, and its number, from 1."""
+"""Prefix of each payload: number of the client generation at its node, and number of the batch, from 1."""
 
 UNKNOWN_ONE_IN = 4
-"""A program of another version does not know one in this many batches."""
+"""A foreign program does not know one in this many batches."""
 _PARTS = 2
-"""What is dumped at the lowest version: the position and the machine."""
+"""Number of items in a dump at the lowest version: the position and the inner machine."""
 
 
 class Applied(NamedTuple):
-    """One call into a machine, and what came of it."""
+    """A call into a machine, with a checksum of its effects."""
 
     origin: str
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
@@ -43,10 +44,13 @@ class Applied(NamedTuple):
 
 
 class Witness(Protocol):
-    """Knows what has happened so far."""
+    """Knows the history of the run so far."""
 
     def happened_first(self, machine: WatchedMachine, record: Applied) -> bool:
-        """Whether no life of any node has come this far before; those that have must have done the same."""
+        """Return whether this call is the first at its position of the history.
+
+        Fails if an earlier process made a different call at that position.
+        """
         ...
 
     def batch_applied(
@@ -63,9 +67,9 @@ class Witness(Protocol):
 
 
 class WatchedMachine:
-    """The machine of one process life, with every call compared to what other lives did at this point.
+    """The machine of a single process start; compares each call with the same step of other processes.
 
-    Its state has the position in the history, so a life that begins with a checkpoint knows where it is.
+    Its state includes the position in the history, so a process that starts from a checkpoint knows its position.
     """
 
     def __init__(self, machine: Machine, witness: Witness) -> None:
@@ -74,7 +78,7 @@ class WatchedMachine:
         self._witness = witness
         self._version = machine.versions[0]
         self._counted = 0
-        """How many entries were applied above the lowest version."""
+        """Number of entries applied above the lowest version."""
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -86,7 +90,7 @@ class WatchedMachine:
 
     @property
     def counts_entries(self) -> bool:
-        """Whether it does what was invented: in what entries do, and in how the state is written."""
+        """Whether the invented change is active: in the effects of entries, and in the form of the state."""
         return self._version > self.inner.versions[0]
 
     def raise_to(self, version: int) -> None:
@@ -161,7 +165,7 @@ class WatchedMachine:
 
 
 class ForeignMachine(WatchedMachine):
-    """The machine of another program version: it passes over batches that have commands it does not know."""
+    """The machine of a foreign program, which skips batches with unknown commands."""
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -177,7 +181,7 @@ class ForeignMachine(WatchedMachine):
 
 
 class EarlierMachine(WatchedMachine):
-    """The machine of the release before, which can run the lower version only."""
+    """The machine of the previous release, which can run the lower version only."""
 
     @property
     def versions(self) -> tuple[int, int]:
@@ -191,7 +195,7 @@ class EarlierMachine(WatchedMachine):
 
 
 class Program(Enum):
-    """What is installed on a node."""
+    """The program that is installed on a node."""
 
     CURRENT = "this release"
     EARLIER = "the release before"
@@ -206,7 +210,7 @@ MACHINES = {
 
 
 class WatchedFrozen:
-    """A frozen machine: what it shows at any later time is the state at this point of the history."""
+    """A frozen machine; its content must stay the state at this position of the history."""
 
     def __init__(self, position: int, inner: FrozenCopy, counted: Sequence[int], witness: Witness) -> None:
         self._position = position

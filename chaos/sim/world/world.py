@@ -1,7 +1,7 @@
-"""Virtual time, randomness and process lives.
+"""Virtual time, randomness and processes.
 
-Invariant: a run is a pure function of the seed. Whoever needs randomness asks for a generator of their own by purpose,
-so that one more draw in one place changes nothing elsewhere; nobody iterates over a set.
+Invariant: a run is a pure function of the seed. Each user of randomness asks for a generator of its own by purpose, so
+that an additional draw changes no other generator. No code iterates over a set.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 EPOCH_MS = 1_700_000_000_000
 TICK_S = 1e-6
-"""How far a process's clock goes on each time that it looks at it, and the shortest time that it may wait.
+"""Seconds that a process's clock advances at each reading, and the shortest wait.
 
-While a real process does something its clock goes on, too: what was not due yet may be due when it looks again.
+A real process's clock advances while it works, so a deadline may pass between two readings.
 """
 
 
 class Event:
-    """Something that will happen; also the `Timer` of the runtime port."""
+    """A scheduled callback; also the `Timer` of the runtime port."""
 
     __slots__ = ("callback",)
 
@@ -39,7 +39,7 @@ class Event:
 
 
 class SimulatedWorld:
-    """Time and chance of one simulation."""
+    """Time and randomness of a simulation."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -50,21 +50,21 @@ class SimulatedWorld:
         self._trace = blake2b(digest_size=16)
 
     def random(self, purpose: str) -> Random:
-        """The generator for one purpose."""
+        """Return the generator for a purpose."""
         return Random(f"{self.seed}/{purpose}")
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> Event:
         return self.at(self.now_s + delay_s, callback)
 
     def at(self, time_s: float, callback: Callable[[], None]) -> Event:
-        """Events of the same instant happen in the order in which they were asked for."""
+        """Schedule a callback. Events of the same instant run in the order in which they were scheduled."""
         event = Event(callback)
         self._count += 1
         heappush(self._heap, (time_s, self._count, event))
         return event
 
     def run_until(self, time_s: float, stop: Callable[[], bool] | None = None) -> None:
-        """Let everything up to `time_s` happen, or until `stop()`."""
+        """Run all events up to `time_s`, or until `stop()`."""
         heap = self._heap
         while heap and heap[0][0] <= time_s:
             self.now_s, _, event = heappop(heap)
@@ -76,12 +76,12 @@ class SimulatedWorld:
         self.now_s = time_s
 
     def trace(self, data: bytes) -> None:
-        """Take something that happened into the fingerprint of the run."""
+        """Add an event to the fingerprint of the run."""
         self._trace.update(b"%.9f " % self.now_s)
         self._trace.update(data)
 
     def fingerprint(self) -> str:
-        """Two runs of one seed are the same run if and only if these are equal."""
+        """Return the hash of all traced events; it is equal for two runs of a seed if and only if they are the same."""
         return self._trace.hexdigest()
 
 
@@ -96,7 +96,7 @@ class WorldClock:
 
 
 class WallClock:
-    """A node's idea of the time of day: wrong, and changed now and then."""
+    """A node's wall clock: wrong, and changed now and then."""
 
     def __init__(self, world: SimulatedWorld, skew_ms: int) -> None:
         self._world = world
@@ -107,10 +107,10 @@ class WallClock:
 
 
 class SimulatedRuntime:
-    """One life of one process: the `Runtime` port. Nothing of it happens after its end.
+    """The `Runtime` port of a single process start. After the process has ended, its callbacks do nothing.
 
-    `happened` is called after everything that the process did; `failed` when it stops itself; `ended` when its disk
-    ends it in the middle of something.
+    `happened` is called after each step of the process, `failed` when it stops itself, `ended` when its disk ends it in
+    the middle of an operation.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SimulatedRuntime:
         self._world = world
         self._began_s = world.now_s
         self._seen_s = 0.0
-        """What the process saw when it last looked at its clock."""
+        """Seconds that the process read at its last look at the clock."""
         self._stalled_until_s = 0.0
         self._wall = wall
         self._happened = happened
@@ -139,7 +139,7 @@ class SimulatedRuntime:
     # The port
 
     def monotonic(self) -> float:
-        """Its zero is another one for each process, so that none of it means anything to others."""
+        """Return the seconds since the process began, so that the value has no meaning in other processes."""
         now_s = max(self._world.now_s, self._stalled_until_s)
         self._seen_s = seen_s = max(self._seen_s + TICK_S, now_s - self._began_s)
         return seen_s
@@ -159,10 +159,10 @@ class SimulatedRuntime:
             self.alive = False
             self._failed(error)
 
-    # The world's side
+    # Called by the world
 
     def enter(self, callback: Callable[[], None]) -> None:
-        """Let the process do something: at once, when it goes on after a pause, or never."""
+        """Run a callback in the process: at once, after its pause or stall, or never if it has ended."""
         if not self.alive:
             return
         if self.paused:
@@ -181,20 +181,20 @@ class SimulatedRuntime:
         self._happened()
 
     def stall(self, seconds: float) -> None:
-        """Let the process wait for something, in the middle of what it does: what comes meanwhile comes after it."""
+        """Let the process wait in the middle of a step; later callbacks run after the wait."""
         self._stalled_until_s = max(self._world.now_s, self._stalled_until_s) + seconds
 
     @property
     def behind_s(self) -> float:
-        """In how many seconds it comes to what follows in its program now."""
+        """Seconds until the process continues after its stall."""
         return max(0.0, self._stalled_until_s - self._world.now_s)
 
     def pause(self) -> None:
-        """SIGSTOP: bytes, timers and completions queue up."""
+        """Pause as SIGSTOP does: bytes, timers and completions queue up."""
         self.paused = True
 
     def go_on(self) -> None:
-        """SIGCONT: all that queued up is seen at once, in order."""
+        """Continue as SIGCONT does: all queued callbacks run at once, in order."""
         self.paused = False
         while self._deferred and not self.paused:
             self.enter(self._deferred.popleft())
