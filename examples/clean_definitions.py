@@ -22,7 +22,8 @@ POLICY_KEYS = {
     *("dead-letter-routing-key", "dead-letter-strategy", "delayed-retry-max", "delayed-retry-min"),
     *("delayed-retry-type", "delivery-limit", "expires", "max-in-memory-bytes", "max-in-memory-length"),
     *("max-length", "max-length-bytes", "message-ttl", "overflow", "queue-leader-locator", "queue-mode"),
-    *("queue-version", "target-group-size"),
+    *("queue-version", "target-group-size", "queue-master-locator", "max-age", "initial-cluster-size"),
+    *("stream-filter-size-bytes", "stream-max-segment-size-bytes"),
 }
 
 

@@ -698,8 +698,10 @@ class ClientConnection(asyncio.Protocol):
         The client may connect to a different node as soon as the connection ends, and must find its queues unlocked
         there.
         """
-        self._flush()
-        self._withholds = self._broker.let_go(self, self._log_has_let_go)
+        withholds = self._broker.let_go(self, self._log_has_let_go)
+        if withholds:
+            self._flush()
+        self._withholds = withholds
 
     def _log_has_let_go(self) -> None:
         if self._withholds:

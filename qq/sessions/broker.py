@@ -148,9 +148,9 @@ class Broker:
 
         Return False, and never call `gone`, if the connection has no claims or no leader is known.
         """
-        was_in_log = connection.in_log
+        was_admitted = connection.is_admitted
         self.connection_left(connection)
-        if not was_in_log or self.why_undecided() is not None:
+        if not was_admitted or self.why_undecided() is not None:
             return False
         timer = self.runtime.call_later(LET_GO_S, gone)
 

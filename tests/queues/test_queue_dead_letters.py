@@ -374,7 +374,7 @@ def publish_one(channel: Any, queue: str, body: bytes, **properties: Any) -> Non
 def test_at_least_once_a_message_stays_until_there_is_room_for_it(
     world: World, queue: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qq.machine.queue, "DEAD_LETTER_RETRY_MS", 50)
+    monkeypatch.setattr(qq.machine.queue.queue, "DEAD_LETTER_RETRY_MS", 50)
     channel = world.channel(1)
     full = f"{queue}-full"
     declare(channel, full, {"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -411,7 +411,7 @@ def test_at_least_once_a_message_stays_until_there_is_room_for_it(
 def test_at_least_once_a_message_waits_for_its_exchange(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qq.machine.queue, "DEAD_LETTER_RETRY_MS", 50)
+    monkeypatch.setattr(qq.machine.queue.queue, "DEAD_LETTER_RETRY_MS", 50)
     channel = world.channel(1)
     arguments = {
         "x-dead-letter-exchange": f"{queue}-x",

@@ -62,7 +62,7 @@ def test_a_channel_has_so_many_consumers_at_most(world: World, queue: str) -> No
 def test_the_node_says_how_long_a_consumer_may_take_if_nobody_else_does(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qq.machine.consumers, "MARK_MS", 20)
+    monkeypatch.setattr(qq.machine.queue.consumers, "MARK_MS", 20)
     publisher, channel = world.channel(1), world.channel(2)
     other = declare(publisher, f"{queue}-other", {"x-consumer-timeout": 60_000})
     for name in (declare(publisher, queue), other):

@@ -34,7 +34,7 @@ GUIDE = "This timeout value can be configured, see consumers doc guide to learn 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known exactly since when a message is out, instead of within a second."""
-    monkeypatch.setattr(qq.machine.consumers, "MARK_MS", 20)
+    monkeypatch.setattr(qq.machine.queue.consumers, "MARK_MS", 20)
 
 
 def closed_text(timeout_ms: int = SHORT_MS, channel: int = 1) -> str:

@@ -96,7 +96,7 @@ def listing(nodes: Sequence[ClusterNode], names: Sequence[str]) -> Generator[Non
 def of_an_older_version(directory: Path) -> Generator[None]:
     """Nodes that are started now can run the versions before."""
     (directory / "sitecustomize.py").write_text(
-        f"import qq.machine.protocol.versions\nqq.machine.versions.VERSIONS = ({OLDER}, {LOW})\n"
+        f"import qq.machine.protocol.versions\nqq.machine.protocol.versions.VERSIONS = ({OLDER}, {LOW})\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))

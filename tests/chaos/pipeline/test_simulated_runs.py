@@ -105,6 +105,6 @@ def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
     monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
     monkeypatch.setattr(Origins, "admit", admit_repeats)
     monkeypatch.setattr(QueueOracle, "_session_failed", expect_errors)
-    assert record(1, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
+    assert record(5, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
     found = violations(history.read(tmp_path / "history"))
     assert {"lost", "unmarked_duplicate"} <= {violation.promise for violation in found}
