@@ -9,9 +9,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+import pika
+import pika.exceptions
 import pytest
 from live_clients import publish, taken
 
@@ -199,8 +202,12 @@ def test_a_node_that_does_not_end_tells_what_it_does_and_is_killed(
     async def check() -> None:
         await cluster.wait_caught_up()  # one that has just been started ends at once
         size = cluster.log("n3").stat().st_size
+        # This client reads no goodbye, so the node waits for it.
+        client = pika.BlockingConnection(pika.ConnectionParameters(HOST, cluster._addresses["n3"].amqp_port))
         with pytest.raises(LiveClusterError, match="n3 did not stop in 0 s"):
             await cluster.stop("n3")
+        with suppress(pika.exceptions.AMQPError):
+            client.close()
         told = cluster.log("n3").read_text(errors="replace")[size:]
         assert "Stack for <Task" in told
         await cluster.start("n3")
