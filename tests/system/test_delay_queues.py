@@ -9,6 +9,7 @@ import pika
 import pika.exceptions
 import pytest
 
+from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(120)]
@@ -22,6 +23,9 @@ MESSAGES = 5
 @pytest.fixture(scope="module")
 def cluster() -> Generator[LocalCluster]:
     with LocalCluster(3) as cluster:
+        # A new cluster goes over to the newest version of the state within its first second.
+        newest = f"the cluster is at version {VERSIONS[1]} of the state"
+        until(lambda: all(newest in node.log.read_text() for node in cluster.nodes), 0.05)
         yield cluster
 
 
