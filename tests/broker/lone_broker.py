@@ -23,7 +23,7 @@ from unittest.mock import patch
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
 from cluster.net.connection_slots import Places
-from cluster.state.apply import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
@@ -294,11 +294,11 @@ class LoneBroker:
     def alarm(self, reason: str | None) -> None:
         self.call(self.broker.alarm_changed, reason)
 
-    def expel(self) -> None:
+    def evict(self) -> None:
         """The cluster gives the node up: what was under way is dropped, and the node begins a new life."""
         self.group.drop_held()
-        effects = self.machine.origin_down(NAME, 0, expelled=True)
-        self.broker.applied(self.group.last_index, [*effects, Expelled()])
+        effects = self.machine.origin_down(NAME, 0, evicted=True)
+        self.broker.applied(self.group.last_index, [*effects, Evicted()])
         self._begin()
 
     def skip(self) -> None:

@@ -15,7 +15,7 @@ from new_logs import GROUP, new_log, raising
 
 from cluster.configuration.configuration import Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
-from cluster.log.entry import KIND_EXPEL, KIND_OUTAGE, make_batch, make_compacted, make_entry
+from cluster.log.entry import KIND_EVICTION, KIND_OUTAGE, make_batch, make_compacted, make_entry
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.sealed_segment import write_sparse
@@ -63,7 +63,7 @@ ENTRIES = [
         TIME_MS + 1,
         [
             make_batch("n1", INCARNATION, 3, [PUBLISHING]),
-            make_batch("n2", 4, 0, [], KIND_EXPEL),
+            make_batch("n2", 4, 0, [], KIND_EVICTION),
             make_batch("n3", 5, 1, [b"nonsense"]),
         ],
     ),
@@ -292,7 +292,7 @@ def test_dump_shows_commands_without_messages_and_passwords(
             "frames_channel=1: 1 message of 8 bytes with frames"
         ),
         "    SessionDown session=1",
-        "  batch 1 of n2 4.0: n2 is expelled",
+        "  batch 1 of n2 4.0: n2 is evicted",
         "  batch 2 of n3 5.1, 8 bytes",
         "    not readable: 1936617326 messages in one batch",
         "5  term 1  not readable: entry header cut short",

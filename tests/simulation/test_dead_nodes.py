@@ -38,7 +38,7 @@ class GivenUp(NodeEvents):
         self.count = 0
         self._world = world
 
-    def expelled(self, node: SimulatedNode) -> None:
+    def evicted(self, node: SimulatedNode) -> None:
         self.count += self._world.now_s > SETTLED_S
 
 

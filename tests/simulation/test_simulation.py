@@ -274,10 +274,10 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     assert cluster.settled(), cluster.describe()
 
 
-def test_batch_submitted_before_an_eviction_is_of_the_old_life(
+def test_batch_submitted_before_an_eviction_belongs_to_the_old_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An entry confirms a batch and expels its node: a client acts between the two (seed 309256)."""
+    """An entry confirms a batch and evicts its node: a client acts between the two (seed 309256)."""
     simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1e9))
     cluster, world, workload = simulation.cluster, simulation.world, simulation.workload
     leader, _ = leader_and_follower(simulation, 5.0)
@@ -289,15 +289,15 @@ def test_batch_submitted_before_an_eviction_is_of_the_old_life(
         if workload.clients[node.name] is client:
             client.act()
 
-    def expel_itself() -> None:
+    def evict_itself() -> None:
         client.act()
         group = leader.group
         group._forward()
-        group._proposals.expel(leader.name, group._submissions.incarnation)
+        group._proposals.evict(leader.name, group._submissions.incarnation)
         client.act()  # this one nobody takes any more
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
-    leader.runtime.enter(expel_itself)
+    leader.runtime.enter(evict_itself)
     world.run_until(10.0)
     assert workload.clients[leader.name] is not client
     workload.stop()

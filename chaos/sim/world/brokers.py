@@ -15,7 +15,7 @@ from chaos.sim.world.client_socket import ClientSocket
 from chaos.sim.world.cluster import NodeEvents
 from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import Places
-from cluster.state.apply import Confirmed, Expelled
+from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.partial_messages import Unfinished
 from qq.amqp_server.server import AmqpServer, complaints
@@ -140,8 +140,8 @@ class Brokers(NodeEvents):
         shell = self._shells.get(node.name)
         return shell if shell is not None and shell.life == node.life else None
 
-    def expelled(self, node: SimulatedNode) -> None:
-        self._tell(node, Expelled())
+    def evicted(self, node: SimulatedNode) -> None:
+        self._tell(node, Evicted())
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None:
         self._tell(node, Confirmed(sequence))
