@@ -18,7 +18,7 @@ from qq.machine.protocol.effects import (
     DirectReply,
     Effect,
     Failed,
-    OriginExpelled,
+    OriginEvicted,
     Rejected,
     Reply,
     Returned,
@@ -46,7 +46,7 @@ class Dispatcher:
 
     def carry_out(self, effect: Effect) -> None:
         """Pass an effect to the session that it concerns, if the session still exists."""
-        if isinstance(effect, OriginExpelled):
+        if isinstance(effect, OriginEvicted):
             return
         if isinstance(effect, DeadLettered):
             if self.is_live:
@@ -101,7 +101,7 @@ class Dispatcher:
     def resume(self, outstanding: Iterable[Effect]) -> None:
         """Pass on the effects that the state owes this node's sessions, in place of those that a snapshot skipped."""
         for effect in outstanding:
-            if isinstance(effect, OriginExpelled | DeadLettered):
+            if isinstance(effect, OriginEvicted | DeadLettered):
                 continue
             session = self.sessions.get(effect.session)
             if session is None:
