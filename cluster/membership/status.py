@@ -1,7 +1,7 @@
 """The statuses of all members as this node knows them, and the verdicts on leading, stopping and leaving.
 
-Invariant: reads only. A member that has been silent for `peer_status.SILENT_S` counts as not answering, even if it has a
-link, and its last status does not count. The methods `why_...` return None if no reason is known.
+Invariant: reads only. A member that has been silent for `peer_status.SILENT_S` counts as not answering, even if it has
+a link, and its last status does not count. The methods `why_...` return None if no reason is known.
 """
 
 from __future__ import annotations
