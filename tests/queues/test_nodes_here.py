@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nodes_here import ClusterHere
+
+from tests.queues.nodes_here import ClusterHere
 
 
 def test_a_cluster_of_which_a_node_has_failed_leaves_nothing_running_and_says_why(tmp_path: Path) -> None:
