@@ -273,7 +273,7 @@ def test_what_a_session_held_back_goes_nowhere_when_the_cluster_gives_its_node_u
         client.write(publish(1, "q", b"held back"))
         with pytest.raises(TimeoutError):
             client.receive(0.2)
-        broker.call(broker.expel)
+        broker.call(broker.evict)
         client.expect_end()
     expect_nothing_left(broker)
     assert broker.machine.vhosts["/"].queues["q"].ready == 0

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -88,7 +89,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
                         await client.writer.wait_closed()
                 Client.all.clear()
                 await server.cleanup()
-            assert (server.places.strangers, server.places.known) == (0, 0)
+            assert (server.slots.unauthenticated, server.slots.authenticated) == (0, 0)
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
             runner.run(serve())
@@ -120,9 +121,9 @@ async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
 
 def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
-        server.places.fair_s = 0.3
+        server.slots.limits = replace(server.slots.limits, fair_s=0.3)
         clients = await flood(server, 300)
-        assert server.places.strangers <= 8
+        assert server.slots.unauthenticated <= 8
         assert await clients[-2].is_ended()  # the last one has the quick slot
         assert await ask(await Client.connect(server, ELSEWHERE)) == 200
         await asyncio.sleep(0.3)
@@ -185,11 +186,11 @@ def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         user = await Client.connect(server)
         user.send(put_policy(b"{", 100))
-        await until(lambda: server.places.known > 0)
+        await until(lambda: server.slots.authenticated > 0)
         await flood(server, 50)
         user.send(b" " * 99)
         assert (await user.answer())[0] == 400
-        assert server.places.known == 0
+        assert server.slots.authenticated == 0
 
     run(story, HttpLimits(connections=4))
 
@@ -214,7 +215,7 @@ def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> Non
     async def story(server: HttpServer) -> None:
         first = await Client.connect(server)
         first.send(put_policy(b"{", 100))
-        await until(lambda: server.places.known > 0)
+        await until(lambda: server.slots.authenticated > 0)
         second = await Client.connect(server)
         second.send(put_policy(b"{}"))
         status, headers, body = await second.answer()
@@ -238,7 +239,7 @@ def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., No
     async def story(server: HttpServer) -> None:
         for count in range(1, 5):
             (await Client.connect(server)).send(eve)
-            await until(lambda count=count: server.places.known == count)
+            await until(lambda count=count: server.slots.authenticated == count)
         refused = await Client.connect(server)
         refused.send(eve)
         status, _, body = await refused.answer()
@@ -300,8 +301,8 @@ def test_who_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> No
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server, limit=1024)
         client.send(f"GET /api/queues HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}\r\n".encode())
-        await until(lambda: server.places.known > 0)
-        await until(lambda: server.places.known == 0)
+        await until(lambda: server.slots.authenticated > 0)
+        await until(lambda: server.slots.authenticated == 0)
 
     run(story, HttpLimits(idle_timeout_s=0.3), management=Chatty())
 

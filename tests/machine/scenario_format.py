@@ -148,8 +148,8 @@ class Scenario:
         if words[0] == "state":
             self._state()
         elif words[1] in ("node-down", "node-expelled"):
-            expelled = words[1] == "node-expelled"
-            self._both(lambda machine: machine.origin_down(words[0], self.now_ms, expelled=expelled))
+            evicted = words[1] == "node-expelled"
+            self._both(lambda machine: machine.origin_down(words[0], self.now_ms, evicted=evicted))
         else:
             actor, verb, *rest = words
             node, _, channel = actor.partition("/")
@@ -233,7 +233,7 @@ class Scenario:
         return [self._name(message) for message in messages_of(ranges)]
 
     def _lines(self, effect: e.Effect) -> list[str]:
-        if isinstance(effect, e.OriginExpelled):
+        if isinstance(effect, e.OriginEvicted):
             return [f"{effect.node} expelled"]
         if isinstance(effect, e.DeadLettered):
             return []  # the oracle of messages checks that

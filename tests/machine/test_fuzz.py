@@ -356,10 +356,10 @@ class Pair:
         effects = self.one.apply_batch(origin, self.index, 254, self.time_ms, payload)
         assert effects == self.other.apply_batch(origin, self.index, 254, self.time_ms, payload)
 
-    def down(self, origin: str, *, expelled: bool) -> None:
+    def down(self, origin: str, *, evicted: bool) -> None:
         self.index += 1
-        effects = self.one.origin_down(origin, self.time_ms, expelled=expelled)
-        assert effects == self.other.origin_down(origin, self.time_ms, expelled=expelled)
+        effects = self.one.origin_down(origin, self.time_ms, evicted=evicted)
+        assert effects == self.other.origin_down(origin, self.time_ms, evicted=evicted)
 
     def end_entry(self) -> None:
         assert self.one.end_entry(self.time_ms) == self.other.end_entry(self.time_ms)
@@ -488,7 +488,7 @@ def test_any_commands_leave_two_machines_equal(
     for origin, asked, pause_ms in entries:
         pair.pass_ms(pause_ms, is_outage=pause_ms % 4 == 1)
         if isinstance(asked, bool):
-            pair.down(origin, expelled=asked)
+            pair.down(origin, evicted=asked)
         else:
             pair.entry(origin, asked)
         pair.end_entry()
@@ -868,7 +868,7 @@ def absurd_life(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int]
         pair.pass_ms(chance.choice([0, 0, 1, 100, 1_000, 5_000]), is_outage=chance.random() < 0.2)
         origin = chance.choice(["n1", "n2"])
         if chance.random() < 0.05:
-            pair.down(origin, expelled=chance.random() < 0.5)
+            pair.down(origin, evicted=chance.random() < 0.5)
         else:
             machine = pair.one
             known = [*chance.repairs(machine, origin), *chance.topology(machine, origin)]

@@ -201,14 +201,14 @@ class Run:
         self._told(effects)
         self._end_entry()
 
-    def node_down(self, node: str, pause_ms: int, *, expelled: bool) -> None:
+    def node_down(self, node: str, pause_ms: int, *, evicted: bool) -> None:
         self.now_ms += pause_ms
         self.index += 1
-        effects = self.machine.origin_down(node, self.now_ms, expelled=expelled)
+        effects = self.machine.origin_down(node, self.now_ms, evicted=evicted)
         for other in (self.twin, *self.heirs):
-            assert other.origin_down(node, self.now_ms, expelled=expelled) == effects
+            assert other.origin_down(node, self.now_ms, evicted=evicted) == effects
         self.shells[node] = Shell(node)
-        assert effects == ([e.OriginExpelled(node)] if expelled else [])
+        assert effects == ([e.OriginEvicted(node)] if evicted else [])
         self.oracle.node_down(node, self.now_ms)
         self._end_entry()
         self.lead(hurried=False)
@@ -354,7 +354,7 @@ def test_every_message_is_where_the_oracle_has_it_after_every_entry(
         if isinstance(asked, list):
             run.entry(node, asked, pause_ms)
         else:
-            run.node_down(node, pause_ms, expelled=run.index % 2 == 0)
+            run.node_down(node, pause_ms, evicted=run.index % 2 == 0)
     run.moments.append(Moment(run.machine))
     run.check_moments()
 
@@ -375,7 +375,7 @@ def live(seed: int, entries: int) -> None:
         node = chance.choice(NODES)
         pause_ms = chance.choice(PAUSES)
         if chance.random() < 0.03:
-            run.node_down(node, pause_ms, expelled=chance.random() < 0.5)
+            run.node_down(node, pause_ms, evicted=chance.random() < 0.5)
         else:
             asked = [
                 (chance.choice(verbs), *(chance.randrange(2**16) for _ in range(3)))

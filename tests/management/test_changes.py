@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.state.apply import Expelled
+from cluster.state.apply import Evicted
 from qq.http.view import RequestRefused, Unavailable
 from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes import Changes, is_made
@@ -49,14 +49,14 @@ def test_what_goes_with_its_virtual_host_was_not_made(broker: LoneBroker) -> Non
 
 
 def test_nobody_is_told_that_something_is_done_that_the_node_had_to_give_up(broker: LoneBroker) -> None:
-    async def expelled() -> list[BaseException | None]:
+    async def evicted() -> list[BaseException | None]:
         broker.group.holding = True
         waiting = asyncio.ensure_future(outcomes(broker, policy(1)))
         while not broker.group._held:  # noqa: ASYNC110 - a group has no event
             await asyncio.sleep(0)
         broker.group.drop_held()
-        broker.broker.applied(2, [Expelled()])
+        broker.broker.applied(2, [Evicted()])
         return await waiting
 
-    [told] = broker.await_on_loop(expelled())
+    [told] = broker.await_on_loop(evicted())
     assert isinstance(told, Unavailable)

@@ -742,7 +742,7 @@ def test_what_is_asked_for_waits_until_nothing_is_left_of_an_earlier_life(
     machine = world.machine
     asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
     machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
-    machine.origin_down("n1", 7, expelled=True)
+    machine.origin_down("n1", 7, evicted=True)
     world.publish(world.clients[0], "", "q", b"x")
     while machine.has_lost_sessions("n1"):
         world.turn()
@@ -765,7 +765,7 @@ def test_nothing_is_submitted_before_the_cluster_knows_of_this_life(monkeypatch:
     world.turn()
     submissions.entry_applied()
     assert not world.batches
-    machine.origin_down("n1", 7, expelled=False)  # by the first batch of the new life
+    machine.origin_down("n1", 7, evicted=False)  # by the first batch of the new life
     submissions.applied(0)
     assert not world.batches
     while machine.has_lost_sessions("n1"):

@@ -264,7 +264,7 @@ def test_a_step_that_is_lost_is_taken_again(
     move = broker.machine.moves.all["/", "m"]
     broker.call(setattr, broker.group, "holding", True)
     wait_until(lambda: bool(broker.group._held), "a step")
-    broker.call(broker.expel)
+    broker.call(broker.evict)
     wait_until(lambda: not move.is_running, "the end of the move")
     connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
     assert bodies(connection.channel(), "to") == [b"a", b"b"]

@@ -49,7 +49,7 @@ def expect_nothing(client: RawClient) -> None:
 
 def give_up(broker: LoneBroker) -> None:
     """The other node is dead."""
-    broker.call(lambda: broker.machine.origin_down("n2", 0, expelled=True))
+    broker.call(lambda: broker.machine.origin_down("n2", 0, evicted=True))
 
 
 def turn_out_to_live(broker: LoneBroker) -> None:

@@ -79,7 +79,7 @@ class Alarms:
     def concerned(self, effects: Sequence[Any]) -> Sequence[str]:
         return []
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
         return []
 
     def outstanding(self, origin: str) -> Sequence[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config import GroupConfig
 from cluster.configuration.voters import Membership
-from cluster.membership.eviction import UNDECIDED_S, Expulsions
+from cluster.membership.eviction import UNDECIDED_S, Evictions
 from cluster.membership.peer_status import SILENT_S, Peers
 from cluster.raft.messages import Status
 
@@ -34,12 +34,12 @@ class Leader:
         self._others = others
         self._asked_for: list[tuple[float, Callable[[], None]]] = []
         """When it wants to look, besides the beats."""
-        self.expelled: list[tuple[str, float]] = []
+        self.evicted: list[tuple[str, float]] = []
         """Who was given up, and when."""
         self.is_leader = True
         self.of_release_0_1: list[str] = []
         self.peers = Peers(dict.fromkeys(others), self.now_s)
-        self._origin = SimpleNamespace(expelled=False, incarnation=1)
+        self._origin = SimpleNamespace(evicted=False, incarnation=1)
         rest: Any = [
             SimpleNamespace(
                 name="a",
@@ -50,17 +50,17 @@ class Leader:
             ),
             self.peers,
             SimpleNamespace(origins=dict.fromkeys(others, self._origin)),
-            SimpleNamespace(expel=self._expel),
+            SimpleNamespace(evict=self._evict),
             SimpleNamespace(ask=lambda: None),
             SimpleNamespace(monotonic=lambda: self.now_s, call_later=self._call_later),
             lambda: self.is_leader,
         ]
-        self.expulsions = Expulsions(GroupConfig("a", {}, "c"), *rest)
+        self.evictions = Evictions(GroupConfig("a", {}, "c"), *rest)
 
-    def _expel(self, peer: str, incarnation: int) -> bool:
-        is_new = peer not in dict(self.expelled)
+    def _evict(self, peer: str, incarnation: int) -> bool:
+        is_new = peer not in dict(self.evicted)
         if is_new:
-            self.expelled.append((peer, self.now_s))
+            self.evicted.append((peer, self.now_s))
         return is_new
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -69,18 +69,18 @@ class Leader:
     def lose(self, peer: str, *missed_by: str) -> None:
         """Lose the link with a peer, which others then say that they miss; all others say that they do not."""
         self.peers.lost(peer, self.now_s)
-        self.expulsions.lost()
+        self.evictions.lost()
         for other in self._others:
             if other != peer:
                 self.peers.said(other, STATUS._replace(misses=(peer,) if other in missed_by else ()))
 
     def find_dead(self, peer: str) -> None:
         self.peers.died(peer, self.now_s)
-        self.expulsions.died()
+        self.evictions.died()
 
-    def expel_at_last(self) -> None:
+    def evict_at_last(self) -> None:
         """Have the log say that all members are given up."""
-        self._origin.expelled = True
+        self._origin.evicted = True
 
     def listen(self, seconds: float, *heard: str) -> None:
         """Beat for so long, and hear these at each beat."""
@@ -92,7 +92,7 @@ class Leader:
                 self.now_s = asked[0]
                 asked[1]()
             self.now_s = end_s
-            self.expulsions.look()
+            self.evictions.look()
             for peer in heard:
                 self.peers.heard(peer, self.now_s)
 
@@ -107,7 +107,7 @@ def leader() -> Leader:
 
 def test_a_node_that_is_silent_is_given_up_after_the_grace(leader: Leader) -> None:
     leader.listen(GRACE_S + 10, "b")
-    assert leader.expelled == [("c", pytest.approx(100 + GRACE_S, abs=2 * BEAT_S))]
+    assert leader.evicted == [("c", pytest.approx(100 + GRACE_S, abs=2 * BEAT_S))]
 
 
 @pytest.mark.parametrize("pause_s", [GRACE_S + 1, 100 * GRACE_S])
@@ -116,16 +116,16 @@ def test_who_was_paused_itself_gives_nobody_up_for_that(leader: Leader, pause_s:
     leader.pause(pause_s)
     leader.listen(1)  # what they have said meanwhile is still to be read
     leader.listen(5, "b", "c")
-    assert leader.expelled == []
+    assert leader.evicted == []
 
 
 def test_silence_before_and_after_a_pause_counts(leader: Leader) -> None:
     leader.listen(GRACE_S / 2, "b")
     leader.pause(3 * GRACE_S)
     leader.listen(GRACE_S / 2 - 1, "b")
-    assert leader.expelled == []
+    assert leader.evicted == []
     leader.listen(2, "b")
-    assert [peer for peer, _ in leader.expelled] == ["c"]
+    assert [peer for peer, _ in leader.evicted] == ["c"]
 
 
 def test_a_pause_before_it_leads_counts_as_one_too(leader: Leader) -> None:
@@ -135,34 +135,34 @@ def test_a_pause_before_it_leads_counts_as_one_too(leader: Leader) -> None:
     leader.listen(BEAT_S)
     leader.is_leader = True
     leader.listen(5, "b", "c")
-    assert leader.expelled == []
+    assert leader.evicted == []
 
 
 def test_a_dead_node_is_given_up_soon_if_a_majority_lost_it(leader: Leader) -> None:
     leader.lose("c", "b")
     leader.listen(1, "b")
-    assert leader.expelled == [], "its host has not said that nobody listens"
+    assert leader.evicted == [], "its host has not said that nobody listens"
     leader.find_dead("c")
     found_s = leader.now_s
     leader.listen(1, "b")
-    assert leader.expelled == [("c", pytest.approx(found_s + DEAD_S, abs=0.01))]
+    assert leader.evicted == [("c", pytest.approx(found_s + DEAD_S, abs=0.01))]
 
 
 def test_a_node_is_kept_while_a_follower_has_a_link_with_it(leader: Leader) -> None:
     leader.lose("c")
     leader.find_dead("c")
     leader.listen(GRACE_S / 2, "b")
-    assert leader.expelled == []
+    assert leader.evicted == []
     leader.lose("c", "b")
     leader.listen(BEAT_S, "b")
-    assert [peer for peer, _ in leader.expelled] == ["c"]
+    assert [peer for peer, _ in leader.evicted] == ["c"]
 
 
 def test_a_status_of_a_silent_member_does_not_count(leader: Leader) -> None:
     leader.lose("c")
     leader.find_dead("c")
     leader.listen(SILENT_S + 1)
-    assert leader.expelled == [("c", pytest.approx(100 + SILENT_S, abs=2 * BEAT_S))]
+    assert leader.evicted == [("c", pytest.approx(100 + SILENT_S, abs=2 * BEAT_S))]
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -174,7 +174,7 @@ def test_a_leader_that_finds_it_dead_alone_waits_longer(leader: Leader, *, tells
         leader.peers.lost("c", leader.now_s)
     leader.find_dead("c")
     leader.listen(5, "b")
-    assert leader.expelled == [("c", pytest.approx(100 + DOUBTED_S, abs=2 * BEAT_S))]
+    assert leader.evicted == [("c", pytest.approx(100 + DOUBTED_S, abs=2 * BEAT_S))]
 
 
 def test_two_of_five_are_no_majority_that_lost_a_node() -> None:
@@ -182,10 +182,10 @@ def test_two_of_five_are_no_majority_that_lost_a_node() -> None:
     leader.lose("e", "b")
     leader.find_dead("e")
     leader.listen(5, "b", "c", "d")
-    assert leader.expelled == []
+    assert leader.evicted == []
     leader.lose("e", "b", "c")
     leader.listen(BEAT_S, "b", "c", "d")
-    assert [peer for peer, _ in leader.expelled] == ["e"]
+    assert [peer for peer, _ in leader.evicted] == ["e"]
 
 
 def test_a_node_that_connects_again_is_not_given_up(leader: Leader) -> None:
@@ -194,24 +194,24 @@ def test_a_node_that_connects_again_is_not_given_up(leader: Leader) -> None:
     leader.listen(DEAD_S - BEAT_S, "b")
     leader.peers.connected("c", leader.now_s)
     leader.listen(5, "b", "c")
-    assert leader.expelled == []
+    assert leader.evicted == []
 
 
 def test_a_lost_node_is_undecided_for_a_bounded_time(leader: Leader) -> None:
-    assert not leader.expulsions.undecided()
+    assert not leader.evictions.undecided()
     leader.lose("c", "b")
-    assert leader.expulsions.undecided() == ["c"]
+    assert leader.evictions.undecided() == ["c"]
     leader.listen(UNDECIDED_S - 2 * BEAT_S, "b")
-    assert leader.expulsions.undecided() == ["c"]
+    assert leader.evictions.undecided() == ["c"]
     leader.listen(4 * BEAT_S, "b")
-    assert not leader.expulsions.undecided()
+    assert not leader.evictions.undecided()
 
 
-@pytest.mark.parametrize("ending", ["connected", "expelled"])
+@pytest.mark.parametrize("ending", ["connected", "evicted"])
 def test_a_node_is_decided_when_it_is_back_or_given_up(leader: Leader, ending: str) -> None:
     leader.lose("c", "b")
     if ending == "connected":
         leader.peers.connected("c", leader.now_s)
     else:
-        leader.expel_at_last()
-    assert not leader.expulsions.undecided()
+        leader.evict_at_last()
+    assert not leader.evictions.undecided()

@@ -526,7 +526,7 @@ def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
     growing.stops(gone)
     origin = growing.leader().group._state.origins.get(gone.name)
     assert origin is not None
-    assert origin.expelled
+    assert origin.evicted
 
 
 def test_malformed_frames_are_ignored_and_logged_once_for_each_link(

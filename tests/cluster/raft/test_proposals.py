@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.log.entry import KIND_EXPEL, MalformedEntry, batches_of, make_entry
+from cluster.log.entry import KIND_EVICTION, MalformedEntry, batches_of, make_entry
 from cluster.raft.proposals import PendingSubmissions, Proposals, Reign
 
 FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
@@ -125,13 +125,13 @@ def test_an_entry_is_bounded(submissions: PendingSubmissions) -> None:
     assert not proposals
 
 
-def test_an_incarnation_is_expelled_once() -> None:
+def test_incarnation_is_evicted_once() -> None:
     proposals = Proposals()
-    assert proposals.expel("n2", 5)
-    assert not proposals.expel("n2", 5)
-    assert proposals.expel("n2", 6)
+    assert proposals.evict("n2", 5)
+    assert not proposals.evict("n2", 5)
+    assert proposals.evict("n2", 6)
     kinds = [view.kind for view in batches_of(make_entry(0, proposals.next_entry(10_000)))]
-    assert kinds == [KIND_EXPEL, KIND_EXPEL]
+    assert kinds == [KIND_EVICTION, KIND_EVICTION]
 
 
 def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:

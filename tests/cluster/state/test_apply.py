@@ -42,9 +42,9 @@ class Told(Ledger):
         self.calls.append(("end", self.version))
         return super().end_entry(time_ms)
 
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+    def origin_down(self, origin: str, time_ms: int, *, evicted: bool) -> Sequence[Any]:
         self.calls.append(("down", self.version))
-        return super().origin_down(origin, time_ms, expelled=expelled)
+        return super().origin_down(origin, time_ms, evicted=evicted)
 
 
 def entry_of(name: str, sequence: int) -> bytes:

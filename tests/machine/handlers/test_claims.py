@@ -120,7 +120,7 @@ def test_a_claim_bars_a_command_until_its_node_is_gone(name: str) -> None:
     assert not claims.bar(OTHER, "/", row.wanted, {"n3"})
     assert not claims.bar(OTHER, "other", row.wanted, {GONE}) or isinstance(row.wanted, Connect | OpenChannel)
     assert refusals(driver_of(row), row.wanted)
-    driver.machine.origin_down(GONE, driver.time_ms, expelled=True)
+    driver.machine.origin_down(GONE, driver.time_ms, evicted=True)
     assert not claims.bar(OTHER, "/", row.wanted, {GONE})
     assert bool(refusals(driver, row.wanted)) == (name in REFUSED_AFTERWARDS)
 
@@ -157,7 +157,7 @@ def test_claims_that_end_in_portions_bar_until_they_have_ended() -> None:
     driver.apply(SetVhostLimits("/", {"max-queues": 2}))
     machine = driver.machine
     assert not machine.claims.is_any_leaving
-    machine.origin_down(GONE, driver.time_ms, expelled=True)
+    machine.origin_down(GONE, driver.time_ms, evicted=True)
     assert machine.claims.is_any_leaving
     assert machine.claims.bar(OTHER, "/", row.wanted, set())
     assert machine.claims.bar(OTHER, "/", declare("new", SESSION), set())

@@ -176,7 +176,7 @@ def test_a_channel_that_has_failed_stores_nothing_and_what_it_had_stored_goes() 
 def test_a_node_that_is_gone_has_stored_nothing() -> None:
     driver = Large()
     driver.store(FIRST)
-    driver.machine.origin_down("n1", driver.time_ms, expelled=True)
+    driver.machine.origin_down("n1", driver.time_ms, evicted=True)
     assert places(driver) == []
 
 

@@ -33,7 +33,7 @@ def test_consumers_of_a_node_that_is_gone_end_in_portions_and_get_nothing(*, no_
     a_life(driver, no_ack=no_ack)
     machine, queue = driver.machine, driver.machine.vhosts["/"].queues["q"]
     messages = queue.ready + queue.unacked
-    effects = list(machine.origin_down("n1", driver.time_ms, expelled=False))
+    effects = list(machine.origin_down("n1", driver.time_ms, evicted=False))
     counts = [len(machine.consumers)]
     assert counts[0] > CONSUMERS // 2
     while machine.due_ms() is not None:
@@ -53,7 +53,7 @@ def test_the_next_command_of_the_node_comes_behind_the_end_of_its_earlier_life()
     driver = Driver()
     a_life(driver)
     machine = driver.machine
-    machine.origin_down("n1", driver.time_ms, expelled=True)
+    machine.origin_down("n1", driver.time_ms, evicted=True)
     assert machine.has_lost_sessions("n1")
     effects = driver.apply(consume(0, "q", 5, session=1))
     assert not machine.has_lost_sessions("n1")
@@ -64,7 +64,7 @@ def test_the_next_command_of_the_node_comes_behind_the_end_of_its_earlier_life()
 def test_of_a_queue_that_goes_only_those_are_told_who_are_there() -> None:
     driver = Driver()
     a_life(driver)
-    driver.machine.origin_down("n1", driver.time_ms, expelled=True)
+    driver.machine.origin_down("n1", driver.time_ms, evicted=True)
     effects = driver.apply(DeleteQueue(1, 1, "q", False, False), node="n2")
     assert [effect.node for effect in effects if isinstance(effect, ConsumerGone)] == ["n2"]
     driver.lead()

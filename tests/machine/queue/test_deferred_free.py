@@ -184,7 +184,7 @@ def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(removed: lis
     names = list(map(str, range(3 * QUEUES_GONE_MAX)))
     driver.apply(*map(exclusive, names))
     if end == "node":
-        driver.machine.origin_down("n1", driver.time_ms, expelled=False)
+        driver.machine.origin_down("n1", driver.time_ms, evicted=False)
         driver.machine.end_entry(driver.time_ms)
     else:
         driver.apply(ConnectionDown(1))

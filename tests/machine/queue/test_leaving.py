@@ -102,7 +102,7 @@ ENDS: dict[str, Callable[[Driver], object]] = {
     "settled": lambda driver: driver.apply(*(Settle(number, 0, MANY) for number in range(3))),
     "discarded": lambda driver: driver.apply(*(Discard(number, 0, MANY) for number in range(3))),
     "node": lambda driver: [
-        driver.machine.origin_down("n1", driver.time_ms, expelled=False),
+        driver.machine.origin_down("n1", driver.time_ms, evicted=False),
         driver.machine.end_entry(driver.time_ms),
     ],
 }
@@ -166,7 +166,7 @@ def test_dead_letters_keep_their_order(moved: list[int]) -> None:
 def test_a_node_that_restarts_has_nothing_of_its_last_life(moved: list[int]) -> None:
     driver = Driver()
     held(driver, MANY, x_queue_type="quorum")
-    driver.machine.origin_down("n1", driver.time_ms, expelled=False)
+    driver.machine.origin_down("n1", driver.time_ms, evicted=False)
     effects = driver.apply(consume(0, "q", 5, session=2))
     assert not [effect for effect in effects if isinstance(effect, Failed)]
     (consumer,) = driver.machine.consumers.values()

@@ -100,7 +100,7 @@ def test_idle_time_begins_when_consumers_of_a_lost_node_go(driver: Driver) -> No
     driver.apply(declare("q", x_expires=IDLE_MS))
     driver.apply(consume(1, "q", 1), node="n2")
     pass_ms(driver, 10 * IDLE_MS)
-    driver.machine.origin_down("n2", driver.time_ms, expelled=True)
+    driver.machine.origin_down("n2", driver.time_ms, evicted=True)
     driver.apply()
     pass_ms(driver, IDLE_MS - 1)
     assert names(driver) == ["q"]

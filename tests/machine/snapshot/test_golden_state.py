@@ -241,7 +241,7 @@ def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
         for name, most in least.items():
             monkeypatch.setattr(module, name, most)
     driver.apply(*LEFT)
-    driver.machine.origin_down("n2", driver.time_ms, expelled=False)
+    driver.machine.origin_down("n2", driver.time_ms, evicted=False)
     return driver.machine
 
 
