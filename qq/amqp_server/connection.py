@@ -410,7 +410,7 @@ class ClientConnection(asyncio.Protocol):
                 case _:
                     channel = self._channels.get(event.channel)
                     if channel is not None:
-                        channel.receive(event)
+                        channel.methods.receive(event)
                     elif isinstance(event, ChannelCloseRequested):
                         # Both sides have closed the channel, so no work is left before the answer.
                         self._amqp.channel_closed(event.channel)
@@ -418,12 +418,12 @@ class ClientConnection(asyncio.Protocol):
     def _open_channel(self, number: int) -> None:
         channel = self._channels[number] = self._server.make_channel(self._broker, self, number)
         if not self._broker.open_when_known(channel, partial(self._opened, channel)):
-            channel.core.wait()
+            channel.methods.block()
 
     def _opened(self, channel: Channel) -> None:
         if not channel.closed:
             self._broker.session_opened(channel)
-            channel.core.go_on()
+            channel.methods.release()
 
     def _login(self, attempt: LoginAttempt) -> None:
         login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
@@ -645,7 +645,7 @@ class ClientConnection(asyncio.Protocol):
     def _forget(self, number: int) -> None:
         channel = self._channels.pop(number, None)
         if channel is not None:
-            self._pumping.pop(channel.outgoing, None)
+            self._pumping.pop(channel.core.outgoing, None)
 
     def close_now(self) -> None:
         """Drop the socket at once. Methods that channels hold back are not carried out."""
@@ -676,7 +676,7 @@ class ClientConnection(asyncio.Protocol):
     def _leave(self) -> None:
         """Continue with the client's connection.close if all earlier methods have been carried out."""
         is_busy = self._broker.throttle.holds(self.id) or any(
-            channel.is_busy for channel in self._channels.values()
+            channel.methods.is_busy for channel in self._channels.values()
         )
         if self._leaves and not is_busy:
             self._part()

@@ -97,7 +97,7 @@ def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
 def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all(session: Any, effect: Any) -> None:
         if isinstance(effect, Deliver):
-            session.deliver(effect)
+            session.consumers.deliver(effect)
         else:
             resume(session, effect)
 
