@@ -32,7 +32,7 @@ from cluster.membership.reconfiguration import Reconfiguration
 from cluster.membership.status import Statuses
 from cluster.membership.view import Members
 from cluster.raft import messages
-from cluster.raft.proposals import PendingSubmissions, Proposals
+from cluster.raft.proposals import PendingProposals, ProposalQueue
 from cluster.runtime.turn_timer import TurnTimer
 from cluster.snapshots.backup_source import BackupSource
 from cluster.snapshots.catch_up import SnapshotGiver
@@ -95,8 +95,8 @@ class Assembly:
         self._links = links
         self._hooks = hooks
         self.turns = TurnTimer(runtime, hooks.turn, config.timing.heartbeat_s)
-        self.submissions = PendingSubmissions(config.name)
-        self.proposals = Proposals()
+        self.pending = PendingProposals(config.name)
+        self.proposals = ProposalQueue()
         own = self.own = Bootstrap(
             config,
             machine,
@@ -108,8 +108,8 @@ class Assembly:
             hooks.needed_from,
             self._give_way,
         )
-        self.submissions.begin(own.claim.incarnation)
-        self.applying = Applying(own.state, self.submissions)
+        self.pending.begin(own.claim.incarnation)
+        self.applying = Applying(own.state, self.pending)
         self._meet_the_others()
         self._prepare_to_lead()
         self._prepare_copies()
@@ -179,7 +179,7 @@ class Assembly:
             self._peers,
             self._maintenance,
             self.own_status,
-            lambda: self.leadership.reign.leader,
+            lambda: self.leadership.leader_term.leader,
         )
 
     def _members_changed(self) -> None:
@@ -300,7 +300,7 @@ class Assembly:
             self.leadership,
             self.inquiries,
             taker,
-            self.submissions,
+            self.pending,
             self.turns,
             self._runtime,
             self._config.timing.campaign_jitter_s,
@@ -320,16 +320,16 @@ class Assembly:
             part_received=taker.part_received,
             takers={
                 messages.Introduction: self._enrolment.introduced,
-                messages.MembersTold: self.introductions.members_told,
+                messages.MembersReport: self.introductions.members_told,
                 messages.Transfer: self.leadership.requested,
                 messages.ChangeRequest: self.reconfiguration.requested,
                 messages.ChangeRefused: self.reconfiguration.refused,
-                messages.Inquiry: self.inquiries.inquired,
-                messages.InquiryAnswer: self.inquiries.answered,
-                messages.Offer: self.installing.offered,
-                messages.Fetch: self.giver.fetch,
-                messages.Spoilt: self.giver.spoilt,
+                messages.Query: self.inquiries.inquired,
+                messages.QueryAnswer: self.inquiries.answered,
+                messages.SnapshotOffer: self.installing.offered,
+                messages.FetchChunk: self.giver.fetch,
+                messages.SnapshotDamaged: self.giver.spoilt,
                 messages.SnapshotChunk: taker.chunk,
-                messages.Withdrawn: taker.withdrawn,
+                messages.SnapshotWithdrawn: taker.withdrawn,
             },
         )

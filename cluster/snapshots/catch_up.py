@@ -30,7 +30,15 @@ from cluster.log.checkpoints import (
 )
 from cluster.log.sealed_segment import verify
 from cluster.log.segment import CorruptJournal, JournalError, Segment, adopt_header
-from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
+from cluster.raft.messages import (
+    FetchChunk,
+    Message,
+    SnapshotChunk,
+    SnapshotDamaged,
+    SnapshotFile,
+    SnapshotOffer,
+    SnapshotWithdrawn,
+)
 from cluster.runtime.histogram import LONG_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
@@ -74,13 +82,13 @@ Send = Callable[[str, Message], None]
 class _Given:
     """A snapshot that a peer may fetch."""
 
-    offer: Offer
+    offer: SnapshotOffer
     names: list[str]
     """Names of the files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
     pace: Pace | None
     """Rate at which the snapshot is sent, if the peer is a learner; otherwise `None`."""
-    waiting: deque[Fetch] = field(default_factory=deque)
+    waiting: deque[FetchChunk] = field(default_factory=deque)
     """Requests of the peer that are not being read yet, because the rate of a learner demands a rest."""
 
 
@@ -123,13 +131,13 @@ class SnapshotGiver:
         self._sealing: dict[str, _Sealing] = {}
         self._given: dict[str, _Given] = {}
         self._retained_bytes = retained_bytes
-        self._last_offers: dict[str, Offer] = {}
+        self._last_offers: dict[str, SnapshotOffer] = {}
         """Last snapshot of each peer that fetches it, or has it but still lacks the entries behind it."""
         self._spoilt_index = 0
         """Index of the last checkpoint that was found damaged."""
 
     def turn(self, engine: Engine) -> None:
-        """Offer a snapshot to each peer that the engine finds too far behind."""
+        """SnapshotOffer a snapshot to each peer that the engine finds too far behind."""
         if not engine.is_leader:
             self._sealing.clear()
             return
@@ -186,11 +194,11 @@ class SnapshotGiver:
                 needed = index if needed is None else min(needed, index)
         return needed
 
-    def fetch(self, peer: str, request: Fetch) -> None:
+    def fetch(self, peer: str, request: FetchChunk) -> None:
         """Send a peer the requested chunk after reading it."""
         given = self._given_to(peer, request.snapshot, request.file)
         if given is None:
-            self._send(peer, Withdrawn(request.snapshot))
+            self._send(peer, SnapshotWithdrawn(request.snapshot))
             return
         given.used_s = self._runtime.monotonic()
         given.waiting.append(request)
@@ -218,10 +226,10 @@ class SnapshotGiver:
             self._disk.submit_read(read, partial(self._have_read, peer, request, path))
 
     def _have_read(
-        self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None
+        self, peer: str, request: FetchChunk, path: str, data: bytes | None, error: Exception | None
     ) -> None:
         if self._given_to(peer, request.snapshot, request.file) is None:
-            self._send(peer, Withdrawn(request.snapshot))
+            self._send(peer, SnapshotWithdrawn(request.snapshot))
         elif isinstance(error, OSError) and error.errno not in _DAMAGE:
             # The cause may be too many open files, for example. The peer will request the chunk again.
             log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
@@ -230,7 +238,7 @@ class SnapshotGiver:
         else:
             self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
-    def spoilt(self, peer: str, message: Spoilt) -> None:
+    def spoilt(self, peer: str, message: SnapshotDamaged) -> None:
         """Verify a file that arrived damaged at a peer, because it may be damaged here, too; withdraw the offer."""
         given = self._given_to(peer, message.snapshot, message.file)
         if given is None:
@@ -293,7 +301,7 @@ class SnapshotGiver:
             SnapshotFile(segment.first, segment.end, segment.file_bytes, segment.sparse)
             for segment in segments
         ]
-        offer = Offer(self._next_id, index, term, checkpoint.size, files)
+        offer = SnapshotOffer(self._next_id, index, term, checkpoint.size, files)
         checkpoint.close()
         self._next_id += 1
         names = [name, *(segment.name for segment in segments)]
@@ -330,7 +338,7 @@ class _Taking:
     """A snapshot that is being fetched."""
 
     peer: str
-    offer: Offer
+    offer: SnapshotOffer
     parts: Iterator[_Part]
     """Chunks that this node has not requested yet."""
     moved_s: float
@@ -351,7 +359,7 @@ class _Taking:
 class _Unplaced:
     """A snapshot for which the disk had no space."""
 
-    offer: Offer
+    offer: SnapshotOffer
     pause_s: float
     again_s: float
     """Time of the next attempt in seconds, regardless of the reported free space, because that may ignore a quota."""
@@ -404,7 +412,7 @@ class SnapshotTaker:
         journal = self._journal
         return journal.last_index < index or (index >= journal.first_index and journal.term_at(index) != term)
 
-    def offered(self, peer: str, offer: Offer) -> None:
+    def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """Begin to fetch the snapshot, or continue it, unless a different transfer is making progress."""
         now_s = self._runtime.monotonic()
         taking = self._taking
@@ -427,7 +435,7 @@ class SnapshotTaker:
         taking.storing = WINDOW  # blocks requests until the directory exists
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
 
-    def _may_fit(self, offer: Offer, now_s: float) -> bool:
+    def _may_fit(self, offer: SnapshotOffer, now_s: float) -> bool:
         """Return whether to try a snapshot now, after a snapshot that found no space."""
         unplaced = self._unplaced
         if unplaced is None or now_s >= unplaced.again_s:
@@ -437,7 +445,7 @@ class SnapshotTaker:
             return False
         return unplaced.is_seen
 
-    def _note_unplaced(self, offer: Offer) -> None:
+    def _note_unplaced(self, offer: SnapshotOffer) -> None:
         before = self._unplaced
         if before is None:
             log.error(
@@ -472,7 +480,7 @@ class SnapshotTaker:
             if is_stuck or not self.is_of_use(taking.offer.index, taking.offer.term):
                 self._give_up()
 
-    def withdrawn(self, peer: str, message: Withdrawn) -> None:
+    def withdrawn(self, peer: str, message: SnapshotWithdrawn) -> None:
         taking = self._taking
         if taking is not None and (taking.peer, taking.offer.snapshot) == (peer, message.snapshot):
             self._give_up()
@@ -520,7 +528,7 @@ class SnapshotTaker:
             self._request(taking, part)
 
     def _request(self, taking: _Taking, part: _Part) -> None:
-        self._send(taking.peer, Fetch(taking.offer.snapshot, *part[:3]))
+        self._send(taking.peer, FetchChunk(taking.offer.snapshot, *part[:3]))
 
     def _give_up(self) -> None:
         taking = self._taking
@@ -613,7 +621,7 @@ class SnapshotTaker:
             return True
         if isinstance(error, JournalError):
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
-            self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
+            self._send(taking.peer, SnapshotDamaged(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._note_unplaced(taking.offer)
         else:
@@ -652,7 +660,7 @@ class SnapshotTaker:
         self.times.add(self._runtime.monotonic() - taking.began_s)
 
 
-def _parts(offer: Offer) -> Iterator[_Part]:
+def _parts(offer: SnapshotOffer) -> Iterator[_Part]:
     for file, size in enumerate([offer.checkpoint_size, *(row.size for row in offer.segments)]):
         for offset in range(0, size, CHUNK_BYTES):
             length = min(CHUNK_BYTES, size - offset)

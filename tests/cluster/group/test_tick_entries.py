@@ -185,7 +185,7 @@ class Member:
     def set_alarms(self, *delays_ms: int) -> None:
         """Submit them, and wait until they are set."""
         entries = self.machine.entries
-        self.runtime.enter(lambda: _nothing(self.group.submit([pack(delays_ms)])))
+        self.runtime.enter(lambda: _nothing(self.group.propose([pack(delays_ms)])))
         self._trio.until(lambda: self.machine.entries > entries)
 
     def ticks(self) -> list[int]:
@@ -354,7 +354,7 @@ def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
     leader = trio.start()
     for number in range(1_000):
         delays_ms = [] if number % 10 else [20]
-        leader.runtime.enter(lambda: _nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
+        leader.runtime.enter(lambda: _nothing(leader.group.propose([pack(delays_ms)])))  # noqa: B023
         trio.pass_ms(1)
     trio.pass_ms(100)
     assert len(leader.machine.rung) == 100

@@ -110,7 +110,7 @@ def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growi
 
 
 def submit(node: Member) -> None:
-    node.group.submit([b"\x90"])
+    node.group.propose([b"\x90"])
 
 
 def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:

@@ -23,7 +23,16 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal, UnknownFormat
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.learner_pace import Pace
-from cluster.raft.messages import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
+from cluster.raft.messages import (
+    FetchChunk,
+    Message,
+    SnapshotChunk,
+    SnapshotDamaged,
+    SnapshotOffer,
+    SnapshotWithdrawn,
+    decode,
+    encode,
+)
 from cluster.raft.progress import Progress
 from cluster.snapshots.catch_up import (
     CHUNK_BYTES,
@@ -217,20 +226,20 @@ class Transfer:
 
     def _taker_gets(self, message: Message) -> None:
         match message:
-            case Offer():
+            case SnapshotOffer():
                 self.taker.offered("giver", message)
             case SnapshotChunk():
                 self.taker.chunk("giver", message)
-            case Withdrawn():
+            case SnapshotWithdrawn():
                 self.taker.withdrawn("giver", message)
             case _:
                 raise AssertionError(message)
 
     def _giver_gets(self, message: Message) -> None:
         match message:
-            case Fetch():
+            case FetchChunk():
                 self.giver.fetch("taker", message)
-            case Spoilt():
+            case SnapshotDamaged():
                 self.giver.spoilt("taker", message)
             case _:
                 raise AssertionError(message)
@@ -244,8 +253,8 @@ class Transfer:
         self.world.now_s += 1.1
         self.giver.tick(cast("Any", self.engine))
 
-    def fetches(self) -> list[Fetch]:
-        return [message for message in self.sent if isinstance(message, Fetch)]
+    def fetches(self) -> list[FetchChunk]:
+        return [message for message in self.sent if isinstance(message, FetchChunk)]
 
     def _install(self, installable: Installable, state: Any) -> None:
         assert state == installable.checkpoint.body
@@ -280,8 +289,8 @@ class Transfer:
         """Until everything has arrived and is about to be moved."""
         self.world.run(lambda: self.taker._taking is not None and self.taker._taking.names != ())
 
-    def offer(self) -> Offer:
-        [offer] = [message for message in self.sent if isinstance(message, Offer)]
+    def offer(self) -> SnapshotOffer:
+        [offer] = [message for message in self.sent if isinstance(message, SnapshotOffer)]
         return offer
 
     def taking(self) -> Any:
@@ -399,7 +408,7 @@ def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -
     transfer.tick()
     transfer.world.run()
     assert (transfer.pins.renewed, transfer.installed, transfer.failures) == (1, [], [])
-    assert len([message for message in transfer.sent if isinstance(message, Offer)]) == 1
+    assert len([message for message in transfer.sent if isinstance(message, SnapshotOffer)]) == 1
     write_checkpoint(transfer.here.disk, directory.log, directory.identity, 160, 1, [STATE])
     transfer.pins.newest = CheckpointPosition(160, 1)
     transfer.begin()
@@ -461,7 +470,7 @@ def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transf
     transfer.here.journal.deleteEntriesFrom(end)
     transfer.here.journal.sync_now()
     transfer.world.run()
-    assert isinstance(transfer.sent[-1], Withdrawn)
+    assert isinstance(transfer.sent[-1], SnapshotWithdrawn)
     assert not transfer.failures
     assert not transfer.installed
     assert not transfer.pins.pinned
@@ -583,7 +592,7 @@ def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
 
 
 def withdraw(transfer: Transfer) -> None:
-    transfer.taker.withdrawn("giver", Withdrawn(transfer.taking().offer.snapshot))
+    transfer.taker.withdrawn("giver", SnapshotWithdrawn(transfer.taking().offer.snapshot))
 
 
 def offer_another(transfer: Transfer) -> None:
@@ -690,8 +699,8 @@ def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -
     transfer.tick()
     assert not transfer.pins.pinned
     transfer.is_up = True
-    transfer.giver.fetch("taker", Fetch(1000, 0, 0, 10))
-    assert transfer.sent == [Withdrawn(1000)]
+    transfer.giver.fetch("taker", FetchChunk(1000, 0, 0, 10))
+    assert transfer.sent == [SnapshotWithdrawn(1000)]
 
 
 def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Transfer) -> None:
@@ -776,4 +785,4 @@ def test_a_crash_on_the_way_leaves_the_log_as_it_was(transfer: Transfer, events:
 def test_the_last_snapshot_of_a_node_whose_clock_is_centuries_ahead_can_be_offered() -> None:
     """Its number follows from the clock (simulated: seed 6675)."""
     number = (WALL_MAX_MS + INCARNATION_LEAP + 1 << SNAPSHOT_ID_BITS) - 1
-    assert decode(b"".join(encode(Withdrawn(number)))) == Withdrawn(number)
+    assert decode(b"".join(encode(SnapshotWithdrawn(number)))) == SnapshotWithdrawn(number)
