@@ -195,7 +195,7 @@ def test_what_is_refused_is_not_asked_for_again(said: Said) -> None:
 def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Said) -> None:
     status, _, errors = said("member", "remove", "n1")
     assert status == 1
-    assert "it is the node that was asked, and stops then: ask another one whether it is gone" in errors
+    assert "it is the node that was asked, and stops then: ask another node whether it is removed" in errors
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from system_commands import run_command, run_qq
 from system_disk import NodeFiles
 from system_load import COMMAND_POLL_S, loaded, poll
 
-from qq.cli.asking import why_not_ready
+from qq.cli.local_requests import reason_not_ready
 from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 
@@ -212,7 +212,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
                 text = f"{leader.name} is under maintenance: it leads nothing and has no clients"
                 assert done(other, "drain", leader.name) == text
         assert cluster.leader() is not leader
-        assert "under maintenance" in str(why_not_ready(leader.http_port))
+        assert "under maintenance" in str(reason_not_ready(leader.http_port))
         assert members(other)[leader.name]["drained"]
         with pytest.raises(pika.exceptions.AMQPConnectionError):  # nobody listens
             pika_connection(leader)
@@ -222,8 +222,8 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
         leader.stop()
         leader.start()
         poll(
-            lambda: "under maintenance" in str(why_not_ready(leader.http_port)),
-            lambda: str(why_not_ready(leader.http_port)),
+            lambda: "under maintenance" in str(reason_not_ready(leader.http_port)),
+            lambda: str(reason_not_ready(leader.http_port)),
         )
         for _ in range(2):
             assert done(other, "revive", leader.name) == f"{leader.name} is under maintenance no more"
@@ -260,8 +260,8 @@ def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) 
             "answer"
         )
         poll(
-            lambda: str(why_not_ready(first.http_port)).startswith(both),
-            lambda: str(why_not_ready(first.http_port)),
+            lambda: str(reason_not_ready(first.http_port)).startswith(both),
+            lambda: str(reason_not_ready(first.http_port)),
         )
 
 
