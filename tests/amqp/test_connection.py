@@ -2,7 +2,23 @@ import struct
 from typing import Any
 
 import pytest
-from amqp_wire import (
+from pamqp import commands, encode
+
+from qq.amqp.connection import (
+    AHEAD_BYTES_MAX,
+    ChannelCloseRequested,
+    ChannelOpened,
+    CloseRequested,
+    LoginAttempt,
+    Phase,
+    SecretRenewed,
+    ServerConnection,
+    Settings,
+    VhostRequested,
+)
+from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
+from tests.amqp.amqp_wire import (
     PROTOCOL_HEADER,
     Basic,
     Channel,
@@ -22,22 +38,6 @@ from amqp_wire import (
     start_ok,
     tune_ok,
 )
-from pamqp import commands, encode
-
-from qq.amqp.connection import (
-    AHEAD_BYTES_MAX,
-    ChannelCloseRequested,
-    ChannelOpened,
-    CloseRequested,
-    LoginAttempt,
-    Phase,
-    SecretRenewed,
-    ServerConnection,
-    Settings,
-    VhostRequested,
-)
-from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
-from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 
 NOT_FOUND = ChannelError(ReplyCode.NOT_FOUND, "no queue 'q' in vhost '/'", 50, 10)
 

@@ -7,24 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from amqp_wire import (
-    HEARTBEAT,
-    PROTOCOL_HEADER,
-    Basic,
-    Channel,
-    Connection,
-    Queue,
-    body_frames,
-    header_frame,
-    method,
-    open_channel,
-    open_vhost,
-    pieces,
-    publish,
-    raw,
-    start_ok,
-    tune_ok,
-)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
@@ -42,6 +24,24 @@ from qq.amqp.connection import (
 )
 from qq.amqp.framing import FRAME_MAX_UNTUNED, UNFINISHED_BYTES_MIN, ChannelFault, Fault
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
+from tests.amqp.amqp_wire import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    Basic,
+    Channel,
+    Connection,
+    Queue,
+    body_frames,
+    header_frame,
+    method,
+    open_channel,
+    open_vhost,
+    pieces,
+    publish,
+    raw,
+    start_ok,
+    tune_ok,
+)
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
 HELD_MAX = UNFINISHED_BYTES_MIN + AHEAD_BYTES_MAX + LIMITS.frame_max

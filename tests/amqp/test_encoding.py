@@ -2,21 +2,6 @@ import random
 from datetime import UTC, datetime
 
 import pytest
-from amqp_wire import (
-    Basic,
-    Channel,
-    Connection,
-    Queue,
-    array,
-    body_frames,
-    header_frame,
-    long,
-    long_string,
-    message,
-    method,
-    raw,
-    stored_message,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
@@ -34,6 +19,21 @@ from qq.amqp.encoding import (
 )
 from qq.amqp.framing import FRAME_MAX_MIN
 from qq.stored.editing import WORTHWHILE_BYTES, content, reframe, with_headers
+from tests.amqp.amqp_wire import (
+    Basic,
+    Channel,
+    Connection,
+    Queue,
+    array,
+    body_frames,
+    header_frame,
+    long,
+    long_string,
+    message,
+    method,
+    raw,
+    stored_message,
+)
 
 names = st.text(st.characters(max_codepoint=127, categories=("L", "N")), max_size=60)
 channels = st.integers(1, 65535)

@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from amqp_wire import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pamqp import commands, frame
+
+from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
+from qq.stored.editing import content
+from tests.amqp.amqp_wire import (
     HEARTBEAT,
     Basic,
     Queue,
@@ -20,12 +26,6 @@ from amqp_wire import (
     publish,
     raw,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pamqp import commands, frame
-
-from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
-from qq.stored.editing import content
 
 fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watching import Phase, judge, resources
+from tests.benchmarks.watching import Phase, judge, resources
 
 QUIET = [
     Phase([0.05, 0.04], [5.0] * 100),

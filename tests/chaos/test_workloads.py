@@ -14,7 +14,6 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicates
 
 from chaos import history
 from chaos.live.run import Options, run
@@ -24,6 +23,7 @@ from chaos.workloads.churn import CLIENTS
 from chaos.workloads.dead_letter import FIRST, FIRST_LIMIT, LAST, SECOND
 from chaos.workloads.transport import Endpoint
 from qq.testing import LocalCluster
+from tests.chaos.history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,7 +11,6 @@ from typing import Any, cast
 from zlib import crc32
 
 import pytest
-from new_logs import GROUP, new_log, raising
 
 from cluster.configuration.configuration import Versions
 from cluster.log.checkpoints import checkpoint_name, write_checkpoint
@@ -28,6 +27,7 @@ from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch, keep
 from qq.machine.protocol.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
 from qq.machine.protocol.versions import VERSIONS
+from tests.cli.new_logs import GROUP, new_log, raising
 
 TIME_MS = 1_767_323_045_678
 INCARNATION = 7

@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_processes import Qq, started
 
 from qq.cli import main, progress
 from qq.cli.layout import local_nodes, prepare
+from tests.cli.cli_processes import Qq, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

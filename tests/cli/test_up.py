@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_processes import is_alive, nodes_of, started, wait_until
 
 from qq.cli.layout import local_nodes
 from qq.cli.up import _outgoing_ports
 from qq.config import load
+from tests.cli.cli_processes import is_alive, nodes_of, started, wait_until
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from cli_processes import Qq
+    from tests.cli.cli_processes import Qq
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import ssl
 from pathlib import Path
 
 import pytest
-from how_to import block, run_shell, secrets_for_kubernetes
 
 from qq.config import ClientTls, TlsFiles
 from qq.tls import contexts
+from tests.deploy.how_to import block, run_shell, secrets_for_kubernetes
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from deployment import DEPLOY, NODES, ROOT, document, interpolated, published
-from dockerfile import stages
 from jsonschema import Draft202012Validator
 
 from chaos.live import toxiproxy
@@ -20,6 +18,8 @@ from chaos.live.command import _parser, parse_duration, parse_endpoints
 from qq.cli import credentials
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from tests.deploy.deployment import DEPLOY, NODES, ROOT, document, interpolated, published
+from tests.deploy.dockerfile import stages
 
 FILE = ROOT / "docker-compose.yml"
 COMPOSE = interpolated(document(FILE), {})

@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
-from engine import BUILT_FROM, PASSWORD, PROJECT, Deployment, Engine, wait_until
-from publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 from qq import __version__
 from qq.machine.machine import QueueMachine
+from tests.deploy.deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
+from tests.deploy.engine import BUILT_FROM, PASSWORD, PROJECT, Deployment, Engine, wait_until
+from tests.deploy.publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from deployment import DEPLOY, RUNS_AS, WHEEL_OPTIONS
-from dockerfile import Instruction, stages
 
 from qq import __version__
 from qq.config import load
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, RUNS_AS, WHEEL_OPTIONS
+from tests.deploy.dockerfile import Instruction, stages
 
 pytestmark = pytest.mark.xdist_group("deploy")
 

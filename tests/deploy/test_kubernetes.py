@@ -13,15 +13,15 @@ from typing import Any
 import click
 import kubernetes_validate
 import pytest
-from deployment import DEPLOY, RUNS_AS, document, documents
-from dockerfile import stages
-from how_to import with_a_fourth_node
 
 from qq.cli.root import root
 from qq.cli.target import DEFAULT_URL
 from qq.config import ConfigError, NodeConfig, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, RUNS_AS, document, documents
+from tests.deploy.dockerfile import stages
+from tests.deploy.how_to import with_a_fourth_node
 
 pytestmark = pytest.mark.xdist_group("deploy")
 

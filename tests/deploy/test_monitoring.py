@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import DEPLOY, ROOT, document
 from prometheus_client.parser import text_string_to_metric_families
 
 from qq.testing import ClusterNode
+from tests.deploy.deployment import DEPLOY, ROOT, document
 
 pytestmark = pytest.mark.xdist_group("deploy")
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pika
 import pytest
-from deployment import DEPLOY, document, documents
-from engine import PASSWORD, PROJECT, Engine, wait_until
-from how_to import secrets_for_kubernetes, with_a_fourth_node
+
+from tests.deploy.deployment import DEPLOY, document, documents
+from tests.deploy.engine import PASSWORD, PROJECT, Engine, wait_until
+from tests.deploy.how_to import secrets_for_kubernetes, with_a_fourth_node
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 

@@ -11,10 +11,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from deployment import DEPLOY, ROOT, RUNS_AS
 
 from qq.config import ConfigError, load
 from qq.node.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from tests.deploy.deployment import DEPLOY, ROOT, RUNS_AS
 
 FILE = DEPLOY / "systemd" / "qq.service"
 CONFIG = DEPLOY / "systemd" / "node.toml"

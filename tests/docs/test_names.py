@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, get_args
 import click
 import pytest
 from aiohttp import web
-from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
@@ -40,6 +39,7 @@ from qq.metrics.counters import (
     SpanCounts,
 )
 from qq.metrics.prometheus import node_registry
+from tests.docs.documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

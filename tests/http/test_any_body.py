@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from fakes import MachineManagement
-from http_node import GUEST, Answer, Client, Node, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qq.machine.machine import QueueMachine
+from tests.http.fakes import MachineManagement
+from tests.http.http_node import GUEST, Answer, Client, Node, answer
 
 PATHS = [
     ("vhosts/v", "PUT"),

@@ -11,8 +11,6 @@ from urllib.parse import quote
 
 import pytest
 from aiohttp import http_parser
-from fakes import FakeView, MachineManagement
-from http_node import GUEST, Client, Node, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -20,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from qq.http.app import build_app
 from qq.http.app import serve as serve_http
 from qq.http.base.listener import listen
+from tests.http.fakes import FakeView, MachineManagement
+from tests.http.http_node import GUEST, Client, Node, answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

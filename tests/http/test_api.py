@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from fakes import FakeManagement, message
-from http_node import Node
 
 from qq.http.base.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
 from qq.http.view import ConsumerStatus, QueueStatus
 from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
+from tests.http.fakes import FakeManagement, message
+from tests.http.http_node import Node
 
 POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
 READERS = ["management", "monitoring", "policymaker", "administrator"]

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from aiohttp import encode_basic_auth, web
 from aiohttp.test_utils import TestServer
-from fakes import FakeManagement, FakeView
-from http_node import GUEST, Node
 from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app
 from qq.http.base.listener import listen
+from tests.http.fakes import FakeManagement, FakeView
+from tests.http.http_node import GUEST, Node
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import pika
 import pika.exceptions
 import pytest
-from http_node import Answer
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from qq import testing
 from qq.testing import ClusterNode, LocalCluster
+from tests.http.http_node import Answer
 
 QUORUM = {"x-queue-type": "quorum"}
 GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from fakes import FakeManagement, FakeView, MachineManagement
-from http_node import GUEST, login
 from prometheus_client import CollectorRegistry, Counter
 
 from qq.http.app import build_app
@@ -22,6 +20,8 @@ from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
 from qq.http.server import FIELDS_MAX, HttpServer
 from qq.http.view import LoggedIn, LoginThrottled, QueueStatus, Unavailable
+from tests.http.fakes import FakeManagement, FakeView, MachineManagement
+from tests.http.http_node import GUEST, login
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"

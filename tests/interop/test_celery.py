@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
-from celery_app import client
-from celery_worker import Worker, wait_ready, working
 
 from qq.testing import LocalCluster
+from tests.interop.celery_app import client
+from tests.interop.celery_worker import Worker, wait_ready, working
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

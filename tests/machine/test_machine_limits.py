@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine.catalog.vhost import ROUTES_MAX
 from qq.machine.machine import QueueMachine
@@ -26,6 +25,7 @@ from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.snapshot.state import MalformedDump
 from qq.ranges import Range
+from tests.machine.machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 
 def test_consumer_gets_a_whole_run_as_a_single_range() -> None:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from issuer import new_key
-from openid import CLIENT, OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import new_key
+from tests.oauth2.openid import CLIENT, OpenIdProvider
 
 LOGIN, CALLBACK = "/api/oauth2/login", "/api/oauth2/callback"
 

@@ -13,9 +13,9 @@ import aio_pika
 import aiormq
 import pika
 import pytest
-from issuer import SERVICE, Issuer, new_key
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import SERVICE, Issuer, new_key
 
 ALL = ("configure:%2F", "write:%2F", "read:%2F")
 

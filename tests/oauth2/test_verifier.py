@@ -19,7 +19,6 @@ import jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from issuer import RSA, SERVICE, Issuer, new_key, pem, token
 from jwt.algorithms import RSAAlgorithm
 
 from qq.config import OAuth2
@@ -29,6 +28,7 @@ from qq.oauth2 import keys, provider
 from qq.oauth2.verifier import Verifier
 from qq.scopes import TokenUser
 from qq.sessions.login import InvalidToken
+from tests.oauth2.issuer import RSA, SERVICE, Issuer, new_key, pem, token
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from browsing import Page
-from chromium import opened
-from demo import QUORUM, api
-from openid import OpenIdProvider
-from proxy import below_a_path
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.openid import OpenIdProvider
+from tests.page.browsing import Page
+from tests.page.chromium import opened
+from tests.page.demo import QUORUM, api
+from tests.page.proxy import below_a_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     Taker,
     barrier,
     bodies_of,
@@ -21,7 +22,7 @@ from queue_clients import (
     ready,
     refused,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 DELIVERED_AT_ALL = 21
 """With RabbitMQ's delivery limit of 20."""

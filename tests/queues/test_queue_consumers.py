@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED, KILLED
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED, KILLED
+from tests.queues.queue_clients import (
     HERE,
     QUORUM,
     Taker,
@@ -23,7 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 SINGLE = {"x-single-active-consumer": True}
 PREFERRED = {"x-priority": 10}

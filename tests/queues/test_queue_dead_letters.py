@@ -7,9 +7,11 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import ALSO_KILLED
 from pika.compat import long
-from queue_clients import (
+
+import qq.machine.queue.queue
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     Message,
     Taker,
     barrier,
@@ -22,9 +24,7 @@ from queue_clients import (
     ready,
     wait_until,
 )
-from queue_world import World
-
-import qq.machine.queue.queue
+from tests.queues.queue_world import World
 
 MANY = 1000
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leader_changes import QUIET
 from pika.compat import long
-from queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
-from queue_world import World
+
+from tests.queues.leader_changes import QUIET
+from tests.queues.queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
+from tests.queues.queue_world import World
 
 
 @pytest.mark.parametrize(

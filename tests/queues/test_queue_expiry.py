@@ -7,9 +7,10 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import KILLED_IF_LONG, QUIET
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import KILLED_IF_LONG, QUIET
+from tests.queues.queue_clients import (
     PATIENCE_S,
     Taker,
     barrier,
@@ -23,7 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 LATE_S = 5.0
 """Nothing here takes so long, even on a busy machine."""

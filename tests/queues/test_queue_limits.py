@@ -6,8 +6,9 @@ from typing import Any
 
 import pika.exceptions
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import (
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -20,7 +21,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 BODY = b"x" * 1000
 REJECTS = {"overflow": "reject-publish"}

@@ -7,10 +7,11 @@ from typing import Any
 
 import pika
 import pytest
-from leader_changes import ALSO_KILLED, QUIET
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED, QUIET
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import (
     Taker,
     barrier,
     bodies_of,
@@ -25,7 +26,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 
 def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:

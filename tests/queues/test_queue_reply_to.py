@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pika
-from leader_changes import KILLED, KILLED_IF_LONG
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import Taker, barrier, declare, exactly, got, lose, refused
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED, KILLED_IF_LONG
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import Taker, barrier, declare, exactly, got, lose, refused
+from tests.queues.queue_world import World
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 CALLS = 100

@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from leader_changes import KILLED
-from queue_clients import (
+
+import qq.machine.queue.consumers
+from qq.testing import LocalCluster
+from tests.queues.leader_changes import KILLED
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -21,10 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
-
-import qq.machine.queue.consumers
-from qq.testing import LocalCluster
+from tests.queues.queue_world import World
 
 LATE_S = 5.0
 SHORT_MS = 200

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from leader_changes import ALSO_KILLED
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -19,7 +20,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 
 def queues_of(world: World, queue: str, count: int = 2) -> list[str]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.run import Simulation
 from chaos.sim.world import network
 from chaos.sim.world.cluster import NodeEvents, SimulatedCluster, SimulationOptions
+from tests.harness.long_cases import cases
 
 if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedNode

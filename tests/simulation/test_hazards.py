@@ -15,9 +15,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-import absences
 import pytest
-from long_cases import cases
 from pysyncobj.node import Node
 
 from chaos.sim.checks.checks import Checks, ViolationError
@@ -61,6 +59,8 @@ from qq.machine.queue.queue import Dying, Queue
 from qq.ranges import Range
 from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX, Table
+from tests.harness.long_cases import cases
+from tests.simulation import absences
 
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,

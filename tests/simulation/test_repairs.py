@@ -11,7 +11,6 @@ from itertools import product
 from operator import attrgetter
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Simulation
@@ -22,6 +21,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.storage.directory import OBSOLETE
+from tests.harness.long_cases import cases
 
 SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,

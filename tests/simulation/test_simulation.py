@@ -12,7 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.faults.nemesis import FAULTS
@@ -28,6 +27,7 @@ from cluster.log.hardstate import HardState, Standing
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
+from tests.harness.long_cases import cases
 
 ROOT = Path(__file__).parent.parent.parent
 # fmt: off

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exchanges import EXCHANGES
-from table import DIFFERENCES, RABBITMQ, frames, read, reasons
-from wire import set_up, transcript
 
 from qq.testing import LocalCluster
+from tests.wire.exchanges import EXCHANGES
+from tests.wire.table import DIFFERENCES, RABBITMQ, frames, read, reasons
+from tests.wire.wire import set_up, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pika
 import pika.exceptions
 import pytest
-from live_clients import publish, taken
 
 from chaos.live.cluster import HOST, SPARES, LiveCluster, LiveClusterError
+from tests.chaos.live.live_clients import publish, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

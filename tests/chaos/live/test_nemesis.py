@@ -15,13 +15,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from live_clients import Publisher, taken
-from long_cases import cases
 
 from chaos.live import nemesis, releases
 from chaos.live.cluster import SPARES, LiveCluster, LiveClusterError
 from chaos.live.faulty_node import Faults
 from chaos.live.nemesis import ALL, CLIENTS, GROUPS, NAMES, NODES, UPGRADE, Harm, NemesisError
+from tests.chaos.live.live_clients import Publisher, taken
+from tests.harness.long_cases import cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from long_cases import cases
-from pipeline_histories import History, Story, died
 from pyspark.sql import SparkSession
 
 from chaos.pipeline import java, job
 from chaos.pipeline.job import SHOWN, Promise, Verdict, check, describe, main
+from tests.chaos.pipeline.pipeline_histories import History, Story, died
+from tests.harness.long_cases import cases
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
