@@ -131,9 +131,9 @@ def run_pytest(
 
     `packages`: a directory of packages that are not in the environment.
     """
-    command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, "--rootdir", str(directory)]
-    command += ["-W", "ignore", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
-    command += ["-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
+    command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, f"--rootdir={directory}"]
+    command += [f"--confcutdir={directory}", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
+    command += ["-W", "ignore", "-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
     settings = {
         "PYTHONPATH": os.pathsep.join(
             [str(PLUGINS), *([str(packages)] if packages else []), os.environ.get("PYTHONPATH", "")]
