@@ -57,7 +57,7 @@ def test_channel_without_qos_has_the_nodes_default_prefetch(world: World, queue:
     assert len(Taker(channel, queue).look()) == 7
 
 
-def test_a_channel_has_so_many_consumers_at_most(world: World, queue: str) -> None:
+def test_consumers_of_a_channel_are_limited(world: World, queue: str) -> None:
     channel = world.channel(1)
     declare(channel, queue)
     first, _ = Taker(channel, queue), Taker(channel, queue)

@@ -130,7 +130,7 @@ def test_a_message_that_was_got_times_out_too(world: World, queue: str) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_policy_counts_for_deliveries_that_are_out_already(world: World, queue: str) -> None:
+def test_timeout_of_a_new_policy_applies_to_earlier_deliveries(world: World, queue: str) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     declare(publisher, queue)
     publish(publisher, queue, "a")

@@ -217,7 +217,7 @@ def until_safe_to_stop(node: ClusterNode) -> None:
     )
 
 
-def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None:
+def test_survivor_serves_alone_after_qq_recover(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)

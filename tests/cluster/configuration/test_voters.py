@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 
 TRIO = Membership.of_voters(["c", "a", "b"])
 TRIO_AND_LEARNER = Membership(frozenset("abc"), frozenset("d"))

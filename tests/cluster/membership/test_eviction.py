@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cluster.config import GroupConfig
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 from cluster.membership.eviction import UNDECIDED_S, Evictions
 from cluster.membership.peer_status import SILENT_S, Peers
 from cluster.raft.messages import Status

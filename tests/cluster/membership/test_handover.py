@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from chaos.sim.world.disk import SimulatedDisk
 from cluster.configuration.configuration import Versions
 from cluster.membership.handover import HANDOVER_S, PAUSE_S, Handover
-from cluster.storage.directory import GroupDirectory
+from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory, Incarnations
 from cluster.storage.identity import Owner
-from cluster.storage.incarnation import INCARNATION_LEAP, Incarnations
 
 
 def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itself() -> None:

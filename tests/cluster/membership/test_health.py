@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.configuration.voters import Membership
+from cluster.configuration.quorum import Membership
 from cluster.log.hardstate import Standing
 from cluster.membership.health import (
     FULL_BYTES,

@@ -34,9 +34,8 @@ from cluster.snapshots.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
-from cluster.storage.directory import GroupDirectory, moving_checkpoint
+from cluster.storage.directory import INCARNATION_LEAP, GroupDirectory, moving_checkpoint
 from cluster.storage.identity import Owner
-from cluster.storage.incarnation import INCARNATION_LEAP
 
 STATE = b"the state" * 50_000
 ENTRIES = 200
