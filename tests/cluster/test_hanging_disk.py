@@ -5,7 +5,7 @@ from __future__ import annotations
 from test_group_members import Growing
 from test_maintenance import growing, submit
 
-from cluster.transport.log_sync import HANGS_S
+from cluster.transport.outbox import HANGS_S
 
 __all__ = ["growing"]
 
