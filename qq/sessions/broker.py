@@ -323,4 +323,5 @@ class Broker:
         self._shovels.lead(leader == self.name)
         if is_failover:
             for session in list(self._dispatcher.sessions.values()):
-                session.leader_changed()
+                if session.consumers is not None:
+                    session.consumers.leader_changed()

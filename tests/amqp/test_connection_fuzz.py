@@ -284,7 +284,7 @@ def checked(shell: Shell) -> None:
 @pytest.mark.parametrize("phase", STARTS, ids=lambda phase: phase.name)
 @fuzz
 @given(stream=streams(), sizes=cuts, rnd=st.randoms(use_true_random=False))
-def test_whatever_comes_in_a_phase_has_its_end(
+def test_random_input_in_each_phase_is_handled(
     phase: Phase, stream: bytes, sizes: list[int], rnd: Any
 ) -> None:
     shell = Shell(lambda: True)
@@ -301,9 +301,7 @@ def test_whatever_comes_in_a_phase_has_its_end(
 
 @fuzz
 @given(stream=streams(), sizes=cuts)
-def test_whatever_comes_while_the_shell_thinks_about_it_is_kept_within_bounds(
-    stream: bytes, sizes: list[int]
-) -> None:
+def test_random_input_is_bounded_before_the_shell_answers(stream: bytes, sizes: list[int]) -> None:
     for phase, start in ((Phase.LOGIN, b""), (Phase.VHOST, tune_ok(4, 16_384, 0) + open_vhost())):
         shell = Shell(lambda: False)
         shell.receive(PROTOCOL_HEADER + start_ok())
@@ -322,7 +320,7 @@ def test_whatever_comes_while_the_shell_thinks_about_it_is_kept_within_bounds(
 
 @fuzz
 @given(stream=streams(), sizes=cuts)
-def test_whatever_comes_in_the_middle_of_a_message_has_its_end(stream: bytes, sizes: list[int]) -> None:
+def test_random_input_in_the_middle_of_a_message_is_handled(stream: bytes, sizes: list[int]) -> None:
     shell = Shell(lambda: True)
     for piece in (IN_THE_MIDDLE, *cut(stream, sizes)):
         shell.receive(piece)

@@ -45,7 +45,7 @@ def test_properties_that_can_be_hashed_are_texts() -> None:
     }
 
 
-def test_a_correlation_id_that_is_not_utf8_is_told_from_others() -> None:
+def test_correlation_ids_that_are_not_utf8_stay_distinct() -> None:
     ids = [
         content_of(stored(Basic.Properties(correlation_id="??")).replace(b"??", raw), 1).properties
         for raw in (b"\xff\xfe", b"\xfe\xff", b"??")
@@ -53,7 +53,7 @@ def test_a_correlation_id_that_is_not_utf8_is_told_from_others() -> None:
     assert len({each["correlation_id"] for each in ids}) == 3
 
 
-def test_equal_properties_are_read_once_and_each_message_has_its_own_number() -> None:
+def test_equal_properties_are_parsed_once_but_numbers_differ() -> None:
     message = stored(Basic.Properties(headers={"a": 1}))
     one, other = content_of(message, 1), content_of(bytearray(message), 2)
     assert one.headers is other.headers
@@ -64,7 +64,7 @@ def test_equal_properties_are_read_once_and_each_message_has_its_own_number() ->
 
 
 @given(st.integers(0, 300), st.integers(0, 255), st.integers(0, 100))
-def test_what_cannot_be_read_is_not_there(place: int, value: int, cut: int) -> None:
+def test_damaged_content_has_no_properties(place: int, value: int, cut: int) -> None:
     damaged = bytearray(stored(Basic.Properties(headers={"a": [1, {"b": "c"}]}, message_id="m")))
     damaged[place % len(damaged)] = value
     content = content_of(bytes(damaged[: len(damaged) - cut]), 3)

@@ -119,7 +119,7 @@ def test_cc_and_bcc_are_more_routing_keys() -> None:
     assert attributes(stored_message(both)) == Attributes(more_keys=("a", "b", "c"))
 
 
-def test_rabbitmq_passes_over_what_is_no_string_among_the_keys_and_so_do_we() -> None:
+def test_keys_that_are_not_strings_are_skipped_as_in_rabbitmq() -> None:
     mixed = array(long(1), long_string("a"), array(long_string("no")), b"V", long_string(""), b"t\x01")
     assert attributes(with_header("CC", mixed)) == Attributes(more_keys=("a", ""))
 
@@ -173,7 +173,7 @@ def test_a_delay_is_a_number_in_any_form_that_clients_send(value: bytes, delay_m
     "value",
     [long(0), long(-5), b"b\xff", long_string("0"), long_string("-7"), b"d" + struct.pack(">d", -0.5)],
 )
-def test_a_delay_of_nothing_or_less_is_none(value: bytes) -> None:
+def test_delay_of_zero_or_less_is_no_delay(value: bytes) -> None:
     assert attributes(with_header("x-delay", value)) is None
 
 
@@ -194,7 +194,7 @@ def test_a_delay_of_nothing_or_less_is_none(value: bytes) -> None:
         long(DURATION_MAX_MS + 1),
     ],
 )
-def test_what_is_no_delay_is_ignored(value: bytes) -> None:
+def test_invalid_delay_is_ignored(value: bytes) -> None:
     message = with_header("x-delay", value)
     assert list(group([message])) == [(None, [message])]
     [(found, [shown])] = group([stored_message([("x-delay", value)], priority=1)])
@@ -226,7 +226,7 @@ def test_other_publishers_are_refused(value: bytes) -> None:
     "value", [long(0), long(-1), b"L" + b"\xff" * 8, b"b\0", b"t\1", long_string("1"), b"V", b"d" + bytes(8)]
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_other_sequence_numbers_are_refused_even_if_the_publisher_is_known(value: bytes, known: bool) -> None:
+def test_invalid_sequence_number_of_a_known_publisher_is_refused(value: bytes, known: bool) -> None:
     if known:
         for layout in (long(1), b"L" + bytes(7) + b"\1", b"b\1"):
             assert attributes(
@@ -236,7 +236,7 @@ def test_other_sequence_numbers_are_refused_even_if_the_publisher_is_known(value
         attributes(stored_message([("x-publisher-id", long_string("p")), ("x-publish-seq", value)]))
 
 
-def test_of_two_headers_with_one_name_the_first_counts() -> None:
+def test_first_of_two_headers_with_the_same_name_counts() -> None:
     twice = [("x-delay", long(1)), ("x-delay", long(2)), ("x-delay", b"V")]
     assert attributes(stored_message(twice)) == Attributes(delay_ms=1)
 
@@ -322,7 +322,7 @@ def simply_read(one: bytes) -> Attributes | None:
 
 @quick
 @given(st.lists(messages, max_size=4))
-def test_attributes_are_what_the_decoded_properties_say(some: list[bytes]) -> None:
+def test_attributes_equal_the_decoded_properties(some: list[bytes]) -> None:
     for one in [*some, *some]:
         header_stop = 8 + struct.unpack_from(">I", one, 3)[0]
         assert properties_valid(one[19 : header_stop - 1])
@@ -334,7 +334,7 @@ def test_attributes_are_what_the_decoded_properties_say(some: list[bytes]) -> No
             assert (attributes(one) or Attributes()) == expected
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_caches_of_properties_are_bounded() -> None:
     for number in range(VALID_PROPERTIES_MAX + 10):
         assert attributes(stored_message(priority=1, correlation_id=b"%d" % number)) == Attributes(priority=1)
         assert attributes(sequenced("p", 1, correlation_id=b"%d" % number)) is not None
@@ -360,7 +360,7 @@ def test_a_list_of_plain_messages_is_passed_on_as_it_is() -> None:
     assert alike is plain
 
 
-def test_consecutive_messages_alike_are_one_group() -> None:
+def test_consecutive_messages_with_equal_attributes_are_grouped() -> None:
     plain, high = stored_message([("a", long(1))]), stored_message(priority=9)
     named = stored_message(priority=9, correlation_id=b"1")
     assert list(group([plain, plain, high, named, high, plain])) == [
@@ -370,7 +370,7 @@ def test_consecutive_messages_alike_are_one_group() -> None:
     ]
 
 
-def test_consecutive_numbers_of_one_publisher_are_one_group() -> None:
+def test_consecutive_numbers_of_a_publisher_are_grouped() -> None:
     numbers = [("p", 1), ("p", 2), ("p", 3), ("p", 5), ("q", 6), ("q", 6), ("p", 7)]
     sent = [sequenced(*number) for number in numbers]
     assert [(found, len(alike)) for found, alike in group(sent)] == [
@@ -392,7 +392,7 @@ def test_bcc_is_not_stored() -> None:
     assert list(group([hidden])) == [(Attributes(more_keys=("\x03BCC",)), [hidden])]
 
 
-def test_of_what_is_delayed_the_header_is_stored_with_the_other_sign() -> None:
+def test_delay_header_of_a_delayed_message_is_stored_negated() -> None:
     other, bcc = ("x-other", b"V"), ("BCC", array(long_string("b")))
     for value in (long(5), b"I\0\0\0\5", b"B\5", long_string("5"), b"d" + struct.pack(">d", 5.5)):
         sent = stored_message([("x-delay", value), other, ("x-delay", long(9)), bcc], priority=1)
@@ -417,7 +417,7 @@ def test_a_delay_may_be_longer_than_this_exchange_knows() -> None:
     ]
 
 
-def test_a_stored_message_still_tells_what_a_dead_letter_keeps() -> None:
+def test_stored_message_still_gives_keys_expiration_and_priority() -> None:
     assert kept_when_dead(stored_message()) == ([], "", NO_PRIORITY)
     both = [("CC", array(long_string("a"))), ("BCC", array(long_string("b")))]
     [(_, [stored])] = group([stored_message(both, expiration=b"007")])
@@ -428,7 +428,7 @@ def test_a_stored_message_still_tells_what_a_dead_letter_keeps() -> None:
 
 
 @pytest.mark.parametrize("other", [{}, {"priority": 1, "expiration": b"5", "timestamp": 1, "user_id": b"me"}])
-def test_the_address_for_direct_replies_becomes_that_of_the_channel(other: dict[str, bytes | int]) -> None:
+def test_reply_to_is_replaced_with_the_channels_reply_name(other: dict[str, bytes | int]) -> None:
     def sent(reply_to: bytes, correlation_id: bytes) -> bytes:
         headers = [("a", long_string("amq.rabbitmq.reply-to"))]
         return stored_message(headers, reply_to=reply_to, correlation_id=correlation_id, **other)
@@ -438,7 +438,7 @@ def test_the_address_for_direct_replies_becomes_that_of_the_channel(other: dict[
     assert alike == [sent(NAME, b"1"), sent(NAME, b"1"), sent(b"queue", b"2"), sent(NAME, b"2")]
 
 
-def test_the_address_for_direct_replies_is_refused_on_a_channel_that_has_none() -> None:
+def test_direct_reply_to_is_refused_without_a_reply_consumer() -> None:
     plain = stored_message(reply_to=b"queue")
     groups = group([plain, stored_message(), stored_message(reply_to=REPLY_TO, expiration=b"x")])
     assert next(groups) == (None, [plain, stored_message()])
@@ -446,7 +446,7 @@ def test_the_address_for_direct_replies_is_refused_on_a_channel_that_has_none() 
         next(groups)
 
 
-def test_what_comes_before_a_wrong_message_counts() -> None:
+def test_messages_before_an_invalid_message_are_grouped() -> None:
     plain, wrong = stored_message(), stored_message(expiration=b"x")
     groups = group([plain, plain, wrong, plain])
     assert next(groups) == (None, [plain, plain])

@@ -46,7 +46,7 @@ def test_a_body_is_not_looked_into() -> None:
     assert trace_context(message + traced) is None
 
 
-def test_a_state_that_seems_to_be_longer_than_the_headers_ends_with_them() -> None:
+def test_trace_state_longer_than_the_headers_is_cut_at_their_end() -> None:
     inner = b"\x0atracestateS\0\1\0\0rest"
     message = stored_message([("traceparent", long_string(PARENT)), ("a", long_string(inner))])
     assert trace_context(message + b"body") == TraceContext(True, PARENT, "rest\xce")

@@ -50,7 +50,7 @@ class LineConsumer:
 
 
 class LineConnection(asyncio.Protocol):
-    """A client. It is its connection, its session and its publisher."""
+    """A client. It is its connection, its session, its publisher and its consumers."""
 
     vhost = "/"
     protocol = "LINES"
@@ -254,15 +254,23 @@ class LineConnection(asyncio.Protocol):
         self._fail(failure.text)
 
     @property
-    def consumers(self) -> list[LineConsumer]:
+    def publisher(self) -> LineConnection:
+        return self
+
+    @property
+    def consumers(self) -> LineConnection:
+        return self
+
+    @property
+    def all(self) -> list[LineConsumer]:
         return [self._consumer] if self._consumer is not None else []
 
-    def consumer(self, consumer_id: int) -> LineConsumer | None:
+    def find(self, consumer_id: int) -> LineConsumer | None:
         known = self._consumer
         return known if known is not None and known.id == consumer_id else None
 
     def deliver(self, effect: effects.Deliver) -> None:
-        consumer = self.consumer(effect.consumer)
+        consumer = self.find(effect.consumer)
         if consumer is None:
             return
         number = effect.first_id
@@ -292,7 +300,7 @@ class LineConnection(asyncio.Protocol):
                     self._say("MESSAGE", number, content(message).body.decode())
                     number += 1
 
-    def consumer_gone(self, consumer_id: int) -> None:
+    def cancelled(self, consumer_id: int) -> None:
         self._consumer = None
         self._say("CANCELLED", consumer_id)
 

@@ -22,13 +22,13 @@ from unittest.mock import patch
 
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryGone
-from cluster.net.connection_slots import Places
+from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.partial_messages import Unfinished
-from qq.amqp_server.server import AmqpServer, complaints
+from qq.amqp_server.server import AmqpServer, connection_log
 from qq.config import ClientTls, NodeLimits
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import encode_batch
@@ -186,13 +186,14 @@ class LoneBroker:
         self.machine.apply_batch(NAME, 1, 0, 0, b"".join(encode_batch([guest, may_do_all], [])))
         self.group = self._new_group(self.machine, self._loop)
         runtime: Any = _Runtime(self._loop)
-        the_complaints = complaints()
-        self.places = Places(self._limits.strangers_max or 512, 1000, complaints=the_complaints)
+        the_log = connection_log()
+        limits = SlotLimits(self._limits.strangers_max or 512, 1000)
+        self.slots = ConnectionSlots(limits, throttled_log=the_log)
         disk: Any = self.group
         self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
         unfinished = Unfinished(runtime, self._unfinished_bytes, lambda: len(self.broker.connections))
         self.server = AmqpServer(
-            self.broker, self._settings, self.places, the_complaints, unfinished, self._make_channel
+            self.broker, self._settings, self.slots, the_log, unfinished, self._make_channel
         )
         self.group.start(self.broker)
         self._begin()

@@ -132,7 +132,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
 
 
 def consume(channel: Channel, log: Log, **arguments: Any) -> int:
-    channel.receive(Method(1, amqp.Basic.Consume(queue="q", consumer_tag="t", arguments=arguments)))
+    channel.methods.receive(Method(1, amqp.Basic.Consume(queue="q", consumer_tag="t", arguments=arguments)))
     consumer = log.commands[-1].consumer
     channel.replied(effects.Consuming(consumer))
     return consumer
@@ -141,9 +141,9 @@ def consume(channel: Channel, log: Log, **arguments: Any) -> int:
 def test_a_change_of_leader_while_a_method_waits_leaves_each_its_answer() -> None:
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log, **{"x-cancel-on-ha-failover": True})
-    channel.receive(Method(1, amqp.Queue.Declare(queue="other")))
-    channel.leader_changed()
-    channel.receive(Method(1, amqp.Queue.Delete(queue="other")))
+    channel.methods.receive(Method(1, amqp.Queue.Declare(queue="other")))
+    channel.consumers.leader_changed()
+    channel.methods.receive(Method(1, amqp.Queue.Delete(queue="other")))
     socket.frames()
     channel.replied(effects.QueueDeclared("other", 0, 0))
     channel.replied(effects.ConsumerCancelled(consumer))
@@ -155,7 +155,7 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     channel, socket, _ = channel_and_its_ends()
     socket.has_room = False
     for published in range(1, LARGE_NUMBER):
-        channel.publishing.confirm(published)
+        channel.publisher.confirm(published)
     socket.make_room()
     [confirm] = socket.frames()
     assert (confirm.delivery_tag, confirm.multiple) == (LARGE_NUMBER - 1, True)
@@ -165,7 +165,7 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
 def test_ack_of_one_message_is_not_multiple_and_each_nack_is() -> None:
     channel, socket, _ = channel_and_its_ends()
     for published, refused in ((1, False), (2, True), (4, False), (5, False), (7, True)):
-        channel.outgoing.confirm(published, refused=refused)
+        channel.core.outgoing.confirm(published, refused=refused)
     confirms = [(frame.name, frame.delivery_tag, frame.multiple) for frame in socket.frames()]
     assert confirms == [
         ("Basic.Ack", 1, False),
@@ -181,12 +181,12 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     consumer = consume(channel, log)
     socket.frames()
     socket.has_room = False
-    channel.deliver(
+    channel.consumers.deliver(
         effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, count_contract=None)
     )
     for _ in range(ANSWERS_WAITING_MAX + 1):
         assert not socket.paused
-        channel.receive(Method(1, amqp.Basic.Qos()))
+        channel.methods.receive(Method(1, amqp.Basic.Qos()))
     assert socket.paused
     socket.make_room()
     assert not socket.paused
@@ -197,11 +197,11 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
     """What was on its way is delivered again by the log; the credit of an unlimited consumer is the shell's to give."""
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
-    channel.deliver(
+    channel.consumers.deliver(
         effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, count_contract=None)
     )
     socket.has_room = False
-    channel.deliver(
+    channel.consumers.deliver(
         effects.Deliver(
             "n",
             channel.session,
@@ -212,14 +212,14 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
             count_contract=None,
         )
     )
-    channel.receive(Method(1, amqp.Basic.Recover(requeue=True)))
+    channel.methods.receive(Method(1, amqp.Basic.Recover(requeue=True)))
     socket.frames()
     socket.make_room()
     assert socket.frames() == []
     channel.replied(effects.Recovered())
     assert [frame.name for frame in socket.frames()] == ["Basic.RecoverOk"]
     assert log.credits == [(consumer, 3), (consumer, 7)]
-    channel.receive(Method(1, amqp.Basic.Ack(1)))
+    channel.methods.receive(Method(1, amqp.Basic.Ack(1)))
     assert "unknown delivery tag 1" in str(socket.errors)
 
 

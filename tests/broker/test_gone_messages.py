@@ -77,7 +77,7 @@ def wait_until_applied(broker: LoneBroker, body: bytes) -> int:
 def wait_until_waiting(broker: LoneBroker) -> None:
     def waiting() -> int:
         return sum(
-            channel.outgoing._answers_waiting for channel in broker.broker._dispatcher.sessions.values()
+            channel.core.outgoing._answers_waiting for channel in broker.broker._dispatcher.sessions.values()
         )
 
     while not broker.call(waiting):

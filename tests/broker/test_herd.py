@@ -7,6 +7,7 @@ import logging
 import resource
 import ssl
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_a_thousand_tls_clients_get_in_over_a_slow_link(authority: Authority) ->
     """They are fewer, and have more time: they share a process, and its TLS handshakes, with the node."""
     broker, context = tls_broker(authority, 2000)
     with broker:
-        broker.places.total_max = 4000
+        broker.slots.limits = replace(broker.slots.limits, total_max=4000)
         attempt = partial(log_in, broker.amqps_port, 0.6, context=context)
         asyncio.run(herd(1000, attempt, 90.0, attempt_s=30.0))
 

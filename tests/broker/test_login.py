@@ -507,7 +507,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_login_leaves_nothing_behind(b
     broker.call(broker.group.release)
     broker.pass_some_time()
     assert broker.broker.logins._waiting == broker.broker.logins._unsure == {}
-    assert (broker.places.strangers, broker.places.known) == (0, 0)
+    assert (broker.slots.unauthenticated, broker.slots.authenticated) == (0, 0)
 
 
 def test_a_client_that_sends_on_during_its_login_is_held_to_a_limit(broker: LoneBroker) -> None:

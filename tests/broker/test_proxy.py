@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -194,7 +195,7 @@ def test_from_a_proxy_nothing_else_is_taken(
         with contextlib.suppress(ConnectionError):
             assert client.socket.recv(100) == b""
     broker.pass_some_time()
-    assert (broker.places.strangers, broker.places.known) == (0, 0)
+    assert (broker.slots.unauthenticated, broker.slots.authenticated) == (0, 0)
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("a connection from 127.0.0.2 is dropped: ")
 
@@ -244,7 +245,7 @@ def test_failures_behind_a_proxy_are_counted_for_the_clients_address(broker: Lon
 
 
 def test_strangers_behind_a_proxy_are_counted_for_their_own_addresses(broker: LoneBroker) -> None:
-    broker.places.strangers_max = 8
+    broker.slots.limits = replace(broker.slots.limits, unauthenticated_max=8)
     with contextlib.ExitStack() as stack:
         lone = stack.enter_context(connect(broker, b"PROXY TCP4 203.0.113.1 192.0.2.1 1 2\r\n"))
         lone.write(HEADER)
@@ -258,4 +259,4 @@ def test_strangers_behind_a_proxy_are_counted_for_their_own_addresses(broker: Lo
                 flood.expect_end()
         lone.send(0, lone.start_ok("\0anna\0secret"))
         lone.expect(Conn.Tune)
-        assert (broker.places.strangers, broker.places.known) == (6, 1)
+        assert (broker.slots.unauthenticated, broker.slots.authenticated) == (6, 1)

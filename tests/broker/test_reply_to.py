@@ -292,7 +292,7 @@ COUNT = 40
 def waiting(broker: LoneBroker) -> int:
     def count() -> int:
         return sum(
-            channel.outgoing._replies_waiting for channel in broker.broker._dispatcher.sessions.values()
+            channel.core.outgoing._replies_waiting for channel in broker.broker._dispatcher.sessions.values()
         )
 
     return broker.call(count)

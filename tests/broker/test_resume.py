@@ -158,8 +158,8 @@ def test_a_range_that_was_heard_in_part_is_cut(broker: LoneBroker, client: Clien
     other.write(b"".join(publish(1, "q", body) for body in (b"1", b"2", b"3", b"4")))
     other.declare()
     client.expect_bodies(1, b"1", b"2", b"3", b"4")
-    [channel] = [channel for channel in broker.broker._dispatcher.sessions.values() if channel.consumers]
-    [consumer] = channel.consumers
+    [channel] = [channel for channel in broker.broker._dispatcher.sessions.values() if channel.consumers.all]
+    [consumer] = channel.consumers.all
     index = broker.machine.consumers["n1", consumer.id].unacked.pieces()[0].value.index
     outstanding = [
         Deliver(

@@ -510,8 +510,7 @@ def test_whoever_does_not_speak_tls_is_dropped_and_nobody_else(
 def test_handshakes_under_way_are_counted_with_the_connections(
     broker: LoneBroker, authority: Authority
 ) -> None:
-    broker.places.strangers_max = 10
-    broker.places.fair_s = 1.0
+    broker.slots.limits = replace(broker.slots.limits, unauthenticated_max=10, fair_s=1.0)
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.amqps_port))) for _ in range(30)
@@ -520,11 +519,11 @@ def test_handshakes_under_way_are_counted_with_the_connections(
             stranger.settimeout(5)
             with contextlib.suppress(ConnectionError):
                 assert stranger.recv(1) == b""
-        assert broker.places.strangers == 8
+        assert broker.slots.unauthenticated == 8
         time.sleep(1.0)
         round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, authority.context())))
-    testing._wait_until(lambda: broker.places.strangers == 0, lambda: "they are still counted")
-    assert broker.places.known == 0
+    testing._wait_until(lambda: broker.slots.unauthenticated == 0, lambda: "they are still counted")
+    assert broker.slots.authenticated == 0
 
 
 def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> None:

@@ -233,9 +233,7 @@ def answering(status: int, body: bytes, length: int, kind: str = "application/x-
         thread.join()
 
 
-def test_a_backup_links_the_files_of_a_node_that_can_be_read_here(
-    original: Path, tmp_path: Path, said: Said
-) -> None:
+def test_backup_links_files_of_a_node_on_this_machine(original: Path, tmp_path: Path, said: Said) -> None:
     data = (original / "backup.tar").read_bytes()
     with answering(200, data, len(data)) as url:
         status, [line], errors = said("backup", tmp_path / "new", "--http", url)
@@ -251,7 +249,7 @@ def test_a_backup_links_the_files_of_a_node_that_can_be_read_here(
     assert content(tmp_path / "new") == content(original / "backup")
 
 
-def test_a_backup_copies_what_is_elsewhere(original: Path, tmp_path: Path, said: Said) -> None:
+def test_backup_copies_files_of_a_distant_node(original: Path, tmp_path: Path, said: Said) -> None:
     data = (original / "backup.tar").read_bytes()
     away = original / "away"
     (original / "data").rename(away)
@@ -265,9 +263,7 @@ def test_a_backup_copies_what_is_elsewhere(original: Path, tmp_path: Path, said:
     assert content(tmp_path / "new") == content(original / "backup")
 
 
-def test_a_backup_that_is_broken_off_or_damaged_leaves_nothing(
-    original: Path, tmp_path: Path, said: Said
-) -> None:
+def test_interrupted_or_damaged_backup_leaves_no_files(original: Path, tmp_path: Path, said: Said) -> None:
     data = (original / "backup.tar").read_bytes().replace(str(original).encode(), b"/" * len(str(original)))
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 1
@@ -286,7 +282,7 @@ def test_a_backup_that_is_broken_off_or_damaged_leaves_nothing(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_who_may_not_make_a_backup_is_told_so(tmp_path: Path, said: Said) -> None:
+def test_refused_or_unreachable_backup_is_reported(tmp_path: Path, said: Said) -> None:
     body = b'{"error": "not_authorised", "reason": "Not administrator user"}'
     with answering(401, body, len(body), "application/json") as url:
         status, _, [error] = said("backup", tmp_path / "new", "--http", url)
@@ -299,7 +295,7 @@ def test_who_may_not_make_a_backup_is_told_so(tmp_path: Path, said: Said) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_answer_that_is_no_archive_is_none_of_a_node(tmp_path: Path, said: Said) -> None:
+def test_answer_that_is_not_an_archive_is_reported(tmp_path: Path, said: Said) -> None:
     with answering(200, b"hi", 2, "text/html") as url:
         assert said("backup", tmp_path / "new", "--http", url) == (
             1,
@@ -318,7 +314,7 @@ def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, said: Said) -> No
 
 
 @pytest.mark.parametrize("step", ["RealDisk", "_empty", "restore"])
-def test_no_node_starts_on_what_a_killed_restore_has_left(
+def test_node_does_not_start_after_a_killed_restore(
     original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Killed(BaseException):
@@ -338,7 +334,7 @@ def test_no_node_starts_on_what_a_killed_restore_has_left(
     assert said("restore", original / "backup", "--config", node)[0] == 0
 
 
-def test_a_restore_that_finds_the_directory_in_use_leaves_no_mark_in_it(
+def test_restore_into_a_directory_in_use_leaves_no_mark(
     original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = node.parent / "data"
@@ -352,7 +348,7 @@ def test_a_restore_that_finds_the_directory_in_use_leaves_no_mark_in_it(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_backup_that_is_ended_leaves_nothing(
+def test_backup_ended_by_a_signal_leaves_no_files(
     original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     data = (original / "backup.tar").read_bytes()
@@ -372,7 +368,7 @@ def test_a_backup_in_no_directory_says_which(tmp_path: Path, said: Said) -> None
     assert (status, errors) == (1, [f"qq backup: {tmp_path}/no: No such file or directory"])
 
 
-def test_of_two_backups_under_one_name_one_is_made(
+def test_backup_refuses_a_directory_created_meanwhile(
     original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (original / "backup.tar").read_bytes()
@@ -391,7 +387,7 @@ def test_of_two_backups_under_one_name_one_is_made(
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "of the other one"]
 
 
-def test_a_stream_that_nobody_takes_is_one_line(original: Path) -> None:
+def test_broken_output_stream_of_a_backup_is_reported(original: Path) -> None:
     data = (original / "backup.tar").read_bytes() * 100
     with answering(200, data, len(data)) as url, Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "qq", "backup", "-", "--http", url]
@@ -427,7 +423,7 @@ def test_a_backup_is_restored_once(original: Path, node: Path, said: Said) -> No
     assert content(node.parent) == before
 
 
-def test_a_backup_is_restored_from_a_file_and_from_standard_input(
+def test_backup_is_restored_from_a_file_and_from_standard_input(
     original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in (original / "backup.tar", "-"):
@@ -453,7 +449,7 @@ def test_a_directory_that_is_in_use_or_not_empty_is_left_alone(
     assert content(data) == before
 
 
-def test_what_an_interrupted_restore_has_left_is_no_obstacle(original: Path, node: Path, said: Said) -> None:
+def test_restore_replaces_the_rest_of_an_interrupted_restore(original: Path, node: Path, said: Said) -> None:
     unfinished = node.parent / "data" / "groups" / "restoring"
     unfinished.mkdir(parents=True)
     (unfinished / "identity").write_bytes(b"nonsense")
@@ -464,7 +460,7 @@ def test_what_an_interrupted_restore_has_left_is_no_obstacle(original: Path, nod
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_restore_that_is_ended_leaves_nothing(
+def test_restore_ended_by_a_signal_leaves_no_files(
     original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     unfinished = node.parent / "data" / "groups" / "restoring"
@@ -498,7 +494,7 @@ def ending_of(said: Said, *arguments: object) -> int | str | None:
         return end.code
 
 
-def test_nothing_is_begun_beside_a_restore_that_did_not_end(node: Path, said: Said) -> None:
+def test_commands_refuse_a_directory_with_an_unfinished_restore(node: Path, said: Said) -> None:
     data = node.parent / "data"
     (data / "groups" / "restoring").mkdir(parents=True)
     what = (
@@ -510,7 +506,7 @@ def test_nothing_is_begun_beside_a_restore_that_did_not_end(node: Path, said: Sa
     assert [path.name for path in (data / "groups").iterdir()] == ["restoring"]
 
 
-def test_what_is_no_backup_or_a_cut_one_is_refused_in_one_line(
+def test_invalid_or_incomplete_backup_is_refused(
     original: Path, backup: Path, node: Path, said: Said, tmp_path: Path
 ) -> None:
     whole = (original / "backup.tar").read_bytes()
@@ -530,7 +526,7 @@ def test_what_is_no_backup_or_a_cut_one_is_refused_in_one_line(
         assert not (node.parent / "data").exists()
 
 
-def test_a_program_that_cannot_run_the_state_restores_nothing(
+def test_restore_refuses_an_unsupported_state_version(
     original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low = QueueMachine.versions[0]
@@ -579,7 +575,7 @@ def contents_of(data: bytes) -> dict[str, bytes]:
 # Recovering
 
 
-def test_a_survivor_is_looked_at_and_left_alone_until_one_is_sure(survivor: Path, said: Said) -> None:
+def test_recover_without_yes_only_describes_the_survivor(survivor: Path, said: Said) -> None:
     before = content(survivor)
     status, lines, errors = said("recover", "--unsafe-from", survivor)
     assert (status, errors) == (1, [])
@@ -638,15 +634,13 @@ def test_a_survivor_that_had_no_vote_is_said_to_be_that(said: Said, tmp_path: Pa
     assert (had_no_vote in map(str.strip, lines)) == (not is_voter)
 
 
-def test_what_is_no_data_directory_is_not_recovered(original: Path, said: Said) -> None:
+def test_recover_refuses_a_backup(original: Path, said: Said) -> None:
     for backup in (original / "backup", original / "backup.tar"):
         error = f"qq recover: {backup}: is no data directory; of a backup, `qq restore` begins a new cluster"
         assert said("recover", "--unsafe-from", backup, "--yes") == (1, [], [error])
 
 
-def test_what_cannot_be_recovered_is_one_line_and_left_alone(
-    survivor: Path, said: Said, tmp_path: Path
-) -> None:
+def test_recover_refuses_a_directory_in_use_or_damaged(survivor: Path, said: Said, tmp_path: Path) -> None:
     disk = RealDisk(survivor)
     before = content(survivor)
     status, lines, [error] = said("recover", "--unsafe-from", survivor, "--yes")
@@ -664,7 +658,7 @@ def test_what_cannot_be_recovered_is_one_line_and_left_alone(
     assert content(survivor) == before
 
 
-def test_who_never_had_a_log_is_no_survivor(
+def test_recover_refuses_a_directory_without_a_log(
     said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a new node leaves its directory that has found nobody: there is the entry with which every log begins."""

@@ -41,7 +41,7 @@ def peeked(qq: Qq, *options: str) -> list[dict[str, Any]]:
     return json.loads(qq("peek", "messages", "--queue", QUEUE, "-o", "json", *options).output)
 
 
-def test_who_peeks_changes_nothing(tasks: Qq) -> None:
+def test_peek_leaves_messages_unchanged(tasks: Qq) -> None:
     for text in ("one", "\x1b[2Jtwo", ""):
         publish(tasks, text)
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_messages_are_peeked_at_page_by_page(tasks: Qq, monkeypatch: pytest.Monk
     assert peeked(tasks, "--offset", "5") == []
 
 
-def test_what_is_got_is_given_back_unless_it_is_acknowledged(tasks: Qq) -> None:
+def test_get_requeues_unless_the_message_is_acknowledged(tasks: Qq) -> None:
     def got(*options: str) -> list[tuple[str, bool]]:
         said = tasks("get", "messages", "--queue", QUEUE, "-o", "json", *options)
         return [(each["payload"], each["redelivered"]) for each in json.loads(said.output)]
@@ -148,7 +148,7 @@ def test_messages_are_moved_and_those_that_are_not_wanted_stay(tasks: Qq) -> Non
     assert tasks("delete", "queue", "--name", other).status == 0
 
 
-def test_a_move_that_can_not_be_is_one_line(tasks: Qq) -> None:
+def test_impossible_move_is_refused(tasks: Qq) -> None:
     move = "move", "messages", "--from", QUEUE
     for arguments, status, text in (
         ([*move], 2, "give either --to or --to-origin"),
@@ -162,7 +162,7 @@ def test_a_move_that_can_not_be_is_one_line(tasks: Qq) -> None:
         assert (said.status, said.output, text in said.errors) == (status, "", True), said
 
 
-def test_who_stops_waiting_for_a_move_is_told_how_to_stop_the_move(
+def test_interrupted_wait_for_a_move_prints_the_stop_command(
     tasks: Qq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{QUEUE} other"

@@ -54,7 +54,7 @@ def documents(qq: Qq, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_queue_of_any_name_is_declared_twice_shown_and_deleted_once(qq: Qq, vhost: str, name: str) -> None:
+def test_queue_with_any_name_is_declared_twice_and_deleted_once(qq: Qq, vhost: str, name: str) -> None:
     declared = "declare", "queue", f"--name={name}", "--vhost", vhost, "--type", "quorum"
     assert qq(*declared).output.endswith(": made\n")
     assert qq(*declared).output.endswith(": is as wanted\n")
@@ -74,7 +74,7 @@ def test_a_queue_of_any_name_is_declared_twice_shown_and_deleted_once(qq: Qq, vh
     assert qq(*deleted, "--idempotently").output.endswith(": is not there\n")
 
 
-def test_what_cannot_be_as_it_is_wanted_is_one_line(qq: Qq, vhost: str) -> None:
+def test_conflicting_declare_prints_a_single_error_line(qq: Qq, vhost: str) -> None:
     assert qq("declare", "queue", "--name", "q", "--vhost", vhost).status == 0
     status, output, errors = qq("declare", "queue", "--name", "q", "--vhost", vhost, "--type", "quorum")
     assert (status, output, errors.count("\n")) == (1, "", 1)
@@ -162,7 +162,7 @@ def test_everything_that_is_declared_is_listed_and_deleted(qq: Qq, vhost: str, t
     assert qq("delete", "user", "--name", user).status == 0
 
 
-def test_a_new_password_comes_from_a_file_or_standard_input_and_the_tags_stay(
+def test_new_password_is_read_from_a_file_or_standard_input(
     qq: Qq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
@@ -233,7 +233,7 @@ def test_a_list_with_a_filter_is_sorted_once(qq: Qq, vhost: str, monkeypatch: py
     assert pages == ["all"]
 
 
-def test_a_column_that_is_not_there_is_told(qq: Qq) -> None:
+def test_unknown_column_is_refused(qq: Qq) -> None:
     status, output, errors = qq("list", "vhosts", "--columns", "name,nonsense")
     assert (status, output) == (1, "")
     assert errors.startswith("qq list vhosts: there is no column 'nonsense'; there are ")
@@ -279,7 +279,7 @@ def test_definitions_go_out_and_come_in(qq: Qq, vhost: str, tmp_path: Path) -> N
     assert qq("definitions", "export", str(missing)).errors.endswith(": No such file or directory\n")
 
 
-def test_the_busiest_are_shown_once_where_nobody_looks(qq: Qq, vhost: str) -> None:
+def test_top_prints_once_when_output_is_not_a_terminal(qq: Qq, vhost: str) -> None:
     assert qq("declare", "queue", "--name", "busy", "--vhost", vhost).status == 0
     said = qq("top", "--count", "500")
     assert (said.status, said.lines[0].split()[:3]) == (0, ["vhost", "queue", "ready"])
@@ -291,7 +291,7 @@ def test_the_busiest_are_shown_once_where_nobody_looks(qq: Qq, vhost: str) -> No
 
 
 @pytest.mark.parametrize("answer", ["", "[", "{}", "[1]", '[{"name": "q"}', '[{"name": "q"}, {"na'])
-def test_what_is_no_list_is_not_taken_for_one(answer: str) -> None:
+def test_malformed_list_answer_raises_value_error(answer: str) -> None:
     with pytest.raises(ValueError):
         list(listing._elements(io.StringIO(answer)))
 

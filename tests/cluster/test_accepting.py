@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from cluster.net.acceptor import accept_all, begin, listen_on, readable
-from cluster.net.connection_slots import Places
-from cluster.net.log_throttle import Complaints
+from cluster.net.connection_slots import ConnectionSlots, SlotLimits
+from cluster.net.log_throttle import ThrottledLog
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def test_without_files_a_listener_waits_and_goes_on(
 
     async def story() -> None:
         [listener] = await listen_on("127.0.0.1", 0, 8)
-        serving = asyncio.create_task(accept_all(listener, take, Complaints(log), "test"))
+        serving = asyncio.create_task(accept_all(listener, take, ThrottledLog(log), "test"))
         stranger = socket.create_connection(listener.getsockname())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         fillers = [socket.socket() for _ in range(10)]
@@ -81,17 +81,17 @@ def test_who_is_pushed_out_while_something_is_made_of_its_socket_loses_it(
 ) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair()
-        places = Places(1, fair_s=0.0)
-        place = places.take("192.0.2.1")
-        assert place is not None
-        begin(asyncio.get_running_loop().create_task(asyncio.sleep(60)), ours, place)
+        slots = ConnectionSlots(SlotLimits(1, fair_s=0.0))
+        slot = slots.take("192.0.2.1")
+        assert slot is not None
+        begin(asyncio.get_running_loop().create_task(asyncio.sleep(60)), ours, slot)
         for _ in range(passes):
             await asyncio.sleep(0)
-        assert places.take("192.0.2.2") is not None
+        assert slots.take("192.0.2.2") is not None
         await asyncio.sleep(0.01)
         assert theirs.recv(1) == b""
-        assert not place.is_taken
-        assert places.strangers == 1
+        assert not slot.is_taken
+        assert slots.unauthenticated == 1
         theirs.close()
 
     run(story)
@@ -102,15 +102,15 @@ def test_a_kind_of_complaint_costs_a_few_lines_a_second(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
-    complaints = Complaints(log, lines=2)
+    throttled_log = ThrottledLog(log, lines=2)
     for number in range(50):
-        complaints.about("kind", f"text {number}")
-        complaints.about("other", f"else {number}")
+        throttled_log.warning("kind", f"text {number}")
+        throttled_log.warning("other", f"else {number}")
     now_s += 1
-    complaints.about("kind", "more")
-    complaints.about("kind", "and more")
+    throttled_log.warning("kind", "more")
+    throttled_log.warning("kind", "and more")
     now_s += 1
-    complaints.about("kind", "and more")
+    throttled_log.warning("kind", "and more")
     assert [record.getMessage() for record in caplog.records] == [
         "text 0",
         "else 0",
@@ -127,14 +127,14 @@ def test_a_complaint_that_goes_on_and_on_comes_to_cost_a_line_a_minute(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("cluster.net.log_throttle.time.monotonic", lambda: now_s)
-    complaints = Complaints(log, lines=2, spares_repeats=True)
+    throttled_log = ThrottledLog(log, lines=2, spares_repeats=True)
     written_s: list[float] = []
 
     def go_on(seconds: int) -> None:
         nonlocal now_s
         for _ in range(seconds):
             for node in ("n1", "n2"):
-                complaints.about("kind", node)
+                throttled_log.warning("kind", node)
             if any(record.getMessage().startswith("n1") for record in caplog.records):
                 written_s.append(now_s)
             caplog.clear()

@@ -762,7 +762,7 @@ def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
             idle = [await stranger(node) for _ in range(12)]
             for refused in idle[3:]:
                 assert await refused.left_alone() == b""
-            assert node.links._strangers.strangers == 3
+            assert node.links._unauthenticated.unauthenticated == 3
             await asyncio.sleep(0.2)
             more = [await stranger(node) for _ in range(2)]
             peer = await impersonate("n1", node)

@@ -35,7 +35,7 @@ def secrets(tmp_path: Path) -> dict[str, dict[str, Path]]:
     return secrets_for_kubernetes(tmp_path)
 
 
-def test_nodes_in_kubernetes_take_each_others_certificates(secrets: dict[str, dict[str, Path]]) -> None:
+def test_kubernetes_nodes_accept_their_peers_certificates(secrets: dict[str, dict[str, Path]]) -> None:
     files = secrets["qq-peer-tls"]
     made = contexts.for_peers(TlsFiles(files["tls.crt"], files["tls.key"], files["ca.crt"])).current
     shake_hands(made.server, made.client)

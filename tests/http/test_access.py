@@ -63,7 +63,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
     assert node.api(path).status == node.api(path, "DELETE").status == 404
 
 
-def test_a_virtual_host_needs_no_body_and_lets_in_who_created_it(node: Machine) -> None:
+def test_created_virtual_host_permits_its_creator(node: Machine) -> None:
     assert node.api("vhosts/v", "PUT").status == 201
     granted = {"user": "guest", "vhost": "v", "configure": ".*", "write": ".*", "read": ".*"}
     assert node.api("vhosts/v/permissions").json == [granted]
@@ -90,9 +90,7 @@ def test_a_virtual_host_that_cannot_be_is_400(node: Machine, body: Any, reason: 
 
 
 @pytest.mark.parametrize("unset", [None, "undefined"])
-def test_no_default_queue_type_is_what_rabbitmqs_clients_write_for_it(
-    node: Machine, unset: str | None
-) -> None:
+def test_null_default_queue_type_means_unset(node: Machine, unset: str | None) -> None:
     assert node.api("vhosts/v", "PUT", json={"default_queue_type": unset}).status == 201
     assert "default_queue_type" not in node.api("vhosts/v").json
     assert node.api("vhosts/v", "PUT", json={"default_queue_type": "rabbit_quorum_queue"}).status == 204
@@ -140,9 +138,7 @@ def test_a_user_can_be_given_the_hash_that_rabbitmq_has_exported(node: Machine) 
 
 
 @pytest.mark.parametrize("hashing", ["sha512", "md5"])
-def test_a_user_keeps_the_algorithm_of_the_hash_until_there_is_a_new_password(
-    node: Machine, hashing: str
-) -> None:
+def test_user_keeps_the_hash_algorithm_until_a_new_password(node: Machine, hashing: str) -> None:
     hashed = hashlib.new(hashing, b"salt" + b"secret").digest()
     told = {
         "password_hash": base64.b64encode(b"salt" + hashed).decode(),
@@ -159,9 +155,7 @@ def test_a_user_keeps_the_algorithm_of_the_hash_until_there_is_a_new_password(
 @pytest.mark.parametrize(
     "body", [{}, {"password_hash": ""}, {"password": ""}, {"password": "", "limits": {}}]
 )
-def test_a_user_without_a_password_has_no_hash_that_any_password_meets(
-    node: Machine, body: dict[str, Any]
-) -> None:
+def test_user_without_a_password_matches_no_password(node: Machine, body: dict[str, Any]) -> None:
     assert node.api("users/ann", "PUT", json={"tags": "", **body}).status == 201
     user = node.management.machine.users["ann"]
     assert (user.salt, user.hash) == (b"", b"")
@@ -213,7 +207,7 @@ def test_several_users_are_deleted_at_once(node: Machine) -> None:
         assert node.api("users/bulk-delete", "POST", json=body).status == 400
 
 
-def test_the_last_administrator_may_delete_every_user_as_in_rabbitmq(node: Machine) -> None:
+def test_last_administrator_may_delete_all_users(node: Machine) -> None:
     assert node.api("users/guest", "DELETE").status == 204
     assert node.management.machine.users == {}
 
@@ -228,7 +222,7 @@ def test_no_password_and_no_hash_is_ever_logged(node: Machine, caplog: pytest.Lo
     assert encoded not in caplog.text
 
 
-def test_one_is_told_who_one_is(node: Machine) -> None:
+def test_whoami_returns_the_current_user(node: Machine) -> None:
     node.view.tags["ann"] = ["monitoring", "x"]
     assert node.api("whoami", user="ann").json == {
         "name": "ann",
@@ -298,7 +292,7 @@ def test_permissions_that_cannot_be_are_400(node: Machine, path: str, body: Any,
 @pytest.mark.parametrize(
     "path", ["users/nobody/permissions", "vhosts/nothing/permissions", "permissions/nothing/guest"]
 )
-def test_permissions_of_what_is_not_there_are_404(node: Machine, path: str) -> None:
+def test_permissions_of_a_missing_object_are_404(node: Machine, path: str) -> None:
     assert node.api(path).status == 404
 
 
@@ -407,7 +401,7 @@ AT_A_LIMIT: dict[str, tuple[str, str, str, Any, str]] = {
 @pytest.mark.parametrize(
     ("constant", "path", "method", "body", "refused"), AT_A_LIMIT.values(), ids=list(AT_A_LIMIT)
 )
-def test_at_a_limit_of_the_cluster_there_is_400_and_nothing_in_the_log(
+def test_request_at_a_cluster_limit_is_400_and_not_logged(
     node: Machine,
     constant: str,
     path: str,
@@ -471,7 +465,7 @@ def test_at_a_limit_of_a_virtual_host_there_is_400(node: Machine) -> None:
         assert second.json["reason"] == f"cannot {refused}"
 
 
-def test_what_is_too_long_or_too_large_is_400(node: Machine) -> None:
+def test_oversized_request_is_400(node: Machine) -> None:
     large = {"a": "x" * ARGUMENTS_BYTES_MAX}
     for path, method, body, said in (
         ("queues/%2F/q", "PUT", {"arguments": large}, f"the limit is {ARGUMENTS_BYTES_MAX}"),
@@ -530,7 +524,7 @@ CHANGES: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("path", "method", "body"), CHANGES)
 @pytest.mark.parametrize("tag", ["management", "policymaker", "monitoring"])
-def test_only_administrators_change_who_may_do_what(
+def test_only_administrators_change_access(
     node: Machine, path: str, method: str, body: Any, tag: str
 ) -> None:
     node.add_user("ann", tag, vhosts=("/",))
@@ -563,13 +557,13 @@ PARAMETER = {"vhost": "/", "component": "vhost-limits", "name": "limits", "value
         "definitions",
     ],
 )
-def test_users_and_what_they_may_do_are_shown_to_administrators_only(node: Machine, path: str) -> None:
+def test_users_and_permissions_are_shown_only_to_administrators(node: Machine, path: str) -> None:
     node.add_user("ann", "management", "policymaker", vhosts=("/",))
     assert node.api(path, user="ann").status == 401
     assert node.api(path).status == 200
 
 
-def test_everybody_sees_the_own_limits_and_monitors_those_of_others(node: Machine) -> None:
+def test_user_limits_are_shown_to_their_user_and_to_monitors(node: Machine) -> None:
     node.add_user("ann", "management")
     node.add_user("bob", "monitoring")
     node.management.make(SetUserLimits("ann", {"max-channels": 1}))
@@ -577,7 +571,7 @@ def test_everybody_sees_the_own_limits_and_monitors_those_of_others(node: Machin
         assert node.api("user-limits/ann", user=user).json == [{"user": "ann", "value": {"max-channels": 1}}]
 
 
-def test_who_is_no_administrator_sees_the_virtual_hosts_with_permissions_only(node: Machine) -> None:
+def test_plain_user_sees_only_virtual_hosts_with_permissions(node: Machine) -> None:
     node.management.make(PutVhost("a", "", [], ""), PutVhost("b", "", [], ""))
     node.management.make(SetVhostLimits("a", {"max-queues": 1}), SetVhostLimits("b", {"max-queues": 1}))
     node.add_user("ann", "management", vhosts=("a",))
@@ -596,7 +590,7 @@ def test_who_is_no_administrator_sees_the_virtual_hosts_with_permissions_only(no
         assert node.api(path.replace("/b", "/a"), user="ann").status == 200
 
 
-def test_a_policymaker_makes_policies_where_there_are_permissions(node: Machine) -> None:
+def test_policymaker_sets_policies_only_in_permitted_vhosts(node: Machine) -> None:
     node.management.make(PutVhost("a", "", [], ""))
     node.add_user("ann", "policymaker", vhosts=("a",))
     policy = {"pattern": "", "definition": {"expires": 1}}
@@ -607,7 +601,7 @@ def test_a_policymaker_makes_policies_where_there_are_permissions(node: Machine)
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://[", "https://127.0.0.1:1"])
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
-def test_a_page_of_another_site_changes_nothing(node: Machine, origin: str, method: str) -> None:
+def test_request_from_a_foreign_origin_changes_no_state(node: Machine, origin: str, method: str) -> None:
     """A browser sends some POSTs of other sites without asking first, with the password that it remembers."""
     path = "/api/users/bulk-delete" if method == "POST" else "/api/vhosts/v"
     answer = node.ask(path, method, headers=GUEST | {"Origin": origin}, data='{"users": ["guest"]}')

@@ -71,5 +71,5 @@ def test_a_backup_that_ends_too_early_does_not_look_whole(node: Node[Giving], er
     assert node.management.is_given_back
 
 
-def test_nobody_asks_for_the_size_of_a_backup(node: Node[Giving]) -> None:
+def test_head_request_for_a_backup_is_405(node: Node[Giving]) -> None:
     assert node.api(PATH, "HEAD").status == 405

@@ -100,20 +100,20 @@ def node() -> Machine:
         ([CONNECTION], "connections/n2:7", "DELETE", None, 204),
     ],
 )
-def test_what_another_node_has_made_is_found(
+def test_object_made_at_a_different_node_is_found(
     node: Machine, made: list[c.Command], path: str, method: str, body: Any, status: int
 ) -> None:
     node.management.make_elsewhere(*made)
     assert node.api(path, method, json=body).status == status
 
 
-def test_what_another_node_has_permitted_is_seen(node: Machine) -> None:
+def test_permission_granted_at_a_different_node_counts(node: Machine) -> None:
     node.add_user("ann", "management")
     node.management.make_elsewhere(PERMISSIONS)
     assert node.api("queues/%2F", user="ann").status == 200
 
 
-def test_all_connections_of_a_user_are_closed_those_that_this_node_does_not_know_too(node: Machine) -> None:
+def test_connections_of_a_user_close_including_unapplied_rows(node: Machine) -> None:
     node.management.make_elsewhere(CONNECTION)
     assert node.api("connections/username/guest", "DELETE").status == 204
     [row] = node.management.machine.catalog.connections.values()
@@ -131,7 +131,7 @@ def test_all_connections_of_a_user_are_closed_those_that_this_node_does_not_know
         ("exchanges/%2F/x", "GET"),
     ],
 )
-def test_without_a_majority_nothing_is_said_not_to_be_there(node: Machine, path: str, method: str) -> None:
+def test_missing_object_without_a_majority_is_503(node: Machine, path: str, method: str) -> None:
     assert node.api(path, method).status == 404
     node.management.has_majority = False
     assert node.api(path, method).status == 503
@@ -148,9 +148,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("base", "limit", "made"), LIMITS)
-def test_a_limit_that_another_node_has_set_stays(
-    node: Machine, base: str, limit: str, made: c.Command
-) -> None:
+def test_limit_set_at_a_different_node_is_kept(node: Machine, base: str, limit: str, made: c.Command) -> None:
     node.management.make_elsewhere(made)
     assert node.api(f"{base}/{limit}", "PUT", json={"value": 3}).status == 204
     assert node.api(base).json[0]["value"] == {"max-connections": 5, limit: 3}
@@ -183,7 +181,7 @@ def test_two_limits_that_are_set_at_a_time_are_both_set(node: Machine, base: str
     assert node.api(base).json[0]["value"] == {"max-connections": 5, limit: 3}
 
 
-def test_what_is_told_of_a_virtual_host_at_a_time_is_all_kept(node: Machine) -> None:
+def test_concurrent_updates_of_a_virtual_host_are_merged(node: Machine) -> None:
     node.management.make(VHOST)
     path = "/api/vhosts/v"
     requests = (path, {"description": "orders"}), (path, {"default_queue_type": "quorum"})
@@ -196,7 +194,7 @@ def test_what_is_told_of_a_virtual_host_at_a_time_is_all_kept(node: Machine) -> 
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_requests_that_keep_what_they_do_not_tell_go_one_after_the_other(node: Machine, count: int) -> None:
+def test_concurrent_partial_updates_are_serialized(node: Machine, count: int) -> None:
     """Each finds what the one before it has done."""
     node.management.make(VHOST)
 
@@ -213,7 +211,7 @@ def test_requests_that_keep_what_they_do_not_tell_go_one_after_the_other(node: M
     assert node.api("vhosts/v").json["default_queue_type"] == "quorum"
 
 
-def test_who_describes_a_virtual_host_anew_is_not_let_in_again(node: Machine) -> None:
+def test_updated_virtual_host_grants_no_new_permissions(node: Machine) -> None:
     made = c.PutVhost("v", "", [], "quorum")
     node.management.make_elsewhere(made)
     assert node.api("vhosts/v", "PUT", json={"description": "orders"}).status == 204
@@ -227,14 +225,14 @@ def test_who_describes_a_virtual_host_anew_is_not_let_in_again(node: Machine) ->
     assert other.api("vhosts/v").json["default_queue_type"] == "quorum"
 
 
-def test_bounds_of_deduplication_that_another_node_has_set_stay(node: Machine) -> None:
+def test_deduplication_bounds_set_at_a_different_node_are_kept(node: Machine) -> None:
     node.management.make_elsewhere(c.LimitPublishers(5, 7))
     path = "global-parameters/publisher-deduplication"
     assert node.api(path, "PUT", json={"value": {"limit": 9000}}).status == 204
     assert node.api(path).json["value"] == {"limit": 9000, "age_ms": 7}
 
 
-def test_definitions_leave_a_queue_as_another_node_has_declared_it(node: Machine) -> None:
+def test_definitions_keep_a_queue_declared_at_a_different_node(node: Machine) -> None:
     node.management.make_elsewhere(QUEUE)
     row = {"name": "q", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {"x-max-length": 1}}
     assert node.api("definitions", "POST", json={"queues": [row]}).status == 204

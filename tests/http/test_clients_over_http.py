@@ -72,7 +72,7 @@ def mine(node: ClusterNode, kind: str, connection_name: str) -> list[dict[str, A
     return [each for each in ask(node, "channels") if each["connection_details"]["name"] in names]
 
 
-def test_every_node_shows_what_a_connection_is(nodes: list[ClusterNode], connection: Any, name: str) -> None:
+def test_every_node_shows_a_connection(nodes: list[ClusterNode], connection: Any, name: str) -> None:
     connection.channel()
     [shown] = wait_for(lambda: mine(nodes[0], "connections", name))
     assert shown["name"] == f"{shown['peer_host']}:{shown['peer_port']} -> {shown['host']}:{shown['port']}"
@@ -106,7 +106,7 @@ def test_octets_are_counted_as_they_are_read_and_written(
     assert 1 < after["send_cnt"] - before["send_cnt"] < 10
 
 
-def test_every_node_shows_what_a_channel_does(nodes: list[ClusterNode], connection: Any, name: str) -> None:
+def test_every_node_shows_the_work_of_a_channel(nodes: list[ClusterNode], connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, durable=True, arguments=QUORUM)
     channel.confirm_delivery()
@@ -190,7 +190,7 @@ def test_a_transaction_is_shown_until_it_is_committed(
     assert (shown["messages_uncommitted"], shown["acks_uncommitted"]) == (0, 0)
 
 
-def test_an_exclusive_queue_shows_whose_it_is(nodes: list[ClusterNode], connection: Any, name: str) -> None:
+def test_exclusive_queue_shows_its_owner(nodes: list[ClusterNode], connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     channel.basic_consume(name, print, consumer_tag="only", exclusive=True)
@@ -239,7 +239,7 @@ def test_pages_of_channels_are_those_of_the_whole_list(
         each.close()
 
 
-def test_a_connection_of_another_node_is_closed_by_its_name(
+def test_connection_of_a_different_node_is_closed_by_name(
     nodes: list[ClusterNode], connection: Any, name: str
 ) -> None:
     [shown] = wait_for(lambda: mine(nodes[0], "connections", name))
@@ -252,7 +252,7 @@ def test_a_connection_of_another_node_is_closed_by_its_name(
 # --- who is logged in with the page
 
 
-def test_a_web_session_is_good_at_every_node_until_somebody_logs_out(nodes: list[ClusterNode]) -> None:
+def test_web_session_is_valid_at_every_node_until_the_logout(nodes: list[ClusterNode]) -> None:
     def request(node: ClusterNode, method: str, path: str, **headers: str) -> Any:
         connection = HTTPConnection("127.0.0.1", node.http_port, timeout=10)
         try:

@@ -200,7 +200,7 @@ def names(rows: list[dict[str, Any]]) -> list[str]:
     return [row["name"] for row in rows]
 
 
-def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_rabbitmq_definitions_are_imported(node: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "qq")
     assert node.api("definitions", "POST", json=RABBITMQ).status == 204
     assert "parameter 's' of shovel in vhost 'v'" in caplog.text
@@ -226,7 +226,7 @@ def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.L
     assert list(catalog.connections) == []
 
 
-def test_to_take_over_the_same_again_changes_nothing(node: Machine) -> None:
+def test_repeated_import_changes_no_state(node: Machine) -> None:
     node.api("definitions", "POST", json=RABBITMQ)
     before, index = node.management.machine.dump(), export(node)
     node.management.asked.clear()
@@ -261,7 +261,7 @@ def fill(node: Machine) -> None:
     )
 
 
-def test_what_was_written_makes_another_cluster_the_same(node: Machine) -> None:
+def test_exported_definitions_recreate_the_cluster(node: Machine) -> None:
     fill(node)
     written = export(node)
     other = Node(MachineManagement())
@@ -269,9 +269,7 @@ def test_what_was_written_makes_another_cluster_the_same(node: Machine) -> None:
     assert export(other) == written
 
 
-def test_what_there_may_be_much_of_is_written_in_slices(
-    node: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_collects_lists_in_slices(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(node)
     sliced: list[dict[str, Any]] = []
     slice_of = requests._slice
@@ -291,7 +289,7 @@ def test_what_there_may_be_much_of_is_written_in_slices(
             assert all(row in sliced for row in rows), name
 
 
-def test_what_is_passed_over_takes_slices_too(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_counts_skipped_objects_in_its_slices(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exclusive queues, and the bindings of the default exchange and of exclusive queues, are not written."""
     management, count = node.management, 3 * requests.DOCUMENTS_PER_SLICE
     for number in range(count):
@@ -324,7 +322,7 @@ def test_what_is_passed_over_takes_slices_too(node: Machine, monkeypatch: pytest
     assert max(steps) <= requests.DOCUMENTS_PER_SLICE
 
 
-def test_what_is_written_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_is_a_consistent_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever changes while it is written: with a binding whose queue had gone, nobody could take it over."""
     next_slice, slices, changed_in = requests.next_slice, 0, 0
 
@@ -356,7 +354,7 @@ def test_what_is_written_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> No
         assert export(node) != before
 
 
-def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:
+def test_export_has_the_fields_of_rabbitmq(node: Machine) -> None:
     fill(node)
     written = export(node)
     assert set(RABBITMQ) == set(written)
@@ -379,7 +377,7 @@ def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:
     }
 
 
-def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(node: Machine) -> None:
+def test_export_of_a_virtual_host_is_imported_under_a_new_name(node: Machine) -> None:
     node.api("definitions", "POST", json=RABBITMQ)
     written = export(node, "definitions/v")
     assert written["rabbitmq_definition_format"] == "single_virtual_host"
@@ -485,7 +483,7 @@ POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
         ("bindings", {**BINDING, "destination_type": "exchange"}, "no exchange 'q' in vhost 'v'"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_taken_over(
+def test_invalid_definition_is_named_and_import_has_no_effect(
     node: Machine, category: str, row: Any, reason: str
 ) -> None:
     body = {"users": [{"name": "ann", "tags": ""}], "vhosts": [{"name": "v"}]} | {category: [row]}
@@ -530,7 +528,7 @@ def test_what_is_wrong_is_named_and_nothing_is_taken_over(
         ),
     ],
 )
-def test_what_is_no_document_is_400(node: Machine, body: bytes) -> None:
+def test_malformed_definitions_document_is_400(node: Machine, body: bytes) -> None:
     assert node.api("definitions", "POST", data=body).status == 400
     assert node.management.asked == []
 
@@ -565,7 +563,7 @@ async def run_beside(work: Awaitable[object]) -> int:
 
 
 @pytest.mark.parametrize("value", ["0", "[]", "[0,0,0]"])
-def test_others_run_while_a_document_of_many_small_values_is_read(value: str) -> None:
+def test_reading_a_large_document_yields_to_further_tasks(value: str) -> None:
     raw = ("{" + ",".join(f'"{number}": {value}' for number in range(10_000)) + "}").encode()
     assert asyncio.run(run_beside(read_large_object(raw))) > 10
 
@@ -578,12 +576,12 @@ def test_a_value_that_would_take_long_to_read_is_refused(node: Machine, value: A
 
 
 @pytest.mark.parametrize("length", [10, 2047, 2048, 2049, 4000])
-def test_a_number_of_any_length_is_read_as_one(length: int) -> None:
+def test_long_number_is_read_whole_across_pieces(length: int) -> None:
     number = "1" * length
     assert asyncio.run(read_large_object(f'{{"a":{number} }}'.encode())) == {"a": int(number)}
 
 
-def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: Machine) -> None:
+def test_failed_import_names_the_object_and_imported_counts(node: Machine) -> None:
     body = {
         "vhosts": [{"name": "v", "default_queue_type": "quorum"}],
         "queues": [
@@ -602,7 +600,7 @@ def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: 
     assert list(node.management.machine.catalog.connections) == []
 
 
-def test_a_binding_to_what_is_not_there_is_named(node: Machine) -> None:
+def test_binding_to_a_missing_queue_is_named(node: Machine) -> None:
     row = {"source": "amq.topic", "vhost": "/", "destination": "q", "destination_type": "queue"}
     answer = node.api("definitions", "POST", json={"bindings": [row]})
     assert answer.status == 400
@@ -610,7 +608,7 @@ def test_a_binding_to_what_is_not_there_is_named(node: Machine) -> None:
     assert "no queue 'q' in vhost '/'" in answer.json["reason"]
 
 
-def test_who_imports_has_to_be_let_into_the_virtual_host(node: Machine) -> None:
+def test_import_needs_permissions_in_the_virtual_host(node: Machine) -> None:
     node.management.make(PutVhost("v", "", [], ""))
     body: dict[str, Any] = {"queues": [{"name": "a", "vhost": "v"}], "users": [{"name": "ann", "tags": ""}]}
     answer = node.api("definitions", "POST", json=body)
@@ -658,7 +656,7 @@ def test_an_import_that_stops_halfway_says_how_far_it_came(
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
-def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
+def test_deleted_virtual_host_during_an_import_is_reported(
     node: Machine, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     async def declare(*_: Any) -> None:
@@ -671,9 +669,7 @@ def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
     assert "vhost '/' is deleted; imported before: 1 users" in answer.json["reason"]
 
 
-def test_room_that_was_taken_meanwhile_is_told_with_what_was_taken_over(
-    node: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_reached_during_an_import_is_reported(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     change = node.management.change
 
     async def change_some(*changes: Any) -> None:
@@ -691,7 +687,7 @@ def test_room_that_was_taken_meanwhile_is_told_with_what_was_taken_over(
     )
 
 
-def test_what_is_called_alike_in_texts_is_not_the_same(node: Machine) -> None:
+def test_names_with_equal_descriptions_are_distinct(node: Machine) -> None:
     names = [("b", "x' in vhost 'a"), ("a' in vhost 'b", "x")]
     body = {
         "vhosts": [{"name": vhost} for vhost, _ in names],
@@ -743,7 +739,7 @@ def test_each_virtual_host_costs_the_same_however_many_there_are(
     assert len(asked) < 10
 
 
-def test_documents_are_taken_over_one_at_a_time(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_run_in_sequence(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = 0, 0
     change = node.management.change
 
@@ -767,7 +763,7 @@ def test_documents_are_taken_over_one_at_a_time(node: Machine, monkeypatch: pyte
     assert len(node.management.machine.users) == 6
 
 
-def test_of_two_of_the_same_the_later_one_counts(node: Machine) -> None:
+def test_later_duplicate_in_a_document_wins(node: Machine) -> None:
     users = [{"name": "ann", "tags": tag} for tag in ("a", "b")]
     assert node.api("definitions", "POST", json={"users": users}).status == 204
     assert node.management.machine.users["ann"].tags == ["b"]
@@ -810,7 +806,7 @@ TOO_MUCH: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "limit", "document"), TOO_MUCH.values(), ids=list(TOO_MUCH))
-def test_what_exceeds_a_limit_together_changes_nothing(
+def test_document_above_a_limit_in_total_has_no_effect(
     node: Machine, name: str, limit: int, document: dict[str, Any]
 ) -> None:
     node.management.make(SetVhostLimits("/", {name: limit}))
@@ -827,14 +823,14 @@ def test_what_exceeds_a_limit_together_changes_nothing(
     assert node.api("definitions", "POST", json=whole).status == 204  # it is there already
 
 
-def test_the_cluster_has_room_for_what_is_imported(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_above_a_cluster_limit_is_refused(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "USERS_MAX", 2)
     answer = node.api("definitions", "POST", json={"users": [{"name": name, "tags": ""} for name in "ab"]})
     assert (answer.status, "limit max-users (2) of the cluster" in answer.json["reason"]) == (400, True)
     assert node.management.asked == []
 
 
-def test_a_limit_of_the_document_that_keeps_less_out_holds_from_the_beginning(node: Machine) -> None:
+def test_higher_limit_in_a_document_applies_to_its_import(node: Machine) -> None:
     node.management.make(SetVhostLimits("/", {"max-queues": 1, "max-bindings": 5}))
     document = {
         "queues": queues(3),

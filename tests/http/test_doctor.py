@@ -74,7 +74,7 @@ def codes(node: Any) -> dict[str, str]:
     return shown
 
 
-def test_monitors_are_told_what_is_wrong(node: Any) -> None:
+def test_doctor_reports_findings_to_monitors(node: Any) -> None:
     node.add_user("ann", "policymaker")
     node.add_user("eve", "monitoring")
     assert node.api("doctor", user="ann").status == 401
@@ -120,7 +120,7 @@ def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:
     assert sorted(told) == ["queue 'dead' in vhost '/'", "queue 'ladder' in vhost '/'"]
 
 
-def test_messages_that_are_rejected_are_told_although_the_queue_is_empty_again(node: Any) -> None:
+def test_rejected_messages_are_reported_after_they_are_gone(node: Any) -> None:
     assert node.api("queues/%2F/q", "PUT").status == 201
     sample(node)
     assert node.api("exchanges/%2F/amq.default/publish", "POST", json=MESSAGE).status == 200
@@ -132,7 +132,7 @@ def test_messages_that_are_rejected_are_told_although_the_queue_is_empty_again(n
     assert codes(node) == {}
 
 
-def test_members_are_judged_without_a_majority_and_without_asking_them(node: Any) -> None:
+def test_members_are_judged_without_a_majority(node: Any) -> None:
     management = node.management
     management.group.leader = None
     management.group.known["n1"].hears_leader = 0
@@ -151,7 +151,7 @@ def test_members_are_judged_without_a_majority_and_without_asking_them(node: Any
     assert texts == ["it does not answer", "there is no link with it: its cluster secret differs"]
 
 
-def test_members_are_judged_as_they_are_when_somebody_asks(node: Any) -> None:
+def test_members_are_judged_at_the_time_of_the_request(node: Any) -> None:
     """And not as they were at the last sample, seconds ago."""
     group = node.management.group
     known = dict(group.known)
@@ -163,7 +163,7 @@ def test_members_are_judged_as_they_are_when_somebody_asks(node: Any) -> None:
     assert codes(node) == {}
 
 
-def test_a_node_hears_from_the_others_that_another_process_has_its_name(node: Any) -> None:
+def test_duplicate_node_name_is_reported_by_the_peers(node: Any) -> None:
     """It is to them that the other one comes."""
     management = node.management
     management.twice.add("n2")
@@ -173,7 +173,7 @@ def test_a_node_hears_from_the_others_that_another_process_has_its_name(node: An
     assert (finding.code, finding.subject) == ("name-twice", "node n2")
 
 
-def test_a_shovel_that_moves_nothing_is_told_until_it_runs(node: Node[MachineManagement]) -> None:
+def test_idle_shovel_is_reported_until_it_runs(node: Node[MachineManagement]) -> None:
     told, key = node.management.carrier.told, ("/", "s")
     value = {"src-uri": "amqp://far", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
     assert node.api("parameters/shovel/%2F/s", "PUT", json={"value": value}).status == 201
@@ -210,7 +210,7 @@ def test_a_node_that_is_drained_for_long_may_have_been_forgotten(node: Any) -> N
     assert codes(node) == {"drain-forgotten": "node n2"}
 
 
-def test_others_tell_what_they_have_found_of_themselves(node: Any) -> None:
+def test_findings_of_peers_are_included(node: Any) -> None:
     busy = Vitals(
         "n2",
         "9.9",
@@ -240,7 +240,7 @@ def test_others_tell_what_they_have_found_of_themselves(node: Any) -> None:
     }
 
 
-def test_a_node_tells_others_what_they_can_read(node: Any) -> None:
+def test_node_sends_findings_that_its_peers_can_read(node: Any) -> None:
     node.management._broker.alarm = "low on memory"
     sample(node)
     told = _in(msgpack.unpackb(pack(node.management._tell_diagnosis())))
@@ -298,9 +298,7 @@ def test_clients_that_do_not_read_and_those_that_wait(node: Any) -> None:
     assert codes(node) == {}
 
 
-def test_a_limit_is_told_for_a_minute_because_publishers_wait_for_moments(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reached_limit_is_reported_for_a_minute(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Held("vhost", "/", MAX_PUBLISHES, 5, publishers=2)]
     monkeypatch.setattr(node.management._broker.throttle, "held", lambda _: held)
     sample(node)
@@ -325,7 +323,7 @@ def test_a_node_that_starts_is_not_busy_because_of_that(node: Any) -> None:
     assert codes(node) == {"loop-busy": "node n1"}
 
 
-def test_what_a_pass_over_very_many_queues_finds_is_bounded(node: Any) -> None:
+def test_findings_about_very_many_queues_are_bounded(node: Any) -> None:
     management = node.management
     names = [f"{number}" + "\u20ac" * 80 for number in range(3000)]
     for start in range(0, len(names), 500):

@@ -59,7 +59,7 @@ def test_each_queue_is_a_sample_of_each_metric(node: Node[MachineManagement]) ->
     assert shown["rabbitmq_identity_info", ("n1", "per-object")] == 1
 
 
-def test_it_is_told_how_long_the_oldest_ready_message_waits(
+def test_age_of_the_oldest_ready_message_is_exported(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     management, clock_ms = node.management, [1_000_000]
@@ -82,7 +82,7 @@ def test_it_is_told_how_long_the_oldest_ready_message_waits(
     assert not any(each == name for each, _ in scraped(node, "/metrics/detailed?family=queue_metrics"))
 
 
-def test_only_what_is_asked_for_is_shown_in_detail(node: Node[MachineManagement]) -> None:
+def test_detailed_metrics_show_only_requested_families(node: Node[MachineManagement]) -> None:
     shown = scraped(node, "/metrics/detailed?family=queue_consumer_count&family=vhost_status&family=unknown")
     assert shown == {
         ("rabbitmq_detailed_queue_consumers", ("/", "orders")): 0,
@@ -126,7 +126,7 @@ def test_a_slice_without_a_line_is_not_the_end(
     assert ("rabbitmq_cluster_vhost_status", ("/",)) in shown
 
 
-def test_text_is_made_only_of_what_has_changed(
+def test_metrics_text_is_rebuilt_only_for_changed_queues(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of queues that come and go, those with neighbouring numbers are told anew, and not all behind them."""
@@ -178,7 +178,7 @@ def test_text_is_made_only_of_what_has_changed(
     node.tell(story)
 
 
-def test_what_is_kept_is_bounded_and_forgotten(
+def test_kept_metrics_texts_are_bounded_and_expire(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "KEPT_BYTES_MAX", 1000)
@@ -221,7 +221,7 @@ def test_any_name_can_be_read_again(node: Node[MachineManagement]) -> None:
     assert [name for name in names if ("rabbitmq_queue_messages", ("/", name)) not in shown] == []
 
 
-def test_who_asks_without_end_takes_a_part_of_the_nodes_time_only(
+def test_repeated_scrapes_take_a_limited_share_of_the_processor(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_s = iter(range(1000))
@@ -267,7 +267,9 @@ async def waiting_for_their_turn(
         writer.transport.abort()
 
 
-def test_nothing_is_made_for_those_who_have_left(node: Node[MachineManagement], made: list[str]) -> None:
+def test_metrics_are_not_rendered_for_disconnected_clients(
+    node: Node[MachineManagement], made: list[str]
+) -> None:
     """Connections are bounded, but one that is closed leaves its place at once, and what it has asked for was made."""
 
     async def story(client: Client) -> None:
@@ -279,7 +281,7 @@ def test_nothing_is_made_for_those_who_have_left(node: Node[MachineManagement], 
     assert made == ["/metrics/per-object?first", "/metrics/per-object?last"]
 
 
-def test_one_answer_is_made_for_all_who_wait_for_it(node: Node[MachineManagement], made: list[str]) -> None:
+def test_waiting_scrapes_share_a_single_answer(node: Node[MachineManagement], made: list[str]) -> None:
     """As many as may be connected may ask at once and not read what comes, and nobody else waits for them."""
 
     async def story(client: Client) -> None:
@@ -295,7 +297,7 @@ def test_one_answer_is_made_for_all_who_wait_for_it(node: Node[MachineManagement
     assert made == ["/metrics/per-object?first", "/metrics/per-object"]
 
 
-def test_who_does_not_read_keeps_nobody_waiting(node: Node[MachineManagement]) -> None:
+def test_scraper_that_does_not_read_delays_no_further_scrape(node: Node[MachineManagement]) -> None:
     """Of those who do not read, some have what was made for them; the first one is given up when there are more."""
     for number in range(1500):
         declare(

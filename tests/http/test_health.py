@@ -69,7 +69,7 @@ def test_a_node_that_is_well_passes(node: Fake, path: str) -> None:
         ("is-in-service/x", 401),
     ],
 )
-def test_what_load_balancers_ask_needs_no_login(node: Fake, path: str, status: int) -> None:
+def test_checks_for_load_balancers_need_no_login(node: Fake, path: str, status: int) -> None:
     assert node.ask(f"/api/health/checks/{path}").status == status
 
 
@@ -102,12 +102,12 @@ def test_a_node_that_does_not_serve_says_why(node: Fake) -> None:
     assert node.api("healthchecks/node").json == failed("no leader")[1]
 
 
-def test_a_node_without_amqp_serves_nobody(node: Fake) -> None:
+def test_node_without_an_amqp_listener_is_not_ready(node: Fake) -> None:
     del node.management.listeners[1]
     assert check(node, "ready-to-serve-clients") == failed("no active listeners for AMQP/AMQPS")
 
 
-def test_a_node_with_as_many_clients_as_there_may_be_takes_no_more(node: Fake) -> None:
+def test_node_at_its_connection_limit_is_not_ready(node: Fake) -> None:
     connections: Any = node.management._broker.connections
     connections.update(dict.fromkeys(range(2)))
     assert check(node, "below-node-connection-limit") == (200, OK)
@@ -140,7 +140,7 @@ def test_without_a_leader_the_quorum_queues_are_told(node: Fake) -> None:
     assert document == OK
 
 
-def test_nothing_is_well_in_a_virtual_host_that_is_not_there(node: Fake) -> None:
+def test_health_check_of_a_missing_virtual_host_is_404(node: Fake) -> None:
     path = "quorum-queues-without-elected-leaders/vhost/prodution"
     assert check(node, path)[0] == check(node, f"{path}/pattern/x")[0] == 404
 
@@ -152,7 +152,7 @@ def test_a_pattern_may_have_braces(node: Fake) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["%28", "(" * 20, "x" * 5000])
-def test_a_pattern_that_is_none_is_400(node: Fake, pattern: str) -> None:
+def test_invalid_pattern_is_400(node: Fake, pattern: str) -> None:
     assert check(node, f"quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}")[0] == 400
 
 
@@ -178,7 +178,7 @@ def test_ports_and_protocols_are_those_that_are_open(node: Fake) -> None:
     assert check(node, "protocol-listener/amqps,mqtt,amqp") == missing
 
 
-def test_aliveness_is_of_a_virtual_host_that_one_sees(node: Fake) -> None:
+def test_aliveness_test_needs_a_visible_virtual_host(node: Fake) -> None:
     assert node.api("aliveness-test/%2F").json == OK
     assert node.api("aliveness-test/other").status == 404
     node.add_user("ann", "monitoring", vhosts=("/",))
@@ -253,7 +253,7 @@ def test_a_certificate_that_cannot_be_read_has_no_time_to_expire(
         ("1/hours", "Time unit not recognised. Supported units: days, weeks, months, years."),
     ],
 )
-def test_a_time_that_is_none_is_400(node: Fake, within: str, reason: str) -> None:
+def test_invalid_expiration_period_is_400(node: Fake, within: str, reason: str) -> None:
     assert check(node, f"certificate-expiration/{within}") == (
         400,
         {"error": "bad_request", "reason": reason},

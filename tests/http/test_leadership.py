@@ -29,7 +29,7 @@ def transfer(node: Node[FakeManagement], to: str | None = None) -> tuple[int, st
     return answer.status, answer.json.get("leader") or answer.json["reason"]
 
 
-def test_leadership_is_shown_and_moved_and_the_answer_comes_when_it_has_moved(
+def test_leadership_transfer_is_answered_when_it_is_complete(
     node: Node[FakeManagement],
 ) -> None:
     group = node.management.group
@@ -55,7 +55,7 @@ def test_a_leader_that_has_not_heard_of_it_is_asked_once_more(node: Node[FakeMan
     assert transfer(node) == (503, text.replace("n3 has not", "no other node has"))
 
 
-def test_a_node_that_is_asked_to_lead_and_misses_another_one_is_named_with_that_one(
+def test_failed_transfer_names_the_link_that_is_missing(
     node: Node[FakeManagement],
 ) -> None:
     """The leader, which hears both, refuses; the node itself does not know that the other one is up."""
@@ -68,7 +68,7 @@ def test_a_node_that_is_asked_to_lead_and_misses_another_one_is_named_with_that_
     )
 
 
-def test_who_cannot_lead_is_not_asked(node: Node[FakeManagement]) -> None:
+def test_transfer_to_a_node_that_cannot_lead_is_refused(node: Node[FakeManagement]) -> None:
     group = node.management.group
     group.flaws["n2"] = "n2 does not answer (start it)"
     assert transfer(node, "n2") == (400, "n1 leads on: n2 does not answer (start it)")
@@ -91,7 +91,7 @@ def test_a_body_that_says_something_else_is_400(node: Node[FakeManagement], body
     assert node.api(LEADER, "PUT", json=body).status == 400
 
 
-def test_only_administrators_move_leadership_and_all_who_may_log_in_look(node: Node[FakeManagement]) -> None:
+def test_only_administrators_transfer_leadership(node: Node[FakeManagement]) -> None:
     node.add_user("eve", "monitoring")
     assert node.api(LEADER, "PUT", user="eve").status == 401
     assert node.management.group.asked_to_lead == []
@@ -107,7 +107,7 @@ def test_whether_a_node_may_stop_is_the_status_of_the_answer(node: Node[FakeMana
     assert node.api(f"{SAFE_TO_STOP}/n9").status == 404
 
 
-def test_a_node_that_the_cluster_needs_is_critical_as_in_rabbitmq(node: Node[FakeManagement]) -> None:
+def test_node_needed_for_the_majority_is_critical(node: Node[FakeManagement]) -> None:
     answer = node.api(CRITICAL)
     assert (answer.status, answer.json) == (200, {"status": "ok"})
     group = node.management.group

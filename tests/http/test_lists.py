@@ -43,7 +43,7 @@ def names(answer: Any) -> list[str]:
     return [each["name"] for each in answer.json]
 
 
-def test_a_page_says_what_it_is_a_page_of(node: Node[MachineManagement]) -> None:
+def test_page_gives_its_counts(node: Node[MachineManagement]) -> None:
     page = node.api("queues?page=2&page_size=3").json
     [item] = page.pop("items")
     assert item == node.api("queues").json[3]
@@ -122,7 +122,7 @@ def test_names_match_a_regular_expression(
     assert names_of(node.tell(ask)) == found
 
 
-def test_all_of_some_names_are_one_list(node: Node[MachineManagement]) -> None:
+def test_page_all_returns_matching_names_as_a_single_list(node: Node[MachineManagement]) -> None:
     assert names(node.api("queues?page=all")) == names(node.api("queues"))
     assert names(node.api("queues?page=all&name=GAMMA&sort=name&sort_reverse=true")) == ["gamma.2", "gamma.1"]
     assert names(node.api("queues?page=all&name=^.amma&use_regex=true&columns=name")) == [
@@ -163,7 +163,7 @@ def test_lists_are_sorted(node: Node[MachineManagement], sort: str, order: list[
     assert names(node.api(f"queues?{sort}")) == order
 
 
-def test_what_is_missing_comes_before_numbers_and_these_before_texts() -> None:
+def test_missing_values_sort_before_numbers_and_texts() -> None:
     node = Node(MachineManagement())
     for name, arguments in (
         ("a", {"x": "text"}),
@@ -202,7 +202,7 @@ def test_only_the_columns_that_are_asked_for_are_told(node: Node[MachineManageme
     assert node.api("vhosts/%2F?columns=name").json == {"name": "/"}
 
 
-def test_without_statistics_a_queue_is_what_it_was_declared_to_be(node: Node[MachineManagement]) -> None:
+def test_queue_without_statistics_shows_its_declaration(node: Node[MachineManagement]) -> None:
     [queue, *_] = node.api("queues?disable_stats=true").json
     assert {"name", "vhost", "type", "durable", "arguments", "state"} < queue.keys()
     assert not {"messages", "message_stats", "consumers"} & queue.keys()
@@ -252,7 +252,7 @@ def test_every_list_has_pages(node: Node[MachineManagement], path: str) -> None:
     assert node.api(f"{path}?page=x").status == 400
 
 
-def test_no_more_channels_are_asked_for_than_those_of_the_consumers_that_are_shown(
+def test_channels_are_requested_only_for_shown_consumers(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, asked = {"vhost": "/", "name": "Beta"}, list[int]()
@@ -316,7 +316,7 @@ def test_nodes_have_pages_too(node: Node[MachineManagement]) -> None:
     assert (page["items"], page["total_count"]) == ([], 2)
 
 
-def test_somebody_who_does_not_see_a_queue_does_not_count_it(node: Node[MachineManagement]) -> None:
+def test_queue_that_a_user_does_not_see_is_not_counted(node: Node[MachineManagement]) -> None:
     node.management.make(PutVhost("a", "", [], ""), SetPermissions("guest", "a", ".*", ".*", ".*"))
     assert node.api("queues/a/z", "PUT").status == 201
     node.add_user("ann", "management", vhosts=("a",))
@@ -324,7 +324,7 @@ def test_somebody_who_does_not_see_a_queue_does_not_count_it(node: Node[MachineM
     assert (page["total_count"], names_of(page)) == (1, ["z"])
 
 
-def test_a_document_is_made_only_of_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_made_only_for_the_requested_page(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(FakeManagement())
     node.management.queue_names = [f"q{number:04}" for number in range(3000)]
     rows = asyncio.run(node.management.queues_by_name(lambda _: True))
@@ -455,7 +455,7 @@ def test_a_page_of_very_many_is_looked_for_in_slices() -> None:
     assert min(node.tell(story) for _ in range(3)) < 0.015
 
 
-def test_nothing_is_looked_for_any_more_for_those_who_have_left(
+def test_search_stops_when_its_client_disconnects(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.management.make(*[read_queue(f"q{number}", {}) for number in range(500)])

@@ -81,7 +81,7 @@ def names(told: Any) -> list[str]:
     return [each["name"] for each in told["items"]]
 
 
-def test_a_stream_tells_what_there_is_and_then_each_change(node: Node[MachineManagement]) -> None:
+def test_stream_sends_the_view_and_each_change(node: Node[MachineManagement]) -> None:
     declare(node, "a")
 
     async def story() -> list[list[str]]:
@@ -96,7 +96,7 @@ def test_a_stream_tells_what_there_is_and_then_each_change(node: Node[MachineMan
     assert asyncio.run(story()) == [["a"], ["a", "b"]]
 
 
-def test_nothing_is_told_again_that_has_not_changed_but_that_the_node_is_there(
+def test_unchanged_stream_sends_only_keepalives(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "QUIET_S", 0.3)
@@ -109,7 +109,7 @@ def test_nothing_is_told_again_that_has_not_changed_but_that_the_node_is_there(
     assert asyncio.run(story()) == ["view", "", ""]
 
 
-def test_what_is_gone_is_told_and_what_comes_again_too(node: Node[MachineManagement]) -> None:
+def test_stream_reports_a_deleted_and_recreated_queue(node: Node[MachineManagement]) -> None:
     declare(node, "a")
 
     async def story() -> list[str]:
@@ -125,7 +125,7 @@ def test_what_is_gone_is_told_and_what_comes_again_too(node: Node[MachineManagem
     assert asyncio.run(story()) == ["view", "gone", "view"]
 
 
-def test_what_cannot_be_told_now_is_not_gone(
+def test_unavailable_view_is_not_reported_as_gone(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(node, "a")
@@ -144,7 +144,7 @@ def test_what_cannot_be_told_now_is_not_gone(
     assert asyncio.run(story()) == [("unavailable", "no majority")]
 
 
-def test_a_view_that_nobody_expected_to_fail_is_tried_again(
+def test_failed_view_is_retried(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(node, "a")
@@ -216,7 +216,7 @@ def test_a_stream_shows_no_more_than_the_lists_do(node: Node[MachineManagement])
     assert node.ask("/api/stream?view=queues").status == 401
 
 
-def test_there_are_half_as_many_streams_as_requests_and_they_take_no_place_of_these(
+def test_streams_are_limited_and_take_no_request_slots(
     node: Node[MachineManagement],
 ) -> None:
     """And a user with many of them leaves room for another."""
@@ -236,7 +236,7 @@ def test_there_are_half_as_many_streams_as_requests_and_they_take_no_place_of_th
     assert asyncio.run(story()) == ([200, 200, 503, 200, 503, 200], [200] * 8)
 
 
-def test_what_many_look_at_is_made_once(
+def test_view_of_several_streams_is_rendered_once(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
@@ -260,7 +260,7 @@ def test_what_many_look_at_is_made_once(
     assert made == 1
 
 
-def test_who_does_not_read_is_dropped_and_holds_up_nobody(
+def test_stream_that_is_not_read_is_dropped(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "READ_WAIT_S", 0.2)
@@ -295,7 +295,7 @@ def test_who_does_not_read_is_dropped_and_holds_up_nobody(
     assert asyncio.run(story()) > 5
 
 
-def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
+def test_stream_ends_so_that_permissions_are_checked_again(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "STREAM_S", 0.2)
@@ -307,7 +307,7 @@ def test_a_stream_ends_so_that_it_is_looked_anew_who_may_see_what(
     assert asyncio.run(story()) == 1
 
 
-def test_the_stream_of_a_token_goes_on_for_as_long_as_that_is_good(
+def test_stream_of_a_token_ends_when_the_token_expires(
     node: Node[MachineManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "STREAM_S", 0.1)
@@ -353,7 +353,7 @@ async def changes_within(seconds: float, feed: Feed) -> int:
     return seen
 
 
-def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_are() -> None:
+def test_rendering_takes_a_limited_share_of_time() -> None:
     busy_s = 0.0
 
     async def make() -> bytes:
@@ -378,7 +378,7 @@ def test_making_what_is_shown_takes_a_part_of_the_time_however_many_views_there_
     assert 0.03 < asyncio.run(story()) < 0.15
 
 
-def test_who_looks_at_much_that_is_dear_keeps_nobody_else_waiting() -> None:
+def test_expensive_views_of_a_user_do_not_delay_a_second_user() -> None:
     async def dear() -> bytes:
         await asyncio.sleep(0)
         work(0.02)
@@ -400,7 +400,7 @@ def test_who_looks_at_much_that_is_dear_keeps_nobody_else_waiting() -> None:
     assert asyncio.run(story()) > 10
 
 
-def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
+def test_view_that_waits_for_a_peer_does_not_delay_a_fast_view() -> None:
     async def wait() -> bytes:
         await asyncio.sleep(0.5)
         return b""
@@ -421,7 +421,7 @@ def test_who_waits_for_another_node_takes_no_time_of_those_who_do_not() -> None:
     assert asyncio.run(story()) > 5
 
 
-def test_the_time_of_what_is_cancelled_counts_too() -> None:
+def test_time_of_a_cancelled_view_is_counted() -> None:
     async def make() -> bytes:
         work(0.02)
         await asyncio.sleep(60)

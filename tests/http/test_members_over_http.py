@@ -38,7 +38,7 @@ def member(node: Node[FakeManagement], name: str) -> dict[str, Any]:
     return next(each for each in node.api(MEMBERS).json["members"] if each["name"] == name)
 
 
-def test_the_members_are_those_of_the_log_and_what_they_say_of_themselves(node: Node[FakeManagement]) -> None:
+def test_members_show_the_log_and_their_own_reports(node: Node[FakeManagement]) -> None:
     node.add_user("eve", "monitoring")
     shown = node.api(MEMBERS, user="eve").json
     assert {key: shown[key] for key in shown.keys() - {"members"}} == {
@@ -98,7 +98,7 @@ def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagemen
     assert (status, reason) == (409, f"{listener} is the address of member 'n5', so 'n6' cannot be there")
 
 
-def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
+def test_member_is_removed_by_id_when_a_majority_remains(
     node: Node[FakeManagement],
 ) -> None:
     group = node.management.group
@@ -119,7 +119,7 @@ def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
     assert refusal(node.api(f"{MEMBERS}/n9?id={hexed('n9')}", "DELETE")) == expected
 
 
-def test_the_node_that_is_removed_knows_it_though_its_log_does_not(node: Node[FakeManagement]) -> None:
+def test_removed_node_answers_although_its_log_does_not_say_so(node: Node[FakeManagement]) -> None:
     group = node.management.group
     group.delayed_changes = 99
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 503
@@ -127,7 +127,7 @@ def test_the_node_that_is_removed_knows_it_though_its_log_does_not(node: Node[Fa
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 200
 
 
-def test_a_lost_directory_is_replaced_and_the_next_one_awaited(node: Node[FakeManagement]) -> None:
+def test_lost_directory_is_replaced_and_its_successor_awaited(node: Node[FakeManagement]) -> None:
     for _ in range(2):
         assert node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")}).status == 200
     assert len(node.management.group.asked_to_change) == 1
@@ -160,7 +160,7 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     assert node.api(f"{MEMBERS}/n1/promote", "POST").status == 200
 
 
-def test_a_voter_that_is_not_there_or_that_nobody_leads_does_not_vote(node: Node[FakeManagement]) -> None:
+def test_promotion_waits_until_a_leader_hears_the_voter(node: Node[FakeManagement]) -> None:
     group = node.management.group
     assert node.api(f"{MEMBERS}/n2/promote", "POST").status == 200
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
@@ -170,7 +170,7 @@ def test_a_voter_that_is_not_there_or_that_nobody_leads_does_not_vote(node: Node
     assert (status, reason.startswith("no leader is known")) == (503, True)
 
 
-def test_members_are_not_changed_before_the_log_tells_who_they_are(node: Node[FakeManagement]) -> None:
+def test_members_are_not_changed_before_the_log_has_their_ids(node: Node[FakeManagement]) -> None:
     group = node.management.group
     unnamed = [replace(each, id=None) for each in trio().members]
     group.configurations.committed = Configuration.of(7, unnamed)
@@ -216,7 +216,7 @@ def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeMa
         assert refusal(node.api(f"{MEMBERS}/n2/drain{wait}", "PUT")) == (409, "n2: nobody else can"), wait
 
 
-def test_a_change_is_made_though_the_leader_has_not_heard_yet_that_it_does_no_harm(
+def test_change_is_retried_until_the_leader_finds_it_harmless(
     node: Node[FakeManagement],
 ) -> None:
     group = node.management.group
@@ -229,7 +229,7 @@ def test_a_change_is_made_though_the_leader_has_not_heard_yet_that_it_does_no_ha
 @pytest.mark.parametrize(
     ("path", "method"), [("n9/drain", "PUT"), ("n9/drain", "DELETE"), ("n9/promote", "POST")]
 )
-def test_who_is_no_member_is_not_waited_for(
+def test_request_about_an_unknown_member_fails_at_once(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch, path: str, method: str
 ) -> None:
     monkeypatch.setattr(members, "PATIENCE_S", 60.0)
@@ -238,7 +238,7 @@ def test_who_is_no_member_is_not_waited_for(
     assert node.management.group.asked_to_change == []
 
 
-def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
+def test_member_added_a_moment_ago_is_known_after_catching_up(node: Node[FakeManagement]) -> None:
     group = node.management.group
     held = group.configurations.committed
     joined = held.joined("n4", bytes(16), PeerAddress("h4", 7), Versions(*VERSIONS))
@@ -247,13 +247,13 @@ def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: 
     assert (status, reason.startswith("n4 has not come yet")) == (503, True)
 
 
-def test_an_upgrade_is_finished_up_to_what_the_node_can_run(node: Node[FakeManagement]) -> None:
+def test_upgrade_is_finished_up_to_the_nodes_newest_version(node: Node[FakeManagement]) -> None:
     for _ in range(2):
         assert node.api("cluster/upgrade/finish", "POST").json["version"] == VERSIONS[1]
     assert len(node.management.group.asked_to_change) == VERSIONS[1] - VERSIONS[0]
 
 
-def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done(
+def test_unfinished_change_is_retried_then_reported(
     node: Node[FakeManagement],
 ) -> None:
     group = node.management.group
@@ -287,7 +287,9 @@ def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done
         ("n3/replace", "POST", {"id": 1}),
     ],
 )
-def test_what_is_not_understood_is_400(node: Node[FakeManagement], path: str, method: str, body: Any) -> None:
+def test_malformed_member_request_is_400(
+    node: Node[FakeManagement], path: str, method: str, body: Any
+) -> None:
     assert node.api(f"{MEMBERS}/{path}", method, json=body).status == 400
     assert node.management.group.asked_to_change == []
 

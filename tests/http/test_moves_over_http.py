@@ -131,14 +131,14 @@ def test_why_a_move_waits_and_why_it_failed_is_told(node: Machine) -> None:
         (BODY | {"destination": "q"}, "messages of queue 'q' in vhost '/' cannot be moved to where they are"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_wrong(node: Machine, body: dict[str, Any], reason: str) -> None:
+def test_malformed_move_is_refused_with_the_reason(node: Machine, body: dict[str, Any], reason: str) -> None:
     answer = node.api("moves/%2F", "POST", json=body)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert reason in answer.json["reason"]
     assert node.management.machine.moves.all == {}
 
 
-def test_what_is_not_there_is_not_found(node: Machine) -> None:
+def test_move_of_a_missing_queue_is_404(node: Machine) -> None:
     for body in (BODY | {"source": "none"}, BODY | {"destination": "none"}):
         answer = node.api("moves/%2F", "POST", json=body)
         assert (answer.status, answer.json["reason"]) == (404, "no queue 'none' in vhost '/'")
@@ -148,14 +148,14 @@ def test_what_is_not_there_is_not_found(node: Machine) -> None:
     assert node.api("moves/none").status == 404
 
 
-def test_queues_and_moves_that_were_made_through_another_node_are_found(node: Machine) -> None:
+def test_queues_and_moves_made_at_a_different_node_are_found(node: Machine) -> None:
     node.management.make_elsewhere(declared("new"))
     assert begun(node, source="new")["source"] == "new"
     node.management.make_elsewhere(BeginMove("/", "there", "guest", "q", "to", 0, 0, "", "", {}, "", False))
     assert node.api("moves/%2F/there").json["id"] == "there"
 
 
-def test_a_queue_is_moved_once_at_a_time_so_that_a_request_may_be_repeated(node: Machine) -> None:
+def test_second_move_of_a_queue_is_refused(node: Machine) -> None:
     shown = begun(node)
     answer = node.api("moves/%2F", "POST", json=BODY)
     assert (answer.status, answer.json["reason"]) == (
@@ -164,7 +164,7 @@ def test_a_queue_is_moved_once_at_a_time_so_that_a_request_may_be_repeated(node:
     )
 
 
-def test_who_may_not_read_and_write_may_not_move(node: Machine) -> None:
+def test_move_needs_read_and_write_permissions(node: Machine) -> None:
     node.add_user("eve", "management")
     node.management.make(SetPermissions("eve", "/", "", "^(a/é|q)$", "^q$"))
     for body, refused in (
@@ -178,7 +178,7 @@ def test_who_may_not_read_and_write_may_not_move(node: Machine) -> None:
     assert (answer.status, answer.json["user"]) == (201, "eve")
 
 
-def test_who_may_read_the_source_may_stop_a_move_and_so_may_administrators(node: Machine) -> None:
+def test_move_is_stopped_by_its_readers_and_administrators(node: Machine) -> None:
     node.add_user("reader", "management")
     node.add_user("writer", "management")
     node.add_user("admin", "administrator")
@@ -189,7 +189,7 @@ def test_who_may_read_the_source_may_stop_a_move_and_so_may_administrators(node:
         assert node.api(f"moves/%2F/{shown['id']}", "DELETE", user=user).status == status
 
 
-def test_moves_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machine) -> None:
+def test_moves_of_invisible_virtual_hosts_are_404(node: Machine) -> None:
     node.add_user("eve", "management")
     node.management.make(PutVhost("other", "", [], ""), SetPermissions("eve", "other", ".*", ".*", ".*"))
     shown = begun(node)
@@ -199,7 +199,7 @@ def test_moves_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machin
     assert node.api("moves/other", user="eve").json == []
 
 
-def test_without_a_majority_nothing_is_begun(node: Machine) -> None:
+def test_move_without_a_majority_is_503(node: Machine) -> None:
     node.management.has_majority = False
     assert node.api("moves/%2F", "POST", json=BODY).status == 503
     assert node.management.machine.moves.all == {}

@@ -41,7 +41,7 @@ def declare_queue(name: str, session: int = 0, **options: Any) -> DeclareQueue:
 # --- nodes
 
 
-def test_a_node_tells_its_own_figures_and_of_others_what_the_cluster_knows(node: Machine) -> None:
+def test_node_shows_its_figures_and_the_status_of_its_peers(node: Machine) -> None:
     one, other = node.api("nodes").json
     assert (one["name"], one["running"], one["being_drained"]) == ("n1", True, False)
     assert one["os_pid"] == str(os.getpid())
@@ -66,7 +66,7 @@ def test_a_node_that_is_low_on_something_says_so(node: Machine) -> None:
     assert (shown["mem_alarm"], shown["disk_free_alarm"]) == (True, False)
 
 
-def test_what_a_node_says_of_itself_is_plain_data_that_another_one_reads(node: Machine) -> None:
+def test_report_of_a_node_is_read_as_it_was_packed(node: Machine) -> None:
     node.management._broker.logins.outcomes["http", True] += 1
     report = node.management.own_report()
     assert report_in(msgpack.unpackb(pack(report))) == report
@@ -75,7 +75,7 @@ def test_what_a_node_says_of_itself_is_plain_data_that_another_one_reads(node: M
         assert report_in(nothing) is None
 
 
-def test_other_nodes_are_asked_for_their_figures(node: Machine) -> None:
+def test_peers_are_asked_for_their_figures(node: Machine) -> None:
     mine = node.management.own_report()
     theirs = mine._replace(
         name="n2", pid=7, memory_bytes=2**20, listeners=[Listener("amqp", "10.0.0.2", 5672)]
@@ -148,7 +148,7 @@ def test_a_virtual_host_is_started_wherever_its_node_is(node: Machine) -> None:
 # --- the whole
 
 
-def test_the_overview_tells_what_there_is(node: Machine) -> None:
+def test_overview_shows_totals_of_visible_objects(node: Machine) -> None:
     node.management.make(
         PutVhost("v", "", [], ""),
         SetPermissions("guest", "v", ".*", ".*", ".*"),
@@ -181,13 +181,13 @@ def test_the_overview_tells_what_there_is(node: Machine) -> None:
     assert seen["object_totals"]["exchanges"] == 7
 
 
-def test_what_has_no_plugin_here_says_so_as_rabbitmq_does(node: Machine) -> None:
+def test_missing_plugins_answer_like_rabbitmq(node: Machine) -> None:
     assert node.api("version").json == "4.0.0"
     assert node.api("extensions").json == []
     assert node.api("federation-links").status == 404
 
 
-def test_flags_of_features_are_enabled_and_those_of_versions_when_all_have_agreed(node: Machine) -> None:
+def test_feature_flags_of_versions_are_enabled_by_an_upgrade(node: Machine) -> None:
     def states() -> dict[str, str]:
         return {flag["name"]: flag["state"] for flag in node.api("feature-flags").json}
 
@@ -295,7 +295,7 @@ GROW = {"vhost_pattern": ".*", "queue_pattern": ".*", "strategy": "all"}
         ("rebalance/queues", "POST", None, 204, ""),
     ],
 )
-def test_what_of_replicas_is_so_is_done_and_the_rest_is_refused_with_what_to_do(
+def test_replica_requests_are_accepted_only_if_already_true(
     queues: Machine, path: str, method: str, body: Any, status: int, told: str
 ) -> None:
     answer = queues.api(path, method, json=body)

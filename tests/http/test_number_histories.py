@@ -42,7 +42,7 @@ def test_a_count_that_begins_anew_is_no_negative_rate() -> None:
     assert kept.newest() == {"time": 15_000, "published": 0, "ready": 0}
 
 
-def test_what_is_longer_ago_is_told_as_means_of_longer_times() -> None:
+def test_older_samples_are_returned_as_means_of_longer_steps() -> None:
     kept = noted(8 * 720)  # eight hours
     minutes = kept.told(3600, 8 * 3_600_000)
     assert {b - a for a, b in zip(minutes["times"], minutes["times"][1:], strict=False)} == {60_000}
@@ -60,12 +60,12 @@ def test_a_history_of_any_length_takes_the_same_room() -> None:
     assert len(kept.told(7 * DAY_S, 9 * DAY_S * 1000)["times"]) <= 7 * 96
 
 
-def test_nothing_is_told_of_before_the_first_two_samples() -> None:
+def test_history_is_empty_before_two_samples() -> None:
     assert noted(1).newest() == {}
     assert noted(1).told(900, 0) == {"times": [], "published": [], "ready": []}
 
 
-def test_of_too_many_things_those_are_forgotten_that_nobody_has_looked_at_for_longest(
+def test_history_forgets_the_objects_that_were_not_read_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "THINGS_MAX", 3)
@@ -133,7 +133,7 @@ def test_a_thing_that_is_gone_has_no_history_any_more(node: Node[MachineManageme
 # --- what somebody may do, and what a policy would match
 
 
-def test_a_user_is_told_what_they_may_do(node: Node[MachineManagement]) -> None:
+def test_may_returns_the_permissions_of_a_user(node: Node[MachineManagement]) -> None:
     node.add_user("mia", "management")
     all_of_it = {"configure": True, "read": True, "write": True}
     assert node.api("may?vhost=%2F&queue=a").json == all_of_it
@@ -144,7 +144,7 @@ def test_a_user_is_told_what_they_may_do(node: Node[MachineManagement]) -> None:
     assert node.api("may").status == 400
 
 
-def test_what_a_policy_would_match_is_told_and_counted(node: Node[MachineManagement]) -> None:
+def test_policy_matches_are_listed_and_counted(node: Node[MachineManagement]) -> None:
     names = [f"q{number}" for number in range(150)]
     node.management.make(*(DeclareQueue(0, 0, name, False, True, False, False, False, {}) for name in names))
     told = node.api("policy-matches/%2F?pattern=^q1&apply-to=all").json
@@ -159,5 +159,5 @@ def test_what_a_policy_would_match_is_told_and_counted(node: Node[MachineManagem
 
 
 @pytest.mark.parametrize("query", ["pattern=(", f"pattern={'a' * 1025}", "pattern=a&apply-to=nothing"])
-def test_a_wrong_question_what_would_match_is_refused(node: Node[MachineManagement], query: str) -> None:
+def test_invalid_policy_match_request_is_refused(node: Node[MachineManagement], query: str) -> None:
     assert node.api(f"policy-matches/%2F?{query}").status == 400

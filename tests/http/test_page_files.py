@@ -46,7 +46,7 @@ def reached() -> set[Path]:
     return found
 
 
-def test_everything_that_the_page_names_is_there_and_served_as_what_it_is() -> None:
+def test_files_named_by_the_page_are_served_with_their_type() -> None:
     node = Node(FakeManagement())
     kinds = {".js": "javascript", ".mjs": "javascript", ".css": "text/css", ".svg": "image/svg+xml"}
     assert len(reached()) > 30
@@ -57,13 +57,13 @@ def test_everything_that_the_page_names_is_there_and_served_as_what_it_is() -> N
         assert answer.headers["Cache-Control"] == "no-cache"
 
 
-def test_nothing_is_here_that_the_page_does_not_load() -> None:
+def test_page_has_no_unused_files() -> None:
     beside = {STATIC / "index.html", VENDOR / "README.md", *VENDOR.glob("LICENSE.*")}
     there = {file.resolve() for file in STATIC.rglob("*") if file.is_file()}
     assert there - {file.resolve() for file in beside} == reached()
 
 
-def test_the_page_is_served_without_a_login_and_keeps_to_its_content_security_policy() -> None:
+def test_page_is_served_without_a_login_and_without_inline_code() -> None:
     answer = Node(FakeManagement()).ask("/")
     assert answer.status == 200
     assert re.findall(r"<script(?![^>]*src=)", answer.text) == []
@@ -71,7 +71,7 @@ def test_the_page_is_served_without_a_login_and_keeps_to_its_content_security_po
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: str(file.relative_to(STATIC)))
-def test_a_script_makes_no_markup_of_text_and_names_no_other_host(script: Path) -> None:
+def test_script_creates_no_markup_from_text_and_names_no_host(script: Path) -> None:
     text = script.read_text()
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|dangerouslySet|https?://(?!user:password@host)"
     assert re.findall(forbidden, text) == []
@@ -79,7 +79,7 @@ def test_a_script_makes_no_markup_of_text_and_names_no_other_host(script: Path) 
     assert text.startswith("/**")
 
 
-def test_the_libraries_are_those_that_are_written_down_with_their_licences() -> None:
+def test_libraries_match_their_recorded_digests_and_licences() -> None:
     rows = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [\w.-]+, `(LICENSE\.\w+)` \| `([0-9a-f]{64})` \|$",
         (VENDOR / "README.md").read_text(),

@@ -51,7 +51,7 @@ def test_a_global_parameter_is_set_shown_replaced_and_deleted(node: Machine) -> 
     assert node.api(path).status == node.api(path, "DELETE").status == 404
 
 
-def test_a_global_parameter_that_was_set_through_another_node_is_found(node: Machine) -> None:
+def test_global_parameter_set_at_a_different_node_is_found(node: Machine) -> None:
     node.management.make_elsewhere(PutGlobalParameter("elsewhere", "1"))
     assert node.api("global-parameters/elsewhere").json["value"] == 1
 
@@ -79,11 +79,11 @@ def test_a_global_parameter_that_cannot_be_is_400(node: Machine, path: str, body
 
 
 @pytest.mark.parametrize("name", ["publisher-deduplication", "internal_cluster_id"])
-def test_what_always_has_a_value_is_not_deleted(node: Machine, name: str) -> None:
+def test_built_in_global_parameter_cannot_be_deleted(node: Machine, name: str) -> None:
     assert node.api(f"global-parameters/{name}", "DELETE").status == 400
 
 
-def test_policymakers_set_global_parameters_but_those_that_are_every_tenants(node: Machine) -> None:
+def test_policymaker_sets_only_global_parameters_of_its_own(node: Machine) -> None:
     node.add_user("ann", "policymaker")
     node.add_user("eve", "monitoring")
     for user, path, status in (
@@ -110,7 +110,7 @@ def test_the_cluster_is_given_a_name(node: Machine) -> None:
     assert node.api("cluster-name").json == {"name": "qq"}
 
 
-def test_a_cluster_that_is_at_an_older_version_says_so_in_one_line(node: Machine) -> None:
+def test_request_above_the_state_version_is_refused(node: Machine) -> None:
     node.management.machine.raise_to(7)
     for path, method, body in (
         ("cluster-name", "PUT", {"name": "x"}),
@@ -140,7 +140,7 @@ def test_a_parameter_is_set_shown_replaced_and_deleted(node: Machine, test_compo
     assert node.api(path).status == node.api(path, "DELETE").status == 404
 
 
-def test_limits_and_operator_policies_are_parameters_as_in_rabbitmq(node: Machine) -> None:
+def test_limits_and_operator_policies_are_parameters(node: Machine) -> None:
     policy = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
     assert node.api("parameters/operator_policy/%2F/p", "PUT", json={"value": policy}).status == 201
     assert (
@@ -191,9 +191,7 @@ def test_a_parameter_that_cannot_be_is_refused(
     assert (answer.status, answer.json["reason"]) == (404, "vhost_not_found")
 
 
-def test_policymakers_see_and_set_the_parameters_of_their_virtual_hosts(
-    node: Machine, test_component: str
-) -> None:
+def test_policymaker_sees_and_sets_parameters_of_its_vhosts(node: Machine, test_component: str) -> None:
     node.management.make(PutVhost("v", "", [], ""))
     node.add_user("ann", "policymaker", vhosts=("v",))
     node.add_user("eve", "monitoring", vhosts=("v",))
@@ -232,7 +230,7 @@ def test_a_protected_virtual_host_is_not_deleted(node: Machine) -> None:
     assert node.api(path, "POST").status == node.api(path, "DELETE").status == node.api(path).status == 404
 
 
-def test_protection_that_comes_from_another_node_meanwhile_counts(node: Machine) -> None:
+def test_protection_set_at_a_different_node_counts(node: Machine) -> None:
     node.api("vhosts/v", "PUT")
     node.management.make_elsewhere(ProtectVhost("v", True))
     assert node.api("vhosts/v", "DELETE").status == 412
@@ -267,7 +265,7 @@ def test_definitions_carry_parameters_names_and_protection(node: Machine, test_c
     assert parameter == {"component": "test", "name": "a", "value": {"b": 1}}
 
 
-def test_definitions_with_parameters_that_mean_nothing_here_are_taken_over_without_them(
+def test_import_skips_parameters_of_unsupported_components(
     node: Machine,
 ) -> None:
     upstream = {"vhost": "/", "component": "federation-upstream", "name": "u", "value": {"uri": "amqp://x"}}
@@ -280,7 +278,7 @@ def test_definitions_with_parameters_that_mean_nothing_here_are_taken_over_witho
     assert node.api("global-parameters").json == [CLUSTER_ID, DEDUPLICATION]
 
 
-def test_of_definitions_with_a_parameter_that_cannot_be_nothing_is_taken_over(node: Machine) -> None:
+def test_import_with_an_invalid_parameter_has_no_effect(node: Machine) -> None:
     good, large = {"name": "good", "value": 1}, {"name": "large", "value": "x" * PARAMETER_BYTES_MAX}
     answer = node.api(
         "definitions", "POST", json={"vhosts": [{"name": "v"}], "global_parameters": [good, large]}

@@ -60,7 +60,7 @@ def test_a_list_of_messages_is_the_same_in_pieces(
 
 
 @pytest.mark.parametrize("body", [bytes(3_000_000), b"\xff" * 3_000_000, bytes(2_999_999) + b"\xff"])
-def test_others_run_between_the_pieces_of_a_large_body(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_a_large_body_yields_to_further_tasks(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
 
     async def story() -> tuple[int, list[bytes]]:

@@ -80,7 +80,7 @@ def test_headers_come_back_as_they_were_published(headers: dict[str, Any]) -> No
     assert [type(value) for value in message["properties"]["headers"].values()] == kinds
 
 
-def test_headers_may_name_more_queues_and_those_of_bcc_are_seen_by_nobody(
+def test_cc_and_bcc_headers_route_and_bcc_is_removed(
     node: Node[MachineManagement],
 ) -> None:
     headers = {"CC": ["nothing", "q"], "BCC": ["nobody"], "a": 1}
@@ -101,7 +101,7 @@ def test_octets_are_published_as_base64(node: Node[MachineManagement]) -> None:
     assert [(each["payload"], each["payload_encoding"]) for each in got(node)] == [(payload, "base64")]
 
 
-def test_what_no_queue_gets_is_not_routed(node: Node[MachineManagement]) -> None:
+def test_message_without_a_queue_is_not_routed(node: Node[MachineManagement]) -> None:
     assert publish(node, "amq.direct").json == {"routed": False}
     assert publish(node, routing_key="nothing").json == {"routed": False}
     assert got(node) == []
@@ -127,9 +127,7 @@ def test_what_no_queue_gets_is_not_routed(node: Node[MachineManagement]) -> None
         ({"properties": {"expiration": "soon"}}, "406 PRECONDITION_FAILED - "),
     ],
 )
-def test_what_cannot_be_published_is_refused(
-    node: Node[MachineManagement], body: dict[str, Any], reason: str
-) -> None:
+def test_invalid_message_is_refused(node: Node[MachineManagement], body: dict[str, Any], reason: str) -> None:
     answer = publish(node, **body)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert answer.json["reason"].startswith(reason)
@@ -150,7 +148,7 @@ def test_an_exchange_that_is_not_there_is_404(node: Node[MachineManagement]) -> 
     assert (answer.status, answer.json["reason"]) == (404, "vhost_not_found")
 
 
-def test_whoever_may_not_write_publishes_nothing(node: Node[MachineManagement]) -> None:
+def test_publish_needs_write_permission(node: Node[MachineManagement]) -> None:
     node.add_user("ann", "management")
     node.management.make(SetPermissions("ann", "/", ".*", "^amq.topic$", ".*"))
     ask = "exchanges/%2F/{}/publish"
@@ -164,7 +162,7 @@ def test_whoever_may_not_write_publishes_nothing(node: Node[MachineManagement]) 
     assert node.api("exchanges/v/amq.topic/publish", "POST", user="ann", json=MESSAGE).status == 404
 
 
-def test_an_internal_exchange_takes_nothing(node: Node[MachineManagement]) -> None:
+def test_publish_to_an_internal_exchange_is_refused(node: Node[MachineManagement]) -> None:
     body = {"type": "fanout", "internal": True}
     assert node.api("exchanges/%2F/x", "PUT", json=body).status == 201
     answer = publish(node, "x")
@@ -181,7 +179,7 @@ def test_a_full_queue_rejects(node: Node[MachineManagement]) -> None:
     assert (answer.status, answer.json["reason"]) == (400, reason)
 
 
-def test_nothing_is_published_during_an_alarm(node: Node[MachineManagement]) -> None:
+def test_publish_during_an_alarm_is_503(node: Node[MachineManagement]) -> None:
     node.management.group.broker.alarm = "the disk is full"
     answer = publish(node)
     assert (answer.status, "the disk is full" in answer.json["reason"]) == (503, True)

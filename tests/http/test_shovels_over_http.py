@@ -91,14 +91,14 @@ def test_why_a_shovel_does_not_run_is_told(node: Machine) -> None:
     assert node.api(SHOWN).json["reason"] == "this node does not understand the shovel"
 
 
-def test_a_shovel_to_where_the_messages_are_is_refused_unless_it_changes_them(node: Machine) -> None:
+def test_shovel_onto_its_own_source_is_refused_unless_it_changes(node: Machine) -> None:
     answer = put(node, VALUE | {"dest-queue": "q"})
     assert (answer.status, node.api(ONE).status) == (400, 404)
     assert "messages of queue 'q' are where they would be moved to" in answer.json["reason"]
     assert put(node, VALUE | {"dest-queue": "q", "dest-publish-properties": {"priority": 1}}).status == 201
 
 
-def test_what_a_shovel_cannot_be_is_told(node: Machine) -> None:
+def test_invalid_shovel_is_refused_without_showing_passwords(node: Machine) -> None:
     uri = "amqp://user:hidden@elsewhere:x"
     answer = put(node, VALUE | {"src-uri": uri})
     assert (answer.status, answer.json["reason"]) == (400, "Validation failed\n\nsrc-uri: not a valid URI\n")
@@ -110,7 +110,7 @@ def test_a_value_that_is_no_map_is_refused(node: Machine) -> None:
     assert "should be a map" in put(node, [1]).json["reason"]
 
 
-def test_who_sets_a_shovel_has_to_be_permitted_what_it_does(node: Machine) -> None:
+def test_shovel_needs_the_permissions_of_its_user(node: Machine) -> None:
     node.add_user("eve", "policymaker")
     node.management.make(SetPermissions("eve", "/", "", "^q$", ".*"))
     answer = put(node, VALUE, user="eve")
@@ -124,7 +124,7 @@ def test_who_sets_a_shovel_has_to_be_permitted_what_it_does(node: Machine) -> No
         assert node.api(path, "DELETE", user="reader").status == 401
 
 
-def test_who_may_use_some_topics_only_sets_no_shovel_to_them(node: Machine) -> None:
+def test_shovel_to_topics_needs_permission_for_all_topics(node: Machine) -> None:
     node.add_user("eve", "policymaker")
     node.management.make(
         SetPermissions("eve", "/", ".*", ".*", ".*"),
@@ -138,7 +138,7 @@ def test_who_may_use_some_topics_only_sets_no_shovel_to_them(node: Machine) -> N
     assert put(node, value | {"dest-exchange": "amq.fanout"}, user="eve").status == 201
 
 
-def test_who_may_write_to_a_queue_only_sets_no_shovel_that_publishes_there(node: Machine) -> None:
+def test_shovel_that_publishes_needs_the_default_exchange(node: Machine) -> None:
     """What it publishes may go to other queues, too: messages bring their names, in CC and BCC."""
     node.add_user("eve", "policymaker")
     permitted = f"^({VALUE['src-queue']}|{VALUE['dest-queue']})$"
@@ -148,7 +148,7 @@ def test_who_may_write_to_a_queue_only_sets_no_shovel_that_publishes_there(node:
     assert put(node, VALUE, user="eve").status == 201  # which is a move
 
 
-def test_shovels_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machine) -> None:
+def test_shovels_of_invisible_virtual_hosts_are_404(node: Machine) -> None:
     put(node, VALUE)
     node.add_user("eve", "management")
     node.management.make(PutVhost("other", "", [], ""), SetPermissions("eve", "other", ".*", ".*", ".*"))
@@ -161,7 +161,7 @@ OUTSIDE = VALUE | {
 }
 
 
-def test_a_shovel_to_another_broker_is_shown_as_its_node_tells_without_passwords(node: Machine) -> None:
+def test_shovel_to_a_broker_shows_its_report_without_passwords(node: Machine) -> None:
     node.management.lead()
     assert put(node, OUTSIDE).status == 201
     assert node.api(ONE).json["value"] == OUTSIDE  # as in RabbitMQ: for those who may set it
@@ -181,9 +181,7 @@ def test_a_shovel_to_another_broker_is_shown_as_its_node_tells_without_passwords
     assert node.management.carrier.restarted == [("/", "s")]
 
 
-def test_a_shovel_that_is_deleted_while_its_node_is_asked_is_not_there(
-    node: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shovel_deleted_during_the_request_is_404(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     put(node, OUTSIDE)
     shovels = node.management.shovels
 
@@ -210,7 +208,7 @@ def test_a_shovel_that_is_deleted_while_its_node_is_asked_is_not_there(
         ({"src-uri": ["amqp://far", "amqp:///other"]}, 'may not connect to vhost "other"'),
     ],
 )
-def test_only_what_a_shovel_does_in_this_cluster_needs_permissions(
+def test_shovel_needs_permissions_only_for_its_local_end(
     node: Machine, changes: dict[str, Any], refused: str
 ) -> None:
     node.add_user("eve", "policymaker")
@@ -224,7 +222,7 @@ def test_only_what_a_shovel_does_in_this_cluster_needs_permissions(
     assert node.api(ONE).json["value"] == allowed
 
 
-def test_definitions_bring_shovels_and_pass_over_those_that_are_not_supported(node: Machine) -> None:
+def test_import_accepts_shovels_and_skips_unsupported_shovels(node: Machine) -> None:
     rows = [
         {"vhost": "/", "component": "shovel", "name": "far", "value": OUTSIDE},
         {"vhost": "/", "component": "shovel", "name": "s", "value": VALUE},

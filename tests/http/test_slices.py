@@ -24,7 +24,7 @@ def _slices_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
 
 
-def test_others_wait_for_one_slice_however_much_is_under_way() -> None:
+def test_slices_of_long_tasks_alternate() -> None:
     async def story() -> None:
         done: list[int] = []
         works = [asyncio.create_task(_long_work(done, number)) for number in range(PIECES)]
@@ -39,7 +39,7 @@ def test_others_wait_for_one_slice_however_much_is_under_way() -> None:
     asyncio.run(story())
 
 
-def test_who_is_cancelled_leaves_the_line() -> None:
+def test_cancelled_task_leaves_the_queue_of_slices() -> None:
     async def story() -> None:
         done: list[int] = []
         works = [asyncio.create_task(_long_work(done, number)) for number in range(3)]

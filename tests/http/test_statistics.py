@@ -50,9 +50,7 @@ def get(node: Any, vhost: str) -> None:
     assert node.api(f"queues/{vhost}/q/get", "POST", json=body).status == 200
 
 
-def test_only_queues_to_which_something_has_happened_are_counted(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_counts_only_queues_that_changed(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, str]] = []
 
     def noted(queue: Queue, now_ms: int) -> QueueNumbers:
@@ -80,7 +78,7 @@ def test_only_queues_to_which_something_has_happened_are_counted(
     assert counted_now() == everything
 
 
-def test_a_part_of_what_is_told_of_a_queue_is_found_alone(node: Any) -> None:
+def test_field_of_a_queue_equals_its_path_in_the_document(node: Any) -> None:
     for _ in range(2):
         sample(node)
         publish(node, "v", "amq.fanout")
@@ -95,7 +93,7 @@ def test_a_part_of_what_is_told_of_a_queue_is_found_alone(node: Any) -> None:
     assert rows.parts["message_stats.publish_details.rate"](queue) > 0
 
 
-def test_an_exchange_says_what_was_published_to_it_and_went_on(node: Any) -> None:
+def test_exchange_shows_its_publish_rates(node: Any) -> None:
     assert "message_stats" not in node.api("exchanges/v/amq.fanout").json
     publish(node, "v", "amq.fanout")
     sample(node)
@@ -144,7 +142,7 @@ def test_a_virtual_host_and_the_whole_are_sums(node: Any) -> None:
     assert "message_stats" not in node.api("overview?disable_stats=true").json
 
 
-def test_what_a_queue_saw_stays_when_it_is_gone(node: Any) -> None:
+def test_statistics_of_a_deleted_queue_stay_in_the_totals(node: Any) -> None:
     publish(node, "v", "amq.fanout")
     get(node, "v")
     sample(node)
@@ -154,7 +152,7 @@ def test_what_a_queue_saw_stays_when_it_is_gone(node: Any) -> None:
     assert (vhost["message_stats"]["get"], vhost["messages"]) == (1, 1)
 
 
-def test_samples_are_kept_of_what_is_looked_at(node: Any) -> None:
+def test_samples_are_kept_for_requested_objects(node: Any) -> None:
     wanted = "lengths_age=20&lengths_incr=5&msg_rates_age=10&msg_rates_incr=5"
     paths = ("queues/v/q", "vhosts/v", "exchanges/v/amq.fanout", "overview")
     publish(node, "v", "amq.fanout")

@@ -198,7 +198,7 @@ def test_no_more_is_got_than_an_answer_may_hold(node: Machine) -> None:
         {"truncate": -1},
     ],
 )
-def test_what_cannot_be_got_so_is_400(node: Machine, change: dict[str, Any]) -> None:
+def test_invalid_get_request_is_400(node: Machine, change: dict[str, Any]) -> None:
     put_messages(node, "q", b"m")
     body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"} | change
     assert node.api("queues/%2F/q/get", "POST", json=body).status == 400
@@ -303,7 +303,7 @@ def test_a_binding_that_cannot_be_is_refused(node: Machine, path: str, status: i
         ("queues/%2F/q/browse", "GET", ("", "", "^q$")),
     ],
 )
-def test_who_declares_over_http_needs_what_a_client_needs(
+def test_http_declaration_needs_the_permissions_of_amqp(
     node: Machine, path: str, method: str, permissions: tuple[str, str, str]
 ) -> None:
     body = {"routing_key": "k", "count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
@@ -324,7 +324,7 @@ def test_who_declares_over_http_needs_what_a_client_needs(
     assert node.api(path, method, user="ann", json=body).status in (200, 201, 204)
 
 
-def test_to_dead_letter_to_an_exchange_needs_permissions_for_both(node: Machine) -> None:
+def test_dead_letter_exchange_needs_read_and_write_permissions(node: Machine) -> None:
     node.add_user("ann", "management")
     body = {"arguments": {"x-dead-letter-exchange": "dlx"}}
     for read, write, status in (("", "dlx", 401), ("q", "", 401), ("q", "dlx", 201)):
@@ -386,7 +386,7 @@ def test_connections_of_all_nodes_are_shown(connected: Machine) -> None:
     ("header", "reason"),
     [(None, "Closed via management plugin"), ("for a test", "for a test"), ("é" * 300, "é" * 100)],
 )
-def test_an_administrator_closes_a_connection_of_any_node_with_a_reason(
+def test_administrator_closes_a_connection_of_any_node(
     connected: Machine, header: str | None, reason: str
 ) -> None:
     assert connected.close("connections/n3:5", header).status == 204
@@ -396,7 +396,7 @@ def test_an_administrator_closes_a_connection_of_any_node_with_a_reason(
     assert connected.close("connections/n9:5", header).status == 404
 
 
-def test_others_close_their_own_connections_only(connected: Machine) -> None:
+def test_plain_users_close_only_their_own_connections(connected: Machine) -> None:
     for user, path, status in (
         ("ann", "connections/n2:7", 401),
         ("bob", "connections/n2:7", 401),

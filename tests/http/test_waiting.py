@@ -47,7 +47,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
 
 
 @pytest.mark.parametrize("batches", [0, 10])
-def test_nobody_says_that_there_is_no_majority_while_the_log_goes_on(
+def test_missing_majority_is_not_reported_while_the_log_advances(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     """Once an import of policies behind others was told so after 10 s."""

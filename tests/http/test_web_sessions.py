@@ -79,7 +79,7 @@ def browse(
 
 
 @pytest.mark.parametrize("how", ["data", "json"])
-def test_somebody_logs_in_and_out(node: Machine, how: str) -> None:
+def test_user_logs_in_and_out(node: Machine, how: str) -> None:
     async def story(browser: Browser) -> None:
         told = await browser.log_in(**{how: FORM})
         shown = told.json
@@ -98,7 +98,7 @@ def test_somebody_logs_in_and_out(node: Machine, how: str) -> None:
     browse(node, story)
 
 
-def test_what_is_wrong_with_a_login_is_said(node: Machine) -> None:
+def test_failed_login_is_answered_with_its_reason(node: Machine) -> None:
     node.view.tags["ann"] = ["other"]
 
     async def story(browser: Browser) -> None:
@@ -145,7 +145,7 @@ def test_the_cookie_is_for_the_browser_only_and_for_this_port(node: Machine) -> 
     browse(node, story)
 
 
-def test_our_page_is_not_told_to_have_the_browser_ask_for_a_password(node: Machine) -> None:
+def test_page_gets_no_basic_authentication_challenge(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         for path in ("/api/cluster", "/api/session", "/api/nothing"):
             told = await browser.ask(path, headers=PAGE)
@@ -157,7 +157,7 @@ def test_our_page_is_not_told_to_have_the_browser_ask_for_a_password(node: Machi
     browse(node, story)
 
 
-def test_who_sends_a_password_means_that_and_our_page_means_its_session(node: Machine) -> None:
+def test_password_precedes_the_session_except_for_the_page(node: Machine) -> None:
     node.add_user("ann", "monitoring")
 
     async def story(browser: Browser) -> None:
@@ -192,7 +192,7 @@ def test_a_change_needs_the_token_of_the_session(node: Machine, method: str) -> 
     browse(node, story)
 
 
-def test_nobody_is_logged_out_without_the_token(node: Machine) -> None:
+def test_logout_needs_the_token_of_the_session(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
         for path in ("/api/session", "/api/login"):
@@ -212,7 +212,7 @@ def test_nobody_is_logged_out_without_the_token(node: Machine) -> None:
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-def test_a_page_of_another_site_does_nothing_with_a_session(node: Machine, headers: dict[str, str]) -> None:
+def test_foreign_page_cannot_use_a_session(node: Machine, headers: dict[str, str]) -> None:
     async def story(browser: Browser) -> None:
         assert (await browser.ask("/api/login", "POST", data=FORM, headers=headers)).status == 403
         await browser.log_in()
@@ -274,7 +274,7 @@ def test_tags_count_as_they_are_now(node: Machine) -> None:
     browse(node, story)
 
 
-def test_a_user_who_may_only_be_at_this_machine_cannot_take_the_cookie_elsewhere(node: Machine) -> None:
+def test_loopback_only_user_cannot_use_the_cookie_elsewhere(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         await browser.log_in()
         assert is_loopback("127.0.0.1")
@@ -288,7 +288,7 @@ def test_a_user_who_may_only_be_at_this_machine_cannot_take_the_cookie_elsewhere
 @pytest.mark.parametrize(
     "cookie", ["", "x", "." * 700, "eA.eA", "é.é", "A" * 5000, "%00", "AAAA." + "A" * 86]
 )
-def test_a_cookie_that_is_none_of_ours_is_nobodys(node: Machine, cookie: str) -> None:
+def test_malformed_cookie_is_no_session(node: Machine, cookie: str) -> None:
     async def story(browser: Browser) -> None:
         headers = {"Cookie": f"qq-session-15672={cookie}"}
         assert (await browser.ask("/api/session", headers=headers)).status in (400, 401)
@@ -305,7 +305,7 @@ SESSION = WebSession(USER.name, b"i" * 16, 1_800_000_000)
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
-def test_every_node_with_a_secret_in_common_takes_a_token_while_the_secret_is_changed() -> None:
+def test_token_is_valid_with_a_shared_secret_during_a_rotation() -> None:
     rounds = [[OLD], [OLD, NEW], [NEW]]
     for one, other in ((0, 1), (1, 0), (1, 2), (2, 1)):
         sealed = Tokens("qq", lambda one=one: rounds[one]).seal(SESSION, USER)
@@ -331,7 +331,7 @@ def test_a_token_is_of_its_cluster_and_cannot_be_altered() -> None:
     assert taken is None or not taken.fits(USER)
 
 
-def test_many_ended_sessions_are_bounded_and_none_of_a_user_comes_back() -> None:
+def test_ended_sessions_are_bounded_and_stay_ended() -> None:
     ended = EndedSessions()
     other = WebSession("other", b"o" * 16, 5)
     ended.add(other)
@@ -348,7 +348,7 @@ def test_many_ended_sessions_are_bounded_and_none_of_a_user_comes_back() -> None
     assert all(session in elsewhere for session in [*mine, other])
 
 
-def test_the_user_who_has_been_quiet_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_sessions_of_the_quietest_user_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_sessions, "ENDED_MAX", 3)
     ended = EndedSessions()
     sessions = [WebSession(f"u{number}", b"i" * 16, 1) for number in range(4)]
@@ -448,7 +448,7 @@ def test_a_node_that_did_not_hear_of_a_logout_is_told_again(monkeypatch: pytest.
     asyncio.run(story())
 
 
-def test_a_user_who_is_deleted_and_made_anew_with_the_same_hash_has_no_session(node: Machine) -> None:
+def test_recreated_user_with_the_same_hash_has_no_session(node: Machine) -> None:
     async def story(browser: Browser) -> None:
         node.management.make(PutUser("ann", b"salt", b"hash", ["administrator"]))
         ann = node.management.machine.users["ann"]
@@ -466,7 +466,7 @@ def test_a_user_who_is_deleted_and_made_anew_with_the_same_hash_has_no_session(n
     browse(node, story)
 
 
-def test_a_session_of_a_user_who_was_just_made_elsewhere_is_good(node: Machine) -> None:
+def test_session_of_a_user_just_created_at_a_peer_is_valid(node: Machine) -> None:
     async def story() -> None:
         elsewhere = MachineManagement()
         elsewhere.make(PutUser("ann", b"salt", b"h" * 32, ["monitoring"]))
@@ -478,7 +478,7 @@ def test_a_session_of_a_user_who_was_just_made_elsewhere_is_good(node: Machine) 
     asyncio.run(story())
 
 
-def test_a_node_that_was_away_ends_no_session_that_it_does_not_know(node: Machine) -> None:
+def test_node_that_was_away_keeps_sessions_that_it_cannot_judge(node: Machine) -> None:
     """What it does not know may have happened while it was away."""
 
     async def story() -> None:
@@ -511,7 +511,7 @@ def test_a_node_without_an_issuer_is_logged_in_to_with_passwords(node: Machine) 
         assert told.json["reason"].startswith("this node is logged in to with passwords")
 
 
-def test_what_a_token_vouches_for_is_sealed(node: Machine) -> None:
+def test_session_of_a_token_is_sealed_with_its_scopes(node: Machine) -> None:
     mine = Tokens("qq", lambda: [OLD])
     vouched = Vouched(["tag:management", "read:*"], 1_900_000_000)
     sealed = mine.seal_vouched(SESSION, vouched)
@@ -526,7 +526,7 @@ def test_what_a_token_vouches_for_is_sealed(node: Machine) -> None:
     assert mine.seal_vouched(SESSION, Vouched(["x" * TOKEN_LENGTH_MAX], 1)) is None
 
 
-def test_a_session_that_a_token_vouches_for_ends_with_it_and_when_the_node_takes_no_more_of_them(
+def test_session_of_a_token_ends_with_the_token_or_the_verifier(
     node: Machine,
 ) -> None:
     management, now_s = node.management, 1_900_000_000

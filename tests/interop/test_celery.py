@@ -124,7 +124,7 @@ def test_events_of_worker_and_tasks_arrive(tasks: Tasks) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_that_starts_again_does_what_came_meanwhile(tasks: Tasks) -> None:
+def test_restarted_worker_does_the_tasks_sent_meanwhile(tasks: Tasks) -> None:
     tasks.worker.stop()
     results = [tasks.task("add", number, 1).delay() for number in range(10)]
     tasks.worker.start()

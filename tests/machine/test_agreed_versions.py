@@ -75,14 +75,14 @@ def driver_that_knows() -> tuple[Driver, list[Any]]:
 # Commands
 
 
-def test_each_number_of_a_command_is_of_one_version_that_this_program_knows() -> None:
+def test_each_opcode_belongs_to_a_single_known_version() -> None:
     assert len(OPCODES) == sum(map(len, OPCODES_SINCE.values()))
     assert set(SINCE) == set(OPCODES)
     assert max(SINCE.values()) <= AFTER
 
 
 @pytest.mark.usefixtures("_invented")
-def test_a_command_is_refused_where_it_is_made_before_its_version_is_agreed_on() -> None:
+def test_command_of_a_later_version_is_invalid_before_agreement() -> None:
     command = INVENTED(1)
     with pytest.raises(InvalidCommand) as caught:
         check_command(command, BEFORE)
@@ -94,7 +94,7 @@ def test_a_command_is_refused_where_it_is_made_before_its_version_is_agreed_on()
 
 
 @pytest.mark.usefixtures("_invented")
-def test_nothing_is_submitted_of_a_version_that_is_not_agreed_on() -> None:
+def test_submission_refuses_a_command_of_a_later_version() -> None:
     machine, command = QueueMachine(), INVENTED(1)
     runtime = SimpleNamespace(call_soon=lambda _flush: None, monotonic=lambda: 0.0)
     submissions = Submissions("n1", cast("Any", None), machine, cast("Any", runtime), 0.0)
@@ -107,7 +107,7 @@ def test_nothing_is_submitted_of_a_version_that_is_not_agreed_on() -> None:
 
 
 @pytest.mark.usefixtures("_invented")
-def test_a_command_stops_the_replica_before_its_version_is_agreed_on_and_is_carried_out_afterwards() -> None:
+def test_command_of_a_later_version_stops_the_replica() -> None:
     driver, done = driver_that_knows()
     before = driver.machine.digest()
     with pytest.raises(
@@ -121,7 +121,7 @@ def test_a_command_stops_the_replica_before_its_version_is_agreed_on_and_is_carr
 
 
 @pytest.mark.parametrize("agreed", VERSIONS)
-def test_of_an_unknown_command_it_is_said_what_is_known_and_what_was_agreed_on(agreed: int) -> None:
+def test_unknown_command_error_names_known_and_agreed_versions(agreed: int) -> None:
     machine = QueueMachine()
     machine.raise_to(agreed)
     with pytest.raises(MalformedBatch) as caught:
@@ -135,7 +135,7 @@ def test_of_an_unknown_command_it_is_said_what_is_known_and_what_was_agreed_on(a
 # Dumps
 
 
-def test_a_machine_begins_at_the_lowest_version_and_goes_on_at_that_of_the_state_it_is_given() -> None:
+def test_machine_starts_at_the_lowest_version_or_that_of_a_dump() -> None:
     machine, other = QueueMachine(), QueueMachine()
     assert (machine.version, unpack(machine.dump())[0]) == (BEFORE, BEFORE)
     frozen = machine.freeze()
@@ -148,7 +148,7 @@ def test_a_machine_begins_at_the_lowest_version_and_goes_on_at_that_of_the_state
 
 
 @pytest.mark.parametrize("version", [BEFORE - 1, AFTER + 1])
-def test_a_dump_of_a_version_that_this_program_cannot_run_is_refused(version: int) -> None:
+def test_dump_of_an_unsupported_version_is_refused(version: int) -> None:
     machine = QueueMachine()
     sections = unpack(machine.dump())
     with pytest.raises(MalformedDump) as caught:
@@ -175,7 +175,7 @@ ROWS = (
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_rows_are_written_as_the_agreed_version_wants_them_and_read_from_each(
+def test_rows_are_written_for_the_agreed_version_and_read_back(
     kind: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if each row of this kind had one field more before the newest version, and nothing else had changed."""
@@ -216,7 +216,7 @@ def test_a_field_that_is_new_has_its_default_before_its_version(monkeypatch: pyt
     assert len(list(driver.machine.queues())) == 1
 
 
-def test_several_changes_are_made_one_after_the_other_and_undone_in_the_other_direction(
+def test_several_row_changes_apply_in_order_and_undo_in_reverse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def adds(what: str) -> Change:

@@ -66,7 +66,7 @@ def test_a_wrong_value_is_refused_for_every_kind(kind: str, key: str, value: Any
     assert complaint(check_queue_arguments, kind, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
 
 
-def test_an_exchange_that_is_no_string_is_refused_in_words_of_its_own() -> None:
+def test_wrong_exchange_argument_has_its_own_text() -> None:
     key = "x-dead-letter-exchange"
     wrong = f"invalid type 'long' for arg '{key}' in queue 'q' in vhost '/'"
     assert complaint(check_exchange_argument, key, {key: 2**40}) == wrong
@@ -294,7 +294,7 @@ tables = st.dictionaries(keys, values, max_size=6)
 
 
 @given(st.sampled_from([CLASSIC, QUORUM]), tables, tables)
-def test_a_table_is_accepted_or_refused_whatever_it_holds(
+def test_any_argument_table_is_accepted_or_refused(
     kind: str, table: dict[str, Any], other: dict[str, Any]
 ) -> None:
     complaint(queue_kind, table)

@@ -403,12 +403,12 @@ def indexes(ranges: Sequence[Range]) -> list[int]:
     return [messages.index for messages in ranges]
 
 
-def test_of_three_messages_two_are_high_and_the_third_is_the_older_one() -> None:
+def test_high_messages_take_two_of_three_turns() -> None:
     backlog = added((4, 0), (4, 0), (9, 0), (5, 0), (9, 0), (0, 0), (5, 0))
     assert indexes(backlog.take(7)) == [2, 3, 0, 4, 6, 1, 5]
 
 
-def test_the_older_one_may_be_high() -> None:
+def test_older_high_messages_take_the_third_turn_too() -> None:
     backlog = added((9, 0), (9, 0), (9, 0), (4, 0), (4, 0))
     assert indexes(backlog.take(5)) == [0, 1, 2, 3, 4]
 
@@ -426,7 +426,7 @@ def test_strict_levels_are_served_from_the_highest_down() -> None:
     assert indexes(backlog.take(5)) == [3, 1, 4, 0, 2]
 
 
-def test_a_message_expires_behind_one_that_lives_longer() -> None:
+def test_message_expires_behind_a_message_that_lives_longer() -> None:
     backlog = added((4, 0), (4, 50), (4, 20), (9, 30), (4, 60))
     assert backlog.due_ms() == 20
     assert indexes(backlog.expire(19, 10)) == []
@@ -438,7 +438,7 @@ def test_a_message_expires_behind_one_that_lives_longer() -> None:
     assert backlog.due_ms() is None
 
 
-def test_what_expires_in_the_order_of_arrival_needs_no_shelf() -> None:
+def test_messages_that_expire_in_order_need_no_shelf() -> None:
     backlog = added(*((4, 1000 + index // 2) for index in range(100)), (4, 0), (4, 0))
     ((_, _, _, shelf),) = backlog.freeze().lanes
     assert not shelf.blocks
@@ -457,7 +457,7 @@ def test_delayed_messages_become_ready_in_the_order_of_time() -> None:
     assert [messages.position for messages in taken] == [0, 0, 1, 2, 3]
 
 
-def test_what_was_put_back_has_its_place_again() -> None:
+def test_message_put_back_regains_its_place() -> None:
     backlog = added(*[(4, 0)] * 6)
     first, second, third = (backlog.take(1)[0] for _ in range(3))
     backlog.put_back(second)
@@ -466,7 +466,7 @@ def test_what_was_put_back_has_its_place_again() -> None:
     assert indexes(backlog.take(6)) == [2, 0, 1, 3, 4, 5]
 
 
-def test_levels_that_became_empty_leave_nothing_behind() -> None:
+def test_emptied_levels_leave_no_trace_in_a_dump() -> None:
     backlog, plain = added((9, 0), (4, 0), (31, 5)), added((4, 0), (4, 0), (4, 5))
     backlog.expire(5, 10)
     plain.take(1)
@@ -476,7 +476,7 @@ def test_levels_that_became_empty_leave_nothing_behind() -> None:
     assert backlog.freeze().dump() == plain.freeze().dump()
 
 
-def test_the_oldest_message_is_the_least_of_those_that_are_first_somewhere() -> None:
+def test_oldest_index_is_the_least_of_all_ready_messages() -> None:
     backlog = Backlog()
     assert backlog.oldest_index() is None
     for index in range(5, 15):
@@ -499,7 +499,7 @@ def test_the_oldest_message_is_the_least_of_those_that_are_first_somewhere() -> 
     assert backlog.oldest_index() is None  # it is not ready
 
 
-def test_consecutive_messages_are_one_range() -> None:
+def test_consecutive_messages_are_joined_into_a_range() -> None:
     backlog = Backlog()
     for slot in range(10):
         backlog.add(1, slot, 1, 10)

@@ -22,7 +22,7 @@ PERMIT = c.SetPermissions("ann", "/", "c", "w", "r")
 TOPIC = c.SetTopicPermissions("ann", "/", "amq.topic", "w", "r")
 
 
-def test_whom_a_token_vouches_for_needs_no_permissions_in_the_log() -> None:
+def test_vouched_connection_needs_no_permissions_in_the_log() -> None:
     driver = Driver()
     driver.machine.raise_to(8)
     refused = driver.apply(c.Connect(10, "/", "somebody"))
@@ -46,14 +46,14 @@ def connected(*more: c.Command) -> Driver:
     return driver
 
 
-def test_a_new_machine_has_the_default_virtual_host_and_nobody() -> None:
+def test_new_machine_has_the_default_vhost_and_no_users() -> None:
     machine = reloaded(QueueMachine())
     [vhost] = machine.vhosts.values()
     assert (vhost.name, vhost.description, vhost.tags) == ("/", "Default virtual host", [])
     assert machine.users == {}
 
 
-def test_a_virtual_host_is_described_anew_and_stays_what_it_is() -> None:
+def test_updated_virtual_host_keeps_its_queues() -> None:
     driver = Driver()
     driver.apply(declare("q"), c.PutVhost("/", "mine", ["a", "b"], "quorum"))
     vhost = reloaded(driver.machine).vhosts["/"]
@@ -68,7 +68,7 @@ def test_a_user_is_told_with_the_algorithm_of_the_hash() -> None:
         assert reloaded(driver.machine).users == {"ann": User(*command[:4], hashing)}
 
 
-def test_limits_are_changed_one_by_one() -> None:
+def test_limits_are_changed_individually() -> None:
     driver = Driver()
     driver.apply(USER, c.SetUserLimits("ann", {"a": 1, "b": 2}), c.SetVhostLimits("/", {"a": 1, "b": 2}))
     before, dump = driver.machine.freeze(), driver.machine.dump()
@@ -97,7 +97,7 @@ def test_permissions_are_set_replaced_and_cleared() -> None:
 @pytest.mark.parametrize(
     ("exchange", "left"), [("amq.topic", ["other"]), ("", []), ("none", ["amq.topic", "other"])]
 )
-def test_topic_permissions_are_cleared_for_one_exchange_or_all(exchange: str, left: list[str]) -> None:
+def test_topic_permissions_are_cleared_for_an_exchange_or_all(exchange: str, left: list[str]) -> None:
     driver = Driver()
     driver.apply(USER, TOPIC, TOPIC._replace(exchange="other"), c.ClearTopicPermissions("ann", "/", exchange))
     access = reloaded(driver.machine).catalog.access
@@ -138,7 +138,7 @@ def test_permissions_go_with_the_user_and_with_the_virtual_host(gone: c.Command)
         c.ConnectionDown(1),
     ],
 )
-def test_what_is_asked_of_something_that_is_not_there_changes_nothing(command: c.Command) -> None:
+def test_command_about_a_missing_object_changes_no_state(command: c.Command) -> None:
     driver = Driver()
     driver.apply(USER)
     before = driver.machine.digest()
@@ -160,7 +160,7 @@ def test_what_is_asked_of_something_that_is_not_there_changes_nothing(command: c
         c.DeleteVhost("/"),
     ],
 )
-def test_the_revision_goes_up_with_what_may_alter_an_answer(change: c.Command) -> None:
+def test_catalog_revision_rises_with_each_relevant_change(change: c.Command) -> None:
     driver = connected()
     before = driver.machine.catalog.revision
     driver.apply(change)
@@ -198,9 +198,7 @@ def test_a_connection_is_told_again_that_it_is_open() -> None:
         (c.DeleteUser("ann"), "user 'ann' is deleted"),
     ],
 )
-def test_a_connection_that_is_to_go_is_told_once_and_again_to_who_missed_it(
-    command: c.Command, reason: str
-) -> None:
+def test_forced_close_is_sent_once_and_owed_after_missed_entries(command: c.Command, reason: str) -> None:
     driver = connected()
     close = e.ConnectionForced("n1", 10, 320, reason)
     assert driver.apply(command, node="n2") == [close]
@@ -211,7 +209,7 @@ def test_a_connection_that_is_to_go_is_told_once_and_again_to_who_missed_it(
     assert owed(driver) == []
 
 
-def test_a_state_without_the_default_virtual_host_is_loaded_without_it() -> None:
+def test_deleted_default_vhost_stays_deleted_after_a_load() -> None:
     driver = connected(declare("q", session=11))
     driver.apply(c.DeleteVhost("/"), c.PutVhost("v", "", [], ""))
     machine = reloaded(driver.machine)
@@ -224,7 +222,7 @@ def test_a_state_without_the_default_virtual_host_is_loaded_without_it() -> None
         assert failed.text == "vhost '/' is deleted"
 
 
-def test_a_queue_of_another_virtual_host_with_the_same_name_is_another_one() -> None:
+def test_queues_of_the_same_name_in_two_vhosts_are_distinct() -> None:
     driver = connected(c.PutVhost("v", "", [], ""), PERMIT._replace(vhost="v"), c.Connect(20, "v", "ann"))
     driver.apply(
         c.OpenChannel(21, 20), declare("q", session=11), declare("q", session=21), publish(2, session=21)
@@ -243,7 +241,7 @@ def test_the_bounds_of_deduplication_hold_in_every_virtual_host() -> None:
     assert [vhost.publishers.bounds for vhost in machine.vhosts.values()] == [(5, 7)] * 3
 
 
-def test_a_dead_letter_without_content_stays_where_content_is_needed() -> None:
+def test_dead_letter_without_content_waits_when_it_is_needed() -> None:
     """The leader looked when no exchange was interested in what is in the message."""
     driver = Driver()
     driver.machine = QueueMachine(no_content)
@@ -266,7 +264,7 @@ def test_a_dead_letter_without_content_stays_where_content_is_needed() -> None:
     assert list(driver.machine.dying(10)) == []
 
 
-def test_who_looks_into_messages_is_found_behind_bindings_and_alternates() -> None:
+def test_content_exchanges_are_found_behind_other_exchanges() -> None:
     driver = Driver()
     exchanges = [c.DeclareExchange(1, name, "fanout", False, True, False, False, {}) for name in "abc"]
     alternate = c.DeclareExchange(1, "d", "direct", False, True, False, False, {"alternate-exchange": "c"})
@@ -290,7 +288,7 @@ def test_who_looks_into_messages_is_found_behind_bindings_and_alternates() -> No
     assert lookers() == ""
 
 
-def test_the_same_policy_again_is_what_queues_go_by_in_a_dump() -> None:
+def test_repeated_policy_is_current_in_a_dump() -> None:
     driver = Driver()
     driver.apply(declare("q"))
     for _ in range(2):

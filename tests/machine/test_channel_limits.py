@@ -98,7 +98,7 @@ def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
 
 
 @given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30))
-def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tuple[object, ...]]]) -> None:
+def test_every_consumer_with_room_has_a_message(entries: list[list[tuple[object, ...]]]) -> None:
     machine = QueueMachine()
     machine.apply_batch("n1", 1, 0, 1000, batch([declared(queue) for queue in QUEUES]))
     machine.end_entry(1000)
@@ -123,7 +123,7 @@ def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tu
                 assert not may_have_more or machine.due_ms() == 0  # the next entry goes on
 
 
-def test_who_has_a_turn_waits_no_more_and_takes_nobodys_place() -> None:
+def test_consumer_with_a_turn_no_longer_waits_for_room() -> None:
     """On a machine that has lived as on one that was loaded."""
     driver, other = Driver(), Driver()
     driver.apply(*map(declare, ("first", *QUEUES)), Limit(1, 2))
@@ -142,7 +142,7 @@ def test_who_has_a_turn_waits_no_more_and_takes_nobodys_place() -> None:
     assert driver.machine.digest() == other.machine.digest()
 
 
-def test_who_has_no_turn_any_more_at_a_queue_that_is_full_has_none_in_a_dump() -> None:
+def test_consumer_without_a_turn_at_a_full_queue_is_not_dumped() -> None:
     """Nothing is published, and so the queue is not served; who was to get it waits for room in its channel now."""
     driver = Driver()
     driver.apply(declare("full", **FULL), declare("q"), Limit(1, 1))
@@ -155,7 +155,7 @@ def test_who_has_no_turn_any_more_at_a_queue_that_is_full_has_none_in_a_dump() -
     assert_kept_is_current(driver.machine)
 
 
-def test_who_could_not_take_more_for_another_reason_does_not_wait_for_room() -> None:
+def test_consumer_blocked_for_a_second_reason_does_not_wait() -> None:
     def check(*commands: Command) -> None:
         driver.apply(*commands)
         assert differences(driver.machine, reloaded(driver.machine)) == []
@@ -169,7 +169,7 @@ def test_who_could_not_take_more_for_another_reason_does_not_wait_for_room() -> 
     check(Settle(3, 0, 0))
 
 
-def test_to_settle_one_message_does_not_ask_thousands_who_have_to_wait(
+def test_settling_does_not_visit_thousands_of_waiting_consumers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
@@ -192,7 +192,7 @@ def test_to_settle_one_message_does_not_ask_thousands_who_have_to_wait(
     assert len(asked) <= 3000
 
 
-def test_to_acknowledge_does_not_ask_all_who_might_become_the_single_active_consumer() -> None:
+def test_ack_does_not_visit_all_single_active_candidates() -> None:
     """Who it should be is known without looking at those who wait."""
     driver = Driver()
     driver.apply(declare("q", x_single_active_consumer=True))
@@ -209,7 +209,7 @@ def test_to_acknowledge_does_not_ask_all_who_might_become_the_single_active_cons
     assert queue.active.id == 2
 
 
-def test_who_waits_behind_one_that_finds_its_queue_empty_is_asked_as_well() -> None:
+def test_consumer_behind_an_empty_queue_gets_the_room() -> None:
     driver = Driver()
     driver.apply(*map(declare, QUEUES), Limit(1, 1))
     driver.apply(*(consume(number, queue, 10) for number, queue in enumerate(QUEUES, 1)))

@@ -38,7 +38,7 @@ def test_columns_come_back(table: list[array[int]]) -> None:
         st.binary(max_size=40),
     )
 )
-def test_damaged_columns_are_refused_or_no_longer_than_columns_may_be(data: bytes) -> None:
+def test_damaged_columns_are_refused_or_bounded(data: bytes) -> None:
     tracemalloc.start()
     try:
         table = packed_columns.unpack(data, CODES)

@@ -43,7 +43,7 @@ def wide() -> QueueMachine:
     return machine
 
 
-def test_messages_of_one_entry_reach_so_many_queues_at_most_if_bindings_have_changed_on_the_way() -> None:
+def test_messages_of_an_entry_reach_a_limited_number_of_queues() -> None:
     machine = wide()
     publishes = [publish(1, str(number % 2), "amq.fanout", session=number) for number in range(2, 10)]
     effects = machine.apply_batch(
@@ -109,7 +109,7 @@ ALL_ELSE = publish(1, "q", session=999)
 
 
 @pytest.mark.parametrize("remembered", [False, True])
-def test_ways_that_were_not_dear_before_the_log_are_refused_when_they_are_too_many(remembered: bool) -> None:
+def test_routes_that_became_expensive_are_refused_at_the_limit(remembered: bool) -> None:
     machine = dear()
     if remembered:
         for number in range(KEYS):
@@ -126,7 +126,7 @@ def test_ways_that_were_not_dear_before_the_log_are_refused_when_they_are_too_ma
     assert refused_by(machine, publish(1, dear_key(0), "amq.topic"), messages=1) == []  # another entry
 
 
-def test_whoever_remembers_ways_refuses_the_same() -> None:
+def test_cached_routes_do_not_change_the_refusals() -> None:
     machine = dear()
     for number in range(0, KEYS, 3):
         machine.vhosts["/"].route("amq.topic", dear_key(number))
@@ -147,7 +147,7 @@ def test_a_way_is_counted_again_when_bindings_have_changed() -> None:
     assert refused_by(machine, BIND_TOPIC, *commands, messages=KEYS) == [TO_TOPIC[0].session]
 
 
-def test_messages_that_are_looked_into_unexpectedly_are_refused_when_they_are_too_many() -> None:
+def test_content_routing_above_the_step_limit_is_refused() -> None:
     machine = dear()
     count = WAYS_STEPS_MAX // CONTENT_STEPS + 1
     run = publish(count, "", "f", session=2)
@@ -157,7 +157,7 @@ def test_messages_that_are_looked_into_unexpectedly_are_refused_when_they_are_to
     assert machine.vhosts["/"].queues["q"].ready == 1
 
 
-def test_a_transaction_with_too_many_dear_ways_does_nothing() -> None:
+def test_transaction_with_too_expensive_routes_has_no_effect() -> None:
     machine = dear()
     commands = [publish(1, "q", first_seq=0), *(command._replace(first_seq=0) for command in TO_TOPIC)]
     assert refused_by(machine, BIND_TOPIC, Commit(1, 1 + KEYS), *commands, messages=1 + KEYS) == [1]
@@ -165,7 +165,7 @@ def test_a_transaction_with_too_many_dear_ways_does_nothing() -> None:
     assert machine.vhosts["/"].queues["q"].ready == 0
 
 
-def test_a_message_whose_way_is_too_long_is_refused_to_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_with_too_long_a_route_fails_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qq.routing.exchanges.QUEUES_MAX", 2)
     driver = Driver()
     headers = [BindQueue(1, 1, name, "amq.headers", "", {}) for name in "abc"]
@@ -186,7 +186,7 @@ def test_remembered_routes_do_not_fill_the_memory() -> None:
         assert sum(map(len, vhost._routes.values())) <= ROUTES_WIDTH_MAX
 
 
-def test_a_deleted_virtual_host_costs_nothing_for_each_of_its_bindings(
+def test_deleting_a_virtual_host_does_not_visit_its_bindings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver()
@@ -206,7 +206,7 @@ def test_a_deleted_virtual_host_costs_nothing_for_each_of_its_bindings(
     assert list(driver.machine.vhosts["/"].queues) == ["new"]
 
 
-def test_an_entry_moves_dead_letters_to_so_many_queues_and_later_ones_the_others() -> None:
+def test_entry_moves_dead_letters_to_a_bounded_number_of_queues() -> None:
     """Each is looked into and goes its own way: 1000 of them, in one command, went to 10,000 queues each at once."""
     machine = wide()
     to_all = [BindQueue(1, 1, f"q{number}", "amq.headers", "", {}) for number in range(WIDE)]
@@ -233,7 +233,7 @@ def test_an_entry_moves_dead_letters_to_so_many_queues_and_later_ones_the_others
     assert machine.vhosts["/"].queues["source"].dying_count == 0
 
 
-def test_what_it_takes_to_find_the_way_of_dead_letters_counts_before_the_log_and_in_it() -> None:
+def test_route_cost_of_dead_letters_counts_in_leader_and_apply() -> None:
     driver = Driver()
     keys = [f"{key}." + ".".join(["#", "*"] * 60) for key in range(20)]
     driver.apply(
@@ -271,7 +271,7 @@ def test_what_it_takes_to_find_the_way_of_dead_letters_counts_before_the_log_and
     assert 0 < machine.vhosts["/"].queues["a"].ready < 10
 
 
-def test_values_inside_the_headers_of_a_message_that_is_looked_into_have_their_price() -> None:
+def test_values_within_routed_headers_count_as_cost() -> None:
     machine = QueueMachine(content_of)
     costs = machine.costs
     prices: list[int] = []
@@ -294,7 +294,7 @@ def message(headers: FieldTable) -> bytes:
     return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
 
 
-def test_what_a_dead_letter_has_been_through_has_its_price() -> None:
+def test_death_history_of_a_dead_letter_counts_as_cost() -> None:
     names = [f"d{number}" for number in range(101)]
     driver = Driver()
     for name, following in pairwise([*names, "end"]):

@@ -19,7 +19,7 @@ def given(effects: list[Effect]) -> int:
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
-def test_what_the_entry_is_late_is_not_taken_from_the_time_to_live(is_reloaded: bool) -> None:
+def test_late_entry_does_not_shorten_the_ttl_of_delayed_messages(is_reloaded: bool) -> None:
     driver = Driver()
     driver.apply(declare("q"), publish(1, delay_ms=100, ttl_ms=500))
     begin_ms = driver.time_ms
@@ -44,7 +44,7 @@ def test_a_time_to_live_of_0_reaches_a_consumer_that_waits() -> None:
     assert given(driver.apply()) == 2
 
 
-def test_what_is_due_together_with_too_much_else_does_not_expire_before_it_is_ready() -> None:
+def test_messages_released_late_do_not_expire_before_delivery() -> None:
     """Each entry releases a few, and gives them to those who wait; the others live as long as ever."""
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 25))
@@ -62,7 +62,7 @@ def test_what_is_due_together_with_too_much_else_does_not_expire_before_it_is_re
     assert (queue.ready, queue.backlog.delayed) == (0, 0)
 
 
-def test_a_returned_message_expires_while_it_waits_to_be_tried_again() -> None:
+def test_returned_message_expires_during_its_retry_delay() -> None:
     driver = Driver()
     retry = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 5_000, "x_delayed_retry_max": 5_000}
     driver.apply(declare("q", x_queue_type="quorum", **retry), consume(1, "q", 1))

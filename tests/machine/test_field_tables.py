@@ -65,7 +65,7 @@ def test_the_log_holds_the_extremes_of_every_type(value: Any) -> None:
     ],
     ids=map(str, range(18)),
 )
-def test_what_the_log_cannot_hold_is_named(table: Any, complaint: str) -> None:
+def test_table_that_the_log_cannot_hold_is_refused(table: Any, complaint: str) -> None:
     with pytest.raises(InvalidTable, match=complaint):
         check_table(table)
 
@@ -80,6 +80,6 @@ def test_what_the_log_cannot_hold_is_named(table: Any, complaint: str) -> None:
     ],
     ids=["tables", "an array in tables", "text", "nothings"],
 )
-def test_what_is_just_not_too_much_is_carried(table: Any) -> None:
+def test_table_at_the_limit_is_packed_and_unpacked(table: Any) -> None:
     check_table(table)
     assert unpack(pack(table)) == table

@@ -58,7 +58,7 @@ def test_a_message_is_as_large_as_its_fragments_together() -> None:
     assert (driver.queue.ready, driver.queue.backlog.size) == (2, 2 * SIZE)
 
 
-def test_others_are_published_between_its_fragments() -> None:
+def test_publish_between_fragments_keeps_both_messages_whole() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.apply(publish(1, session=3), StoreFragment(3), messages=[b"x", b"of another"])
@@ -98,7 +98,7 @@ def test_fragments_are_kept_as_long_as_their_message() -> None:
     assert places(driver) == []
 
 
-def test_fragments_are_not_kept_for_another_message_of_the_entry() -> None:
+def test_fragments_are_freed_when_their_own_message_is_gone() -> None:
     """One small message that nobody consumes would keep all large ones that were published beside it."""
     driver = Large()
     driver.apply(declare("other"))
@@ -115,7 +115,7 @@ def test_fragments_are_not_kept_for_another_message_of_the_entry() -> None:
     assert places(driver) == []
 
 
-def test_many_queues_and_many_large_messages_are_not_looked_for_in_each_other(
+def test_fragments_are_not_searched_in_every_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With 20,000 queues and 3,000 large messages in one, each checkpoint took 2 s of every node for it, now 50 ms."""
@@ -142,7 +142,7 @@ def test_many_queues_and_many_large_messages_are_not_looked_for_in_each_other(
     assert sum(looks) < 300
 
 
-def test_fragments_go_with_their_session_and_with_what_is_deleted() -> None:
+def test_fragments_are_freed_with_their_session_and_queue() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.apply(SessionDown(2))
@@ -155,7 +155,7 @@ def test_fragments_go_with_their_session_and_with_what_is_deleted() -> None:
         assert places(driver) == []
 
 
-def test_a_channel_that_has_failed_stores_nothing_and_what_it_had_stored_goes() -> None:
+def test_failed_channel_frees_its_fragments_and_stores_no_more() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.apply(publish(1, session=2, exchange="none"))
@@ -166,14 +166,14 @@ def test_a_channel_that_has_failed_stores_nothing_and_what_it_had_stored_goes() 
     assert driver.queue.ready == 0
 
 
-def test_a_node_that_is_gone_has_stored_nothing() -> None:
+def test_lost_node_has_no_stored_fragments() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.machine.origin_down("n1", driver.time_ms, evicted=True)
     assert places(driver) == []
 
 
-def test_what_nothing_refers_to_is_forgotten_later_and_is_in_no_dump() -> None:
+def test_unreferenced_fragments_are_freed_later_and_not_dumped() -> None:
     driver = Large()
     driver.store(FIRST)
     driver.join()
@@ -185,7 +185,7 @@ def test_what_nothing_refers_to_is_forgotten_later_and_is_in_no_dump() -> None:
     assert not driver.machine.fragments_of(joined)
 
 
-def test_what_somebody_waits_for_here_is_not_forgotten() -> None:
+def test_fragments_of_a_returned_message_are_kept_while_needed() -> None:
     """A message that is returned is in no queue."""
     driver = Large()
     driver.store(FIRST, SECOND)

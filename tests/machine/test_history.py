@@ -82,21 +82,19 @@ def told(events: list[Event]) -> History:
 
 
 @given(events)
-def test_a_history_tells_every_queue_and_reason_once_the_newest_first(events: list[Event]) -> None:
+def test_history_lists_each_queue_and_reason_once_newest_first(events: list[Event]) -> None:
     assert history_of(events) == told(events)
 
 
 @given(events, st.sampled_from([*QUEUES, "q4"]))
-def test_a_circle_is_one_if_nobody_rejected_the_message_since_it_was_there(
-    events: list[Event], target: str
-) -> None:
+def test_cycle_is_detected_unless_the_message_was_rejected_since(events: list[Event], target: str) -> None:
     visits = [place for place, event in enumerate(events) if event.queue == target]
     since = events[visits[-1] :] if visits else []
     expected = bool(visits) and all(event.reason != "rejected" for event in since)
     assert is_cycle(history_of(events), target) == expected
 
 
-def test_a_message_that_expires_in_turn_in_two_queues_goes_round_once() -> None:
+def test_message_expiring_between_two_queues_is_a_cycle() -> None:
     first = Event("work", "expired", 0, "", "retry")
     history = history_of([first])
     assert not is_cycle(history, "retry")
@@ -104,7 +102,7 @@ def test_a_message_that_expires_in_turn_in_two_queues_goes_round_once() -> None:
     assert is_cycle(history, "work")
 
 
-def test_a_message_that_is_rejected_and_tried_again_later_may_go_round_for_ever() -> None:
+def test_rejected_and_retried_message_may_circle_forever() -> None:
     rounds = 5
     circle = [Event("work", "rejected", 0, "", "retry"), Event("retry", "expired", 0, "", "work")]
     history = history_of(circle * rounds)
@@ -112,7 +110,7 @@ def test_a_message_that_is_rejected_and_tried_again_later_may_go_round_for_ever(
     assert [(death.queue, death.count) for death in history.deaths] == [("retry", rounds), ("work", rounds)]
 
 
-def test_a_message_has_the_keys_it_was_published_with_until_a_key_is_put_in_their_place() -> None:
+def test_message_keeps_its_keys_until_a_dead_letter_key() -> None:
     kept = history_of([Event("q1", "maxlen", 0, "dlx", None)])
     assert kept.keys(PUBLISHED) == PUBLISHED
     replaced = history_of([Event("q1", "maxlen", 0, "dlx", "dead"), Event("q2", "maxlen", 0, "dlx", None)])
@@ -213,7 +211,7 @@ def test_no_history_has_the_number_0_and_is_not_counted() -> None:
     assert not histories
 
 
-def test_a_history_that_nobody_refers_to_cannot_be_retained_nor_released() -> None:
+def test_unreferenced_history_cannot_be_retained_or_released() -> None:
     histories = Histories()
     history_id = histories.intern(HISTORIES[0], 2)
     histories.intern(HISTORIES[1], 1)

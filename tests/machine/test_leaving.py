@@ -110,7 +110,7 @@ ENDS: dict[str, Callable[[Driver], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_what_was_held_in_very_many_ranges_costs_no_entry_more_than_its_limit(
+def test_return_of_many_ranges_is_bounded_per_entry(
     moved: list[int], end: Callable[[Driver], object]
 ) -> None:
     driver = Driver()
@@ -123,7 +123,7 @@ def test_what_was_held_in_very_many_ranges_costs_no_entry_more_than_its_limit(
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_others_get_what_came_back_in_order_and_before_what_is_new(moved: list[int], kind: str) -> None:
+def test_returned_messages_are_delivered_in_order_before_new(moved: list[int], kind: str) -> None:
     driver = Driver()
     _, first = held(driver, MANY, consumers=3, x_queue_type=kind)
     driver.apply(consume(9, "q", 3 * MANY, session=3))
@@ -139,7 +139,7 @@ def test_others_get_what_came_back_in_order_and_before_what_is_new(moved: list[i
     assert first + MANY <= new < newer
 
 
-def test_those_who_settle_have_their_credit_at_once() -> None:
+def test_settling_many_messages_restores_the_credit_at_once() -> None:
     driver = Driver()
     held(driver, MANY)
     driver.apply(publish(1))
@@ -163,7 +163,7 @@ def test_dead_letters_keep_their_order(moved: list[int]) -> None:
     assert queue.dying_count == MANY
 
 
-def test_a_node_that_restarts_has_nothing_of_its_last_life(moved: list[int]) -> None:
+def test_restarted_node_gets_no_messages_of_its_previous_process(moved: list[int]) -> None:
     driver = Driver()
     held(driver, MANY, x_queue_type="quorum")
     driver.machine.origin_down("n1", driver.time_ms, evicted=False)
@@ -182,7 +182,7 @@ def answer(effects: Sequence[Effect]) -> object:
     return reply.result
 
 
-def test_meanwhile_a_queue_is_what_its_clients_may_expect() -> None:
+def test_queue_stays_consistent_while_messages_return() -> None:
     driver = Driver()
     queue, first = held(driver, MANY)
     driver.apply(publish(1))
@@ -216,7 +216,7 @@ def test_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
     assert driver.machine.due_ms() is None
 
 
-def test_a_queue_that_refuses_has_no_room_for_others_meanwhile() -> None:
+def test_rejecting_queue_has_no_room_while_messages_return() -> None:
     driver = Driver()
     queue, _ = held(driver, MANY, x_max_length=MANY + 1, x_overflow="reject-publish")
     driver.apply(SessionDown(2))

@@ -176,7 +176,7 @@ def test_at_a_limit_there_is_no_more_until_something_goes(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", CASES[:-1], ids=[f"{case.limit}-{number}" for number, case in enumerate(CASES[:-1])]
 )
-def test_what_is_above_a_new_limit_stays_and_works(case: Case) -> None:
+def test_objects_above_a_lowered_limit_stay_and_work(case: Case) -> None:
     driver = Driver()
     driver.apply(declare("q"), *(case.make(number) for number in range(LIMIT)))
     before = driver.machine.dump()
@@ -209,7 +209,7 @@ def test_a_message_that_was_got_counts_until_it_is_acknowledged() -> None:
     assert driver.machine.vhosts["/"].consumers == 0
 
 
-def test_what_consumers_take_goes_with_their_queue() -> None:
+def test_consumers_of_a_deleted_queue_do_not_count() -> None:
     driver = Driver()
     driver.apply(declare("q"), consume(1, "q", 5), consume(2, "q", 5))
     driver.apply(publish(1))
@@ -249,13 +249,13 @@ def test_arguments_may_be_so_large(make: Callable[[Table], Command]) -> None:
     assert refusals(driver, make(fits)) == []
 
 
-def test_what_a_table_takes_is_counted_with_what_is_within() -> None:
+def test_table_bytes_counts_nested_values() -> None:
     table = {"é": [1, {"a": b"12"}], "b": None}
     assert table_bytes(table) == 2 + 1 + 1 + 2 + 5 * VALUE_BYTES
     assert table_bytes({}) == 0
 
 
-def test_what_arguments_take_is_given_back() -> None:
+def test_argument_bytes_are_freed_on_deletion() -> None:
     driver = Driver()
     arguments = {"a": "b"}
     before = driver.machine.vhosts["/"].argument_bytes
@@ -295,7 +295,7 @@ CLUSTER: list[tuple[str, str, Callable[[int], Change], Callable[[int], Change]]]
 @pytest.mark.parametrize(
     ("constant", "name", "make", "unmake"), CLUSTER, ids=[f"{row[1]}-{at}" for at, row in enumerate(CLUSTER)]
 )
-def test_of_what_the_cluster_has_there_is_no_more_than_so_many(
+def test_cluster_limits_refuse_further_objects(
     constant: str,
     name: str,
     make: Callable[[int], Change],
@@ -348,7 +348,7 @@ def test_channels_and_connections_of_a_user_are_counted() -> None:
     assert refusals(driver, c.OpenChannel(4, 1)) == []
 
 
-def test_the_own_limit_comes_before_the_default_and_a_negative_one_is_none() -> None:
+def test_own_limit_overrides_the_default_and_minus_is_unlimited() -> None:
     assert limit_of({}, "max-queues") == VHOST_LIMITS["max-queues"] == in_force({})["max-queues"]
     assert (limit_of({"max-queues": 5}, "max-queues"), limit_of({"max-queues": -5}, "max-queues")) == (
         5,
@@ -391,7 +391,5 @@ SIZES: dict[str, tuple[Callable[[int], Command], int]] = {
 
 
 @pytest.mark.parametrize(("make", "most"), SIZES.values(), ids=SIZES)
-def test_what_is_limited_takes_no_more_than_the_limits_reckon_with(
-    make: Callable[[int], Command], most: int
-) -> None:
+def test_limited_objects_take_at_most_the_assumed_memory(make: Callable[[int], Command], most: int) -> None:
     assert bytes_each(make) < most

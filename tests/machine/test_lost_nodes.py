@@ -28,7 +28,7 @@ def a_life(driver: Driver, *, no_ack: bool = False) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_consumers_of_a_node_that_is_gone_end_in_portions_and_get_nothing(*, no_ack: bool) -> None:
+def test_consumers_of_a_lost_node_end_in_portions(*, no_ack: bool) -> None:
     driver = Driver()
     a_life(driver, no_ack=no_ack)
     machine, queue = driver.machine, driver.machine.vhosts["/"].queues["q"]
@@ -48,7 +48,7 @@ def test_consumers_of_a_node_that_is_gone_end_in_portions_and_get_nothing(*, no_
     assert queue.ready + queue.unacked == messages + len(counts) - 1
 
 
-def test_the_next_command_of_the_node_comes_behind_the_end_of_its_earlier_life() -> None:
+def test_new_command_of_a_node_follows_the_end_of_its_sessions() -> None:
     """Its sessions and consumers have the same numbers."""
     driver = Driver()
     a_life(driver)
@@ -61,7 +61,7 @@ def test_the_next_command_of_the_node_comes_behind_the_end_of_its_earlier_life()
     assert [effect.node for effect in effects if isinstance(effect, Deliver)] == ["n2", "n1"]
 
 
-def test_of_a_queue_that_goes_only_those_are_told_who_are_there() -> None:
+def test_deleted_queue_notifies_only_live_nodes() -> None:
     driver = Driver()
     a_life(driver)
     driver.machine.origin_down("n1", driver.time_ms, evicted=True)

@@ -137,7 +137,7 @@ def test_no_claim_bars_a_command_that_the_log_accepts() -> None:
         assert not driver.machine.claims.bar(OTHER, "/", command, {GONE})
 
 
-def test_no_consumer_bars_another_one_that_a_quorum_queue_accepts() -> None:
+def test_claims_do_not_bar_a_second_consumer_of_a_quorum_queue() -> None:
     shared = declare("q", SESSION, x_queue_type="quorum")
     driver = driver_of(Row([shared, takes("q")], takes("q", exclusive=True)))
     wanted = takes("q", exclusive=True)

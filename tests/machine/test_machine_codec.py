@@ -137,7 +137,7 @@ def test_a_malformed_batch_is_named_as_such(payload: bytes, complaint: str) -> N
     assert machine.digest() == before
 
 
-def test_sizes_that_do_not_add_up_are_found_when_the_messages_are_wanted() -> None:
+def test_inconsistent_message_sizes_are_found_when_decoding() -> None:
     payload = batch([Enqueue(1, 1, 1, "", "q", False, 1)], [b"abc"])
     with pytest.raises(MalformedBatch, match="messages end at"):
         decode_batch(payload + b"x")
@@ -149,7 +149,7 @@ def declaring(table: dict[str, Any]) -> DeclareQueue:
     return DeclareQueue(1, 1, "q", False, True, False, False, False, table)
 
 
-def test_a_command_that_can_be_proposed_is_as_large_as_it_is_said_to_be() -> None:
+def test_check_command_returns_the_encoded_size() -> None:
     command = declaring(TABLE)
     assert check_command(command, VERSIONS[0]) == len(batch([command])) - len(batch([]))
 
@@ -167,9 +167,7 @@ def test_a_command_that_can_be_proposed_is_as_large_as_it_is_said_to_be() -> Non
         (PutUser("u", "", b"", []), "fields of PutUser"),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_a_command_that_the_log_cannot_hold_is_named_before_it_is_in_a_batch(
-    command: Command, complaint: str
-) -> None:
+def test_command_that_the_log_cannot_hold_is_refused(command: Command, complaint: str) -> None:
     with pytest.raises(InvalidCommand, match=complaint):
         check_command(command, VERSIONS[0])
 
@@ -196,7 +194,7 @@ def ranges_of(messages: set[int]) -> list[tuple[int, int]]:
 
 
 @given(st.data(), counts, st.sets(st.integers(0, 19)), st.sets(st.integers(0, 19)))
-def test_what_is_kept_of_a_batch_is_what_was_in_it(
+def test_compacted_batch_keeps_exactly_the_live_messages(
     data: st.DataObject, counts: list[int], wanted: set[int], then_wanted: set[int]
 ) -> None:
     asked: list[Command] = []
@@ -246,13 +244,13 @@ def test_what_is_kept_of_a_batch_is_what_was_in_it(
         [Commit(1, 2), JoinFragments(1), Enqueue(1, 0, 1, "", "q", False, 1)],
     ],
 )
-def test_a_transaction_consists_of_publishes_and_settlements_that_are_there(asked: list[Command]) -> None:
+def test_transaction_must_contain_only_publishes_and_settlements(asked: list[Command]) -> None:
     assert len(decode_commands(batch([Commit(1, 1), Settle(1, 0, 0), Commit(1, 0)]))) == 3
     with pytest.raises(MalformedBatch):
         decode_commands(batch(asked))
 
 
-def test_what_is_kept_is_small() -> None:
+def test_compacted_batch_is_small() -> None:
     asked = [Enqueue(1, 1, 1, "a long exchange name", "a long routing key", False, 1) for _ in range(100)]
     payload = batch(asked, [b"message"] * 100)
     assert len(keep(payload, [(0, 100)])) < 100 * (len(b"message") + 8) + 100
@@ -304,7 +302,7 @@ def test_a_list_is_the_same_in_however_many_calls_it_is_read(value: list[Any], l
 
 @example(b"\xdd\xff\xff\xff\xff", [])  # of 32 GiB, if it were believed
 @given(st.binary(max_size=40), st.lists(st.integers(0, 4), max_size=5))
-def test_reading_any_list_in_many_calls_gives_what_one_call_gives(data: bytes, levels: list[int]) -> None:
+def test_any_list_is_read_equally_in_many_calls_and_in_a_single(data: bytes, levels: list[int]) -> None:
     try:
         value = unpack(data)
     except ValueError:
@@ -314,7 +312,7 @@ def test_reading_any_list_in_many_calls_gives_what_one_call_gives(data: bytes, l
         assert repr(unpack_list(data, levels)) == repr(value)
 
 
-def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> None:
+def test_every_command_has_an_opcode_and_a_handler() -> None:
     machine = QueueMachine()
     assert set(OPCODES) == set(Command.__args__)
     assert set(METHODS) == set(Method.__args__)

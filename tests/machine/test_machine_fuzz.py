@@ -820,7 +820,9 @@ def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(100, 100 + settings.default.max_examples // 10))
-def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_long_life_in_the_smallest_portions_does_not_raise(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
     least = {
         "LOST_MAX": 1,
@@ -838,7 +840,7 @@ def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(200, 200 + settings.default.max_examples // 10))
-def test_nor_does_a_version_that_is_raised_in_the_middle_of_a_life(seed: int) -> None:
+def test_long_life_with_raised_versions_does_not_raise(seed: int) -> None:
     chance = Random(seed)
     first, *later = sorted(chance.sample(range(VERSIONS[0], VERSIONS[1] + 1), chance.choice([2, 3])))
     raises = zip(sorted(chance.sample(range(5, 55), len(later))), later, strict=True)
@@ -885,7 +887,7 @@ def absurd_life(seed: int, version: int = VERSIONS[1], raises: Mapping[int, int]
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), max_size=3),
     st.integers(0, 300),
 )
-def test_a_damaged_batch_is_carried_out_or_raises_and_changes_nothing(
+def test_damaged_batch_is_applied_or_refused_without_effect(
     asked: list[Command], flips: list[tuple[int, int]], cut: int
 ) -> None:
     payload = bytearray(batch(asked, [b"x"] * published_by(asked)))

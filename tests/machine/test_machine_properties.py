@@ -347,7 +347,7 @@ class Run:
 
 @settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(st.tuples(queue_choice, queue_choice, queue_choice), st.booleans(), steps)
-def test_every_message_is_where_the_oracle_has_it_after_every_entry(
+def test_machine_agrees_with_the_oracle_after_every_entry(
     choices: tuple[tuple[int, ...], ...], varied: bool, steps: list[tuple[str, object, int]]
 ) -> None:
     run = Run(choices, varied=varied)

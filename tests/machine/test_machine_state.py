@@ -135,7 +135,7 @@ def test_a_failed_publish_is_an_answer() -> None:
     assert owed(driver) == [*failed, Known("n1", 1, 2, [])]
 
 
-def test_a_session_is_known_from_its_first_answer_until_it_is_down() -> None:
+def test_session_is_known_from_its_first_answer_until_it_is_down() -> None:
     driver = Driver()
     driver.apply(Recover(1))
     driver.apply(Recover(2), node="n2")
@@ -175,7 +175,7 @@ def test_all_that_a_consumer_holds_is_delivered_as_it_holds_it() -> None:
     ]
 
 
-def test_a_consumer_whose_queue_is_gone_is_not_known() -> None:
+def test_consumer_of_a_deleted_queue_is_not_known() -> None:
     driver = Driver()
     driver.apply(declare("q"), declare("r"), consume(1, "q", 1), consume(2, "r", 1))
     driver.apply(DeleteQueue(1, 1, "q", False, False))
@@ -237,7 +237,7 @@ def test_backlogs_that_did_not_change_are_not_frozen_anew() -> None:
     assert anew == {names[0], names[10]}
 
 
-def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_backlog_is_packed_in_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qq.machine.queue.runs._CHUNK_WORDS", 2 * _WORDS)
     driver = Driver()
     driver.apply(declare("q"))
@@ -269,7 +269,7 @@ def test_a_large_state_is_given_in_small_pieces() -> None:
     assert b"".join(pieces) == driver.machine.dump()
 
 
-def test_a_consumer_of_direct_replies_is_known_and_what_it_missed_is_lost() -> None:
+def test_direct_reply_consumer_is_known_and_misses_are_lost() -> None:
     driver = Driver()
     name = REPLY_PREFIX + "x" * 22
     driver.apply(ReplyTo(1, 7, name))

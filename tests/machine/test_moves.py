@@ -102,7 +102,7 @@ def test_a_step_of_the_future_is_not_taken(driver: Driver) -> None:
     assert (counts(driver), move(driver).step) == ([2, 0], 0)
 
 
-def test_what_is_not_ready_any_more_stays_where_it_is(driver: Driver) -> None:
+def test_move_leaves_messages_that_are_no_longer_ready(driver: Driver) -> None:
     """A consumer has been given it since the leader looked, or somebody has purged the queue."""
     driver.apply(publish(5), MOVE)
     driver.apply(consume(1, "q", 2))
@@ -113,7 +113,7 @@ def test_what_is_not_ready_any_more_stays_where_it_is(driver: Driver) -> None:
     assert (move(driver).moved, move(driver).examined) == (3, 5)
 
 
-def test_what_came_back_is_moved_by_its_return_and_not_by_its_position(driver: Driver) -> None:
+def test_returned_message_is_moved_by_the_order_of_its_return(driver: Driver) -> None:
     driver.apply(declare("quorum", x_queue_type="quorum"))
     driver.apply(publish(4, "quorum"), consume(1, "quorum", 3))
     driver.apply(c.Return(1, 1, 1), c.Cancel(1, 1), c.Return(1, 0, 0), c.Return(1, 2, 2))
@@ -128,7 +128,7 @@ def test_what_came_back_is_moved_by_its_return_and_not_by_its_position(driver: D
     reloaded(driver.machine)
 
 
-def test_what_comes_back_while_other_returns_are_put_off_is_not_given_twice(
+def test_message_that_returns_during_a_move_is_moved_once(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.apply(declare("quorum", x_queue_type="quorum"))
@@ -171,7 +171,7 @@ def test_a_message_that_has_expired_is_not_moved(driver: Driver) -> None:
     assert counts(driver) == [0, 1]
 
 
-def test_a_full_queue_gets_what_it_has_room_for_and_the_move_waits(driver: Driver) -> None:
+def test_move_fills_a_full_destination_and_waits(driver: Driver) -> None:
     driver.apply(declare("full", x_max_length=5, x_overflow="reject-publish"), publish(2, "full"))
     driver.apply(publish(9))
     order = places(driver, "q")
@@ -202,7 +202,7 @@ def test_a_limit_in_octets_is_kept_too(driver: Driver) -> None:
     assert (counts(driver, "q", "full"), move(driver).key) == ([1, 2], 2)
 
 
-def test_waiting_consumers_make_room_in_a_queue_that_keeps_nothing(driver: Driver) -> None:
+def test_consumers_make_room_for_a_move_into_a_queue_of_length_0(driver: Driver) -> None:
     driver.apply(declare("full", x_max_length=0, x_overflow="reject-publish"), consume(1, "full", 2))
     driver.apply(publish(3))
     driver.apply(MOVE._replace(destination="full"), step(0, (0, 3)))
@@ -218,7 +218,7 @@ def test_a_queue_that_drops_its_head_drops_its_head(driver: Driver) -> None:
     assert (places(driver, "short"), counts(driver, "q")) == (order[1:], [0])
 
 
-def test_a_move_ends_with_the_number_of_messages_that_was_asked_for(driver: Driver) -> None:
+def test_move_ends_after_its_requested_count(driver: Driver) -> None:
     driver.apply(publish(9))
     driver.apply(MOVE._replace(count=4))
     driver.apply(step(0, (0, 1), (2, 2), then=(PLACE, 4)))
@@ -248,7 +248,7 @@ def history(driver: Driver, name: str) -> History:
     return found
 
 
-def test_dead_letters_go_back_to_where_they_died_first_as_they_were_published(driver: Driver) -> None:
+def test_dead_letters_move_to_their_first_queue_as_published(driver: Driver) -> None:
     to_dead = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     driver.apply(declare("one", **to_dead), declare("two", **to_dead), declare("gone", **to_dead))
     to_rest = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "rest"}
@@ -297,7 +297,7 @@ def test_a_move_puts_an_end_to_a_cycle_of_dead_letters(driver: Driver) -> None:
         reloaded(driver.machine)
 
 
-def test_what_died_elsewhere_first_is_not_moved_to_where_it_is(driver: Driver) -> None:
+def test_dead_letter_already_in_its_first_queue_stays(driver: Driver) -> None:
     driver.apply(declare("round", x_dead_letter_exchange="", x_dead_letter_routing_key="round"))
     driver.apply(publish(1, "round"))
     die(driver, "round", 1)
@@ -327,7 +327,7 @@ def test_the_moves_of_a_virtual_host_go_with_it(driver: Driver) -> None:
     assert driver.machine.moves.all == {}
 
 
-def test_who_stops_a_move_keeps_what_is_moved(driver: Driver) -> None:
+def test_stopped_move_keeps_the_moved_messages(driver: Driver) -> None:
     driver.apply(publish(4), MOVE, step(0, (0, 2), then=(PLACE, 2)))
     driver.apply(c.EndMove("/", "m", ""), step(1, (2, 2)))
     assert (counts(driver), move(driver).state, move(driver).error) == ([2, 2], "stopped", "")
@@ -379,9 +379,7 @@ def test_moves_that_cannot_be_are_refused(driver: Driver) -> None:
     assert move(driver, "n").state == "running"
 
 
-def test_so_many_moves_may_be_under_way_and_so_many_are_remembered(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_and_remembered_moves_are_limited(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(vhost: str, numbers: Sequence[int]) -> None:
         driver.apply(*(declare(f"q{number}", session=session[vhost]) for number in numbers))
         named = [MOVE._replace(vhost=vhost, move=f"m{n}", source=f"q{n}", destination="") for n in numbers]
@@ -431,13 +429,13 @@ def test_pieces_are_numbers(numbers: list[object]) -> None:
         check_command(step(0)._replace(pieces=numbers), 8)  # type: ignore[arg-type]
 
 
-def test_numbers_of_half_a_piece_are_none(driver: Driver) -> None:
+def test_incomplete_piece_of_a_move_step_is_ignored(driver: Driver) -> None:
     driver.apply(publish(3), MOVE)
     driver.apply(step(0, (0, 1))._replace(pieces=[*MovePiece(0, 1, 0, NO_PRIORITY, NO_TTL), 1, 2]))
     assert counts(driver) == [2, 1]
 
 
-def test_a_step_costs_what_it_is_about(driver: Driver) -> None:
+def test_cost_of_a_move_step_is_that_of_its_pieces(driver: Driver) -> None:
     """However many messages have come back among those that it is about since the leader looked."""
     driver.apply(*(publish(1, priority=1) for _ in range(300)))
     driver.apply(MOVE)
@@ -445,7 +443,7 @@ def test_a_step_costs_what_it_is_about(driver: Driver) -> None:
     assert driver.machine.costs.of("n1", one) < driver.machine.costs.of("n1", many) < 5_000
 
 
-def test_what_is_too_much_for_a_step_is_left_for_the_next(
+def test_move_step_above_the_limit_continues_in_the_next(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qq.machine.handlers.moving.MOVED_AT_ONCE", 4)
@@ -489,7 +487,7 @@ def test_a_shovel_that_changes_or_goes_stops_its_move(driver: Driver, change: c.
     assert (move(driver).state, move(driver, "n").state) == ("stopped", "running")
 
 
-def test_an_endless_move_goes_on_with_what_comes_and_ends_with_its_count(driver: Driver) -> None:
+def test_endless_move_takes_new_messages_and_ends_with_its_count(driver: Driver) -> None:
     driver.apply(publish(1), SHOVEL, FOR_SHOVEL._replace(is_endless=True, count=3))
     driver.apply(publish(1), step(0, (0, 2)))
     assert (counts(driver), move(driver).state) == ([0, 2], "running")

@@ -52,14 +52,14 @@ def both(driver: Driver, *limits: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"x_max_length": 2}, {"x_max_length_bytes": 2}])
-def test_what_consumers_can_have_at_once_takes_no_room(limit: dict[str, Any]) -> None:
+def test_messages_for_consumers_with_credit_take_no_room(limit: dict[str, Any]) -> None:
     driver = Driver()
     driver.apply(declare("q", **REJECTS, **limit), consume(1, "q", 3), consume(2, "q", 4))
     assert counts(driver.apply(publish(10))) == ({1: 3, 2: 4}, 1)
     assert ready(driver, "q") == [2]
 
 
-def test_one_that_has_all_it_may_hold_makes_no_room() -> None:
+def test_consumer_without_credit_makes_no_room() -> None:
     driver = Driver()
     driver.apply(declare("q", x_max_length=0, **REJECTS), consume(1, "q", 3))
     assert counts(driver.apply(publish(2))) == ({1: 2}, 0)
@@ -67,7 +67,7 @@ def test_one_that_has_all_it_may_hold_makes_no_room() -> None:
     assert counts(driver.apply(c.Settle(1, 0, 0), publish(2))) == ({1: 1}, 1)
 
 
-def test_what_was_taken_for_a_consumer_is_its_own_though_it_goes_at_once() -> None:
+def test_message_accepted_for_a_consumer_survives_its_cancel() -> None:
     driver = Driver()
     driver.apply(declare("q", x_max_length=1, **REJECTS), consume(1, "q", 5))
     effects = driver.apply(publish(5), c.Cancel(1, 1))
@@ -75,7 +75,7 @@ def test_what_was_taken_for_a_consumer_is_its_own_though_it_goes_at_once() -> No
     assert driver.machine.vhosts["/"].queues["q"].unacked == 5
 
 
-def test_what_is_ready_goes_first() -> None:
+def test_ready_message_uses_the_credit_before_a_new_message() -> None:
     """The consumer's credit is for the message that came before."""
     driver = Driver()
     driver.apply(declare("q", x_max_length=1, **REJECTS))
@@ -85,13 +85,13 @@ def test_what_is_ready_goes_first() -> None:
     assert ready_messages(driver.machine.vhosts["/"].queues["q"]) == [(3, 1, 0)]
 
 
-def test_a_delayed_message_needs_room_whoever_waits() -> None:
+def test_delayed_message_needs_room_although_a_consumer_waits() -> None:
     driver = Driver()
     driver.apply(declare("q", x_max_length=1, **REJECTS), consume(1, "q", 5))
     assert counts(driver.apply(publish(3, delay_ms=100))) == ({}, 2)
 
 
-def test_a_transaction_needs_room_whoever_waits() -> None:
+def test_transaction_needs_room_although_a_consumer_waits() -> None:
     driver = Driver()
     driver.apply(declare("q", x_max_length=1, **REJECTS), consume(1, "q", 5))
     effects = driver.apply(c.Commit(2, 1), publish(2, session=2))
@@ -111,7 +111,7 @@ def test_the_limit_of_a_channel_counts_once_for_two_queues() -> None:
     assert ready(driver, "q", "r") == [0, 0]
 
 
-def test_what_a_second_queue_has_ready_is_taken_before_room_is_promised() -> None:
+def test_messages_of_a_second_queue_use_the_channel_limit_first() -> None:
     driver = Driver()
     both(driver, 1, 2)
     driver.apply(c.Limit(2, 2), consume(1, "q", 9, session=2), publish(2, "r"))
@@ -184,7 +184,7 @@ def test_a_long_range_is_dropped_at_once(few_at_a_time: int) -> None:
     assert ready(driver, "q") == [4_900]
 
 
-def test_what_arrives_over_the_limit_is_dropped_in_the_same_entry(few_at_a_time: int) -> None:
+def test_messages_above_the_limit_are_dropped_in_the_same_entry(few_at_a_time: int) -> None:
     """However much it is: or a queue would grow without bounds."""
     driver = Driver()
     driver.apply(declare("q", x_max_length_bytes=300))
@@ -194,7 +194,7 @@ def test_what_arrives_over_the_limit_is_dropped_in_the_same_entry(few_at_a_time:
         assert driver.machine.vhosts["/"].queues["q"].backlog.size <= 300
 
 
-def test_what_is_over_the_limit_may_be_delivered_until_it_is_dropped(few_at_a_time: int) -> None:
+def test_messages_above_a_new_limit_are_ready_until_dropped(few_at_a_time: int) -> None:
     driver = Driver()
     driver.apply(declare("q"))
     scattered(driver, 32)
@@ -203,7 +203,7 @@ def test_what_is_over_the_limit_may_be_delivered_until_it_is_dropped(few_at_a_ti
     assert ready(driver, "q") == [9]
 
 
-def test_delayed_messages_over_the_limit_ask_for_nothing() -> None:
+def test_delayed_messages_above_the_limit_are_not_due_early() -> None:
     driver = Driver()
     driver.apply(declare("q"))
     driver.apply(publish(1), publish(5, delay_ms=1_000))
@@ -257,7 +257,7 @@ def test_after_a_purge_dead_letters_are_tried_at_once() -> None:
     assert ready(driver, "dead") == [1]
 
 
-def test_the_order_of_what_is_dropped_does_not_depend_on_how_much_goes_at_once(few_at_a_time: int) -> None:
+def test_drop_order_does_not_depend_on_the_portion_size(few_at_a_time: int) -> None:
     driver = Driver()
     driver.apply(declare("q", x_queue_type="quorum"))
     for number in range(40):

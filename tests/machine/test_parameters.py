@@ -42,7 +42,7 @@ def test_parameters_are_set_replaced_and_deleted(driver: Driver) -> None:
     assert parameters(driver) == ({("component", "other"): "1"}, {})
 
 
-def test_what_is_not_there_is_neither_set_nor_deleted(driver: Driver) -> None:
+def test_missing_parameters_are_neither_set_nor_deleted(driver: Driver) -> None:
     before = driver.machine.digest()
     driver.apply(PARAMETER._replace(vhost="other"), c.ProtectVhost("other", True))
     driver.apply(c.DeleteParameter("other", "component", "name"), c.DeleteParameter("/", "a", "b"))
@@ -101,7 +101,7 @@ def test_a_protected_virtual_host_is_not_deleted(driver: Driver) -> None:
     assert driver.machine.vhosts == {}
 
 
-def test_a_cluster_that_goes_over_to_this_version_has_no_parameters_and_protects_nothing() -> None:
+def test_raised_machine_has_no_parameters_and_no_protection() -> None:
     machine = QueueMachine()
     assert machine.version < 8
     machine.adopt(machine.read(machine.dump()))

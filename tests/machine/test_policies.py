@@ -109,7 +109,7 @@ def test_the_highest_then_the_first_of_those_that_apply(steps: list[Policy | tup
             assert tested.match_exchange(name) == expected["exchange"]
 
 
-def test_the_order_in_which_policies_came_does_not_matter() -> None:
+def test_order_of_policies_does_not_matter() -> None:
     one, other = policy({"expires": 1}, name="b"), policy({"expires": 2}, name="a")
     for order in ([one, other], [other, one]):
         tested = Policies(Work())
@@ -118,7 +118,7 @@ def test_the_order_in_which_policies_came_does_not_matter() -> None:
         assert tested.match("q", QUORUM) == (other, None)
 
 
-def test_a_policy_of_negative_priority_is_for_what_no_other_matches() -> None:
+def test_policy_of_negative_priority_applies_last() -> None:
     blanket, other = policy({"expires": 1}, name="a")._replace(priority=-20), policy({"expires": 2}, name="b")
     tested = Policies(Work())
     tested.put(blanket)
@@ -127,7 +127,7 @@ def test_a_policy_of_negative_priority_is_for_what_no_other_matches() -> None:
     assert tested.match("q", QUORUM) == (other, None)
 
 
-def test_an_exchange_gets_its_alternate_exchange_from_the_policy_that_applies() -> None:
+def test_exchange_gets_its_alternate_from_its_policy() -> None:
     tested = Policies(Work())
     assert alternate_exchange(tested.match_exchange("x")) is None
     tested.put(Policy("p", "^x$", {"alternate-exchange": "ae"}, 0, "exchanges"))
@@ -137,7 +137,7 @@ def test_an_exchange_gets_its_alternate_exchange_from_the_policy_that_applies() 
     assert alternate_exchange(tested.match_exchange("x")) is None
 
 
-def test_a_refused_policy_changes_nothing() -> None:
+def test_refused_policy_changes_no_state() -> None:
     tested = Policies(Work())
     tested.put(policy({"max-length": 1}))
     with pytest.raises(InvalidPolicy):
@@ -182,7 +182,7 @@ def test_an_operators_limit_cannot_be_exceeded(
     assert user.definition[key] == mine
 
 
-def test_without_policies_nothing_is_set() -> None:
+def test_effective_definition_is_empty_without_policies() -> None:
     assert effective_definition(None, None) == {}
 
 

@@ -49,7 +49,7 @@ def numbers_of(runs: list[Run]) -> list[int]:
 
 
 @given(steps)
-def test_what_was_admitted_is_a_repetition_and_what_was_refused_is_none(
+def test_admitted_number_is_a_duplicate_and_a_refused_is_new(
     steps: list[tuple[str, int, int, int, int] | tuple[int, int]],
 ) -> None:
     limit, age_ms, time_ms = 3, 10, 0
@@ -121,7 +121,7 @@ def test_a_publisher_may_leave_numbers_out() -> None:
     assert publishers.new(("p",), 6, 3, 0) == []
 
 
-def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
+def test_too_many_refusals_allow_duplicates_without_loss() -> None:
     publishers = Publishers()
     refused = range(2, 4 * REFUSED_MAX, 2)
     for number in range(1, 4 * REFUSED_MAX):
@@ -136,9 +136,7 @@ def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(settings.default.max_examples))
-def test_however_many_are_refused_no_message_is_new_twice_at_once(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_is_never_new_twice_after_many_refusals(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of runs that have become one, a part may be above the last number: it was told twice, and published twice."""
     monkeypatch.setattr(publishers_module, "REFUSED_MAX", 2)
     publishers, model, rng = Publishers(), Model(), random.Random(seed)

@@ -61,7 +61,7 @@ def test_ids_must_grow() -> None:
         ranges.append(8, 0, "b")
 
 
-def test_taking_one_by_one_from_the_front_keeps_no_garbage() -> None:
+def test_taking_from_the_front_of_a_range_map_frees_its_pieces() -> None:
     ranges: RangeMap[None] = RangeMap()
     for key in range(10_000):
         ranges.append(key, 1, None)

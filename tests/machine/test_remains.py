@@ -55,7 +55,7 @@ def in_memory() -> int:
     return sum(isinstance(each, Queue) and each.vhost == "v" for each in gc.get_objects())
 
 
-def test_a_virtual_host_with_very_many_queues_goes_at_once_and_its_memory_bit_by_bit(
+def test_deleted_virtual_host_frees_its_memory_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_module, "REMAINS_MAX", REMAINS_MAX)
@@ -80,7 +80,7 @@ def test_a_virtual_host_with_very_many_queues_goes_at_once_and_its_memory_bit_by
     assert there[-1] == 0
 
 
-def test_a_state_that_another_one_replaces_goes_bit_by_bit_and_nothing_is_left_for_the_garbage_collector(
+def test_replaced_state_frees_its_memory_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_module, "REMAINS_MAX", REMAINS_MAX)
@@ -103,7 +103,7 @@ def test_a_state_that_another_one_replaces_goes_bit_by_bit_and_nothing_is_left_f
     assert there[-1] == QUEUES, "those of the state that is there"
 
 
-def test_a_new_virtual_host_of_the_name_has_nothing_to_do_with_the_remains() -> None:
+def test_recreated_virtual_host_is_independent_of_the_deleted() -> None:
     driver = tenant(5)
     effects = driver.apply(
         DeleteVhost("v"),
@@ -144,7 +144,7 @@ def test_so_many_objects_are_let_go_of_at_once() -> None:
     assert left == [(4, 4), (4, 1), (2, 0), (0, 0)]
 
 
-def test_a_range_map_does_not_keep_what_was_taken() -> None:
+def test_range_map_drops_references_to_taken_values() -> None:
     class Value:
         pass
 
@@ -179,7 +179,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["connection", "node"])
-def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(removed: list[str], end: str) -> None:
+def test_exclusive_queues_end_in_portions_and_are_free_at_once(removed: list[str], end: str) -> None:
     driver = Driver()
     names = list(map(str, range(3 * QUEUES_GONE_MAX)))
     driver.apply(*map(exclusive, names))
@@ -214,9 +214,7 @@ def test_queues_that_go_with_their_last_consumers_go_in_portions(removed: list[s
     assert removed == names
 
 
-def test_queues_that_nobody_has_used_go_in_portions(
-    removed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_queues_expire_in_portions(removed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     due_max, gone_max = 200, 50
     monkeypatch.setattr(core_module, "DUE_QUEUES_MAX", due_max)
     monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", gone_max)
@@ -253,7 +251,7 @@ def test_a_queue_that_is_gone_for_its_clients_is_not_found(monkeypatch: pytest.M
     assert frozen.abandoned
 
 
-def test_to_unbind_a_queue_that_is_gone_for_its_clients_is_to_unbind_one_that_is_not_there(
+def test_unbinding_a_queue_that_awaits_deletion_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
@@ -274,7 +272,7 @@ def test_queues_that_are_nobodys_are_in_no_order(monkeypatch: pytest.MonkeyPatch
     assert differences(driver.machine, reloaded(driver.machine)) == []
 
 
-def test_who_owned_a_queue_when_the_state_was_frozen_owns_it_in_the_dump(
+def test_frozen_state_keeps_the_owner_of_an_exclusive_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)

@@ -55,7 +55,7 @@ commands = st.one_of(
 
 
 @given(st.lists(st.lists(commands, max_size=4), min_size=1, max_size=12))
-def test_in_the_end_every_policy_applies_to_what_it_matches(entries: list[list[Command]]) -> None:
+def test_every_policy_finally_applies_to_its_matches(entries: list[list[Command]]) -> None:
     machine = QueueMachine()
     with (
         mock.patch.object(core_module, "REVIEW_STEPS_MAX", 30),
@@ -88,7 +88,7 @@ def put(number: int, pattern: str, vhost: str = "/") -> PutPolicy:
     return PutPolicy(vhost, f"p{number}", False, pattern, "all", 0, {"max-length": number})
 
 
-def test_whose_turn_it_is_does_not_depend_on_who_was_reviewed_already(
+def test_review_order_does_not_depend_on_finished_reviews(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A declaration goes on with the review of its virtual host, and may end it."""
@@ -108,7 +108,7 @@ def test_whose_turn_it_is_does_not_depend_on_who_was_reviewed_already(
 
 
 @pytest.mark.slow
-def test_a_policy_for_thousands_of_queues_costs_no_entry_more_than_its_limit() -> None:
+def test_policy_for_thousands_of_queues_costs_bounded_steps() -> None:
     steps: list[int] = []
     search_within = Pattern.search_within
 

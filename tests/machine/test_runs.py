@@ -151,7 +151,7 @@ def test_a_backlog_behaves_like_a_list_of_messages(
         check_frozen(then, messages)
 
 
-def test_a_replica_that_was_loaded_once_goes_on_with_the_same_chunks() -> None:
+def test_loaded_replica_continues_with_the_same_chunks() -> None:
     chance = Random(1)
     runs, replicas, ready = Runs(), list[Runs](), 0
     for index in range(300):
@@ -187,7 +187,7 @@ def test_the_greatest_numbers_come_back() -> None:
     assert counts == [(2 * SMALL_CHUNK_RUNS - 1) * MESSAGES_MAX]
 
 
-def test_what_was_taken_is_not_dumped() -> None:
+def test_taken_messages_are_not_dumped() -> None:
     runs = Runs()
     for index in range(SMALL_CHUNK_RUNS):
         runs.append(index, 0, 2, 2 * index, 9)
@@ -195,7 +195,7 @@ def test_what_was_taken_is_not_dumped() -> None:
     assert runs.freeze().dump() == Runs().freeze().dump()
 
 
-def test_a_cleared_backlog_is_like_a_new_one() -> None:
+def test_cleared_backlog_equals_a_new_backlog() -> None:
     runs = Runs()
     for index in range(10):
         runs.append(index, 0, 2, 2 * index, 9)
@@ -230,7 +230,7 @@ def test_a_run_that_waits_costs_about_a_byte(gaps: Sequence[int]) -> None:
     assert sum(len(chunk.data) for chunk in chunks) < 20 * CHUNK_RUNS * 1.2
 
 
-def test_what_follows_at_once_in_the_same_batch_is_one_run() -> None:
+def test_consecutive_messages_of_a_batch_form_a_run() -> None:
     runs = Runs()
     first = 1 << MESSAGE_BITS
     for message in range(10):
@@ -247,7 +247,7 @@ def test_what_follows_at_once_in_the_same_batch_is_one_run() -> None:
 @pytest.mark.parametrize(
     "change", [{"position": 3}, {"expires_ms": 6}, {"history": 2}, {"index": 4}, {"slot": 9}, {"size": 31}]
 )
-def test_what_differs_from_the_last_run_is_another(change: dict[str, int]) -> None:
+def test_message_that_differs_from_the_last_run_starts_a_new_run(change: dict[str, int]) -> None:
     for exact_sizes in (False, True):
         runs = Runs(exact_sizes=exact_sizes)
         runs.append(5, 6, 2, 0, 20, 5, 1)
@@ -258,7 +258,7 @@ def test_what_differs_from_the_last_run_is_another(change: dict[str, int]) -> No
         assert len(runs.take(5)) == (1 if "size" in change and not exact_sizes else 2)
 
 
-def test_the_shares_of_parts_add_up_wherever_a_replica_was_loaded() -> None:
+def test_split_sizes_add_up_on_a_loaded_replica() -> None:
     runs = Runs()
     runs.append(1, 0, 7, 0, 17)
     twin, sizes = runs, []

@@ -58,7 +58,7 @@ def test_no_entry_gives_consumers_more_than_its_limit(arguments: dict[str, objec
     assert queue.ready == 0
 
 
-def test_queues_at_which_something_expires_at_one_moment_have_their_turns_in_several_entries() -> None:
+def test_queues_with_simultaneous_expiry_are_served_over_entries() -> None:
     driver = Driver()
     driver.apply(*(declare(name, x_message_ttl=1_000) for name in map(str, range(DUE_QUEUES_MAX + 10))))
     queues = list(driver.machine.vhosts["/"].queues.values())
@@ -96,7 +96,7 @@ def test_every_queue_has_its_turn() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_who_looks_into_the_queue_may_find_what_could_not_be_given_yet() -> None:
+def test_get_sees_messages_that_were_not_served_yet() -> None:
     driver = Driver()
     driver.apply(declare("q"))
     fill(driver, "q", 20)
@@ -107,7 +107,7 @@ def test_who_looks_into_the_queue_may_find_what_could_not_be_given_yet() -> None
 
 
 @pytest.mark.usefixtures("few")
-def test_what_a_full_queue_accepted_for_its_consumers_is_theirs_at_once() -> None:
+def test_messages_accepted_by_a_full_queue_are_delivered_at_once() -> None:
     driver = Driver()
     driver.apply(
         declare("q", x_max_length=0, x_overflow="reject-publish", x_max_length_bytes=0), consume(1, "q", 20)
@@ -119,7 +119,7 @@ def test_what_a_full_queue_accepted_for_its_consumers_is_theirs_at_once() -> Non
 
 
 @pytest.mark.usefixtures("few")
-def test_as_much_is_given_at_the_end_of_an_entry_as_by_its_commands() -> None:
+def test_end_of_an_entry_serves_as_much_as_its_commands() -> None:
     driver = Driver()
     driver.apply(declare("q"), declare("r"))
     fill(driver, "q", 20)

@@ -40,7 +40,7 @@ def settings(
 DEFAULTS = QueueSettings(delivery_limit=20, level_max=31)
 
 
-def test_a_quorum_queue_has_a_delivery_limit_unless_something_else_is_said() -> None:
+def test_quorum_queue_has_a_delivery_limit_by_default() -> None:
     assert settings() == DEFAULTS
 
 
@@ -121,14 +121,14 @@ def test_the_argument_says_where_dead_letters_go() -> None:
         assert (found.dead_letter_exchange, found.dead_letter_routing_key) == ("", "l")
 
 
-def test_a_dead_letter_key_that_no_delivery_could_tell_counts_as_not_given() -> None:
+def test_dead_letter_key_longer_than_255_octets_is_ignored() -> None:
     """A log of an earlier version may hold one."""
     given = {"dead-letter-exchange": "a", "dead-letter-routing-key": "k" * 256}
     assert settings(QUORUM, given, None).dead_letter_routing_key is None
     assert settings(QUORUM, None, given).dead_letter_routing_key is None
 
 
-def test_a_key_or_a_strategy_without_an_exchange_means_nothing() -> None:
+def test_dead_letter_key_or_strategy_needs_an_exchange() -> None:
     policy = {
         "dead-letter-routing-key": "l",
         "dead-letter-strategy": "at-least-once",
@@ -140,7 +140,7 @@ def test_a_key_or_a_strategy_without_an_exchange_means_nothing() -> None:
 @pytest.mark.parametrize("overflow", [None, "drop-head", "reject-publish", "reject-publish-dlx"])
 @pytest.mark.parametrize("strategy", [None, "at-most-once", "at-least-once"])
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
-def test_dead_letters_are_kept_only_where_publishing_can_be_refused(
+def test_at_least_once_needs_a_quorum_queue_with_reject_publish(
     kind: str, strategy: str | None, overflow: str | None
 ) -> None:
     arguments = {
@@ -177,7 +177,7 @@ def retry(found: QueueSettings) -> tuple[str, int, int]:
     return found.retry_type, found.retry_min_ms, found.retry_max_ms
 
 
-def test_retries_are_delayed_as_the_policy_says_and_by_the_smaller_times() -> None:
+def test_delayed_retry_takes_the_policy_type_and_smaller_times() -> None:
     mine = {"delayed-retry-type": "all", "delayed-retry-min": 10, "delayed-retry-max": 50}
     assert retry(settings(QUORUM, mine)) == ("all", 10, 50)
     assert retry(settings(QUORUM, mine, {"delayed-retry-type": "failed"})) == ("failed", 10, 50)
@@ -249,7 +249,7 @@ def test_a_quorum_queue_has_all_levels_whether_strict_or_not() -> None:
     assert not settings(QUORUM, {"priority-mode": "strict"}, {"priority-mode": "ratio"}).strict_priorities
 
 
-def test_a_classic_queue_has_the_levels_that_it_was_declared_with() -> None:
+def test_classic_queue_has_its_declared_priority_levels() -> None:
     found = settings(CLASSIC, {"max-priority": 10})
     assert found.strict_priorities
     assert [found.level(priority) for priority in (0, 10, 11, 255, NO_PRIORITY)] == [0, 10, 10, 10, 0]
@@ -264,7 +264,7 @@ def test_a_classic_queue_without_levels_ignores_priorities(arguments: dict[str, 
     assert {found.level(priority) for priority in range(NO_PRIORITY + 1)} == {4}
 
 
-def test_what_nobody_waits_for_is_shortened_so_that_times_can_be_added() -> None:
+def test_very_long_times_are_capped() -> None:
     times = ("message-ttl", "expires", "consumer-timeout", "delayed-retry-min", "delayed-retry-max")
     found = settings(QUORUM, {"delayed-retry-type": "all"}, dict.fromkeys(times, 2**70))
     assert {
@@ -277,7 +277,7 @@ def test_what_nobody_waits_for_is_shortened_so_that_times_can_be_added() -> None
     assert consumer_settings_of({"x-consumer-timeout": 2**63}).timeout_ms == EXPIRY_MAX_MS
 
 
-def test_a_consumer_says_what_it_wants_with_arguments() -> None:
+def test_consumer_arguments_become_consumer_settings() -> None:
     assert consumer_settings_of({}) == ConsumerSettings(0, None, live_prefetch=False)
     arguments = {"x-priority": -3, "x-consumer-timeout": 0, "x-live-prefetch": True}
     assert consumer_settings_of(arguments) == ConsumerSettings(-3, 0, live_prefetch=True)
@@ -345,7 +345,7 @@ def accepted(definition: dict[str, Any], *, operator: bool) -> Policy | None:
 
 
 @given(st.sampled_from([CLASSIC, QUORUM]), tables, tables, tables)
-def test_there_are_settings_whatever_the_tables_hold(
+def test_any_table_yields_valid_settings(
     kind: str, arguments: dict[str, Any], policy: dict[str, Any], operator: dict[str, Any]
 ) -> None:
     table = {f"x-{key}": value for key, value in arguments.items()}

@@ -154,7 +154,7 @@ def test_blocks_that_are_filled_in_order_are_full() -> None:
     assert len(shelf.freeze().blocks) == len(shelf._expiring._blocks) == 100 / 4
 
 
-def test_a_block_that_was_not_touched_is_shared_by_all_that_were_frozen() -> None:
+def test_untouched_block_is_shared_by_frozen_shelves() -> None:
     shelf = Shelf()
     for key in range(12):
         shelf.insert(key, Range(1, key, 1))

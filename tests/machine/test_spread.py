@@ -35,7 +35,7 @@ def advanced(driver: Driver) -> Driver:
     return driver
 
 
-def test_queues_that_all_dead_letter_to_all_do_not_fill_the_memory() -> None:
+def test_dead_lettering_between_all_queues_is_bounded() -> None:
     driver = Driver()
     names = [f"q{number}" for number in range(7)]
     driver.apply(
@@ -62,7 +62,7 @@ def test_a_long_way_is_no_matter() -> None:
     assert driver.machine.vhosts["/"].queues["end"].ready == 1
 
 
-def test_who_rejects_may_do_so_for_ever() -> None:
+def test_rejections_may_continue_forever() -> None:
     driver = Driver()
     driver.apply(
         declare("work", x_dead_letter_exchange="amq.fanout"),

@@ -237,7 +237,7 @@ def test_an_expiring_queue_stays_until_dead_letters_are_moved(driver: Driver) ->
     assert (names(driver), ready(driver, "work")) == (["work"], 3)
 
 
-def test_an_expiring_queue_keeps_dead_letters_that_no_queue_takes(driver: Driver) -> None:
+def test_expiring_queue_keeps_dead_letters_without_a_target(driver: Driver) -> None:
     """At least once: RabbitMQ deletes such a queue with them."""
     kept = {
         "x_dead_letter_strategy": "at-least-once",

@@ -65,7 +65,7 @@ def test_keys_need_not_be_comparable() -> None:
     assert pop_due(timers, 5) == [first, second]
 
 
-def test_what_is_put_off_is_not_passed_over_later() -> None:
+def test_postponed_keys_are_not_visited_again() -> None:
     """Else whoever is due before very many that were put off pays for all of them."""
     timers: Timers[int] = Timers(rank=Rank)
     for key in range(2_000):

@@ -68,7 +68,7 @@ def test_keys_are_restricted_where_a_scope_says_so() -> None:
     assert scopes.permit_key("read", "/", "topics", "us.boston")
 
 
-def test_tags_and_what_means_nothing() -> None:
+def test_scopes_grant_tags_and_malformed_scopes_are_ignored() -> None:
     scopes = Scopes(
         ["tag:administrator", "tag:monitoring", "read", "read:", "own:%2F/x", "write:a/b/c/d", ""]
     )

@@ -153,7 +153,7 @@ def test_prefetch(world: World, queue: str) -> None:
     run(world, work)
 
 
-def test_a_transaction_that_ends_well_and_one_that_does_not(world: World, queue: str) -> None:
+def test_transaction_commits_and_rolls_back_with_aio_pika(world: World, queue: str) -> None:
     async def fail(channel: AbstractChannel) -> None:
         async with channel.transaction():
             await send(channel, queue, "lost")

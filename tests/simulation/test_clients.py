@@ -59,7 +59,7 @@ def ask_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("evicts", cases([True, False], bool))
-def test_clients_are_told_what_is_true(evicts: bool) -> None:
+def test_sessions_tell_clients_the_truth_under_faults(evicts: bool) -> None:
     told = outcome(int(evicts), evicts=evicts)
     assert not told.violation
     assert told.installs, "a node was away for so long that it needs a snapshot"
@@ -97,7 +97,7 @@ def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
 def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell_all(session: Any, effect: Any) -> None:
         if isinstance(effect, Deliver):
-            session.deliver(effect)
+            session.consumers.deliver(effect)
         else:
             resume(session, effect)
 
@@ -147,7 +147,7 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {refusals_are_confir
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hazard", cases(SEEN, ALWAYS_TRIED.__contains__), ids=lambda hazard: hazard.__name__)
-def test_what_clients_are_told_wrongly_is_seen(
+def test_hazard_in_the_sessions_is_seen_by_clients(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)

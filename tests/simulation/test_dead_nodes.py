@@ -61,7 +61,7 @@ def test_a_living_node_that_cannot_dial_is_given_up() -> None:
     assert any(given_up_alive(seed, CUT_OFF) for seed in range(SEEDS_MAX))
 
 
-def test_a_living_node_is_given_up_when_one_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_living_node_is_evicted_when_a_single_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "REFUSES_FOR_S", 0.0)
     group_config = SimulatedCluster.group_config
     monkeypatch.setattr(

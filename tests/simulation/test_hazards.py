@@ -1224,7 +1224,7 @@ def test_a_hazard_put_back_is_found(hazard: Hazard, monkeypatch: pytest.MonkeyPa
     pytest.fail(f"{hazard.seeds} seeds did not find it: {list(filter(None, findings))}")
 
 
-def test_an_entry_is_lost_if_acknowledgements_do_not_wait_for_the_sync(
+def test_entry_is_lost_when_acknowledgements_precede_the_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What H1 costs in the end, for checks that only look at what was committed."""

@@ -126,7 +126,7 @@ def kill_all(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("asked", [pytest.param("leader", marks=pytest.mark.long), "follower"])
-def test_a_backup_under_load_holds_all_that_was_confirmed_anywhere_before(tmp_path: Path, asked: str) -> None:
+def test_backup_under_load_holds_all_messages_confirmed_before(tmp_path: Path, asked: str) -> None:
     """Also what a consumer holds; what is confirmed later may be in it, once; exclusive queues are gone."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first = cluster.nodes[0]
@@ -165,7 +165,7 @@ def made(directory: Path) -> Path:
 
 
 @pytest.mark.long
-def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
+def test_backups_do_not_delay_clients(tmp_path: Path) -> None:
     """One node after the other is asked, while housekeeping removes what is old."""
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster, loaded(cluster) as load:
         load.fault_begins()
@@ -186,7 +186,7 @@ def publish_to(node: ClusterNode, count: int) -> list[str]:
     return publisher.confirmed
 
 
-def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejoin(tmp_path: Path) -> None:
+def test_restored_cluster_grows_and_old_nodes_cannot_rejoin(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)

@@ -94,7 +94,7 @@ def publish(channel: BlockingChannel, count: int) -> list[bytes]:
     return bodies
 
 
-def test_only_consumers_that_asked_for_it_are_cancelled_on_a_change_of_leader(cluster: LocalCluster) -> None:
+def test_consumer_is_cancelled_on_failover_only_on_request(cluster: LocalCluster) -> None:
     with queue_at(cluster.followers()[0]) as (connection, channel):
         fragile = Consumer(connection, **{"x-cancel-on-ha-failover": True})
         robust = Consumer(connection)
@@ -106,7 +106,7 @@ def test_only_consumers_that_asked_for_it_are_cancelled_on_a_change_of_leader(cl
         assert fragile.received == []
 
 
-def test_consumers_on_every_node_are_told_that_their_queue_was_deleted(cluster: LocalCluster) -> None:
+def test_deleted_queue_cancels_consumers_on_every_node(cluster: LocalCluster) -> None:
     with queue_at(cluster.nodes[0]) as (_, channel), ExitStack() as stack:
         consumers = [Consumer(stack.enter_context(connected(node))) for node in cluster.nodes]
         channel.queue_delete(QUEUE)
@@ -115,9 +115,7 @@ def test_consumers_on_every_node_are_told_that_their_queue_was_deleted(cluster: 
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_what_a_dead_node_s_consumer_held_comes_back_marked_and_in_order(
-    cluster: LocalCluster, role: str
-) -> None:
+def test_messages_of_a_killed_nodes_consumer_are_redelivered(cluster: LocalCluster, role: str) -> None:
     dying = cluster.leader() if role == "leader" else cluster.followers()[0]
     [living, *_] = [node for node in cluster.nodes if node is not dying]
     with queue_at(living) as (connection, channel), connected(dying) as doomed:
@@ -131,7 +129,7 @@ def test_what_a_dead_node_s_consumer_held_comes_back_marked_and_in_order(
         print(f"came back after {time.monotonic() - killed_s:.2f} s")
 
 
-def test_what_a_consumer_held_comes_back_also_if_no_node_that_runs_saw_its_node_die(
+def test_held_messages_are_redelivered_after_a_total_outage(
     cluster: LocalCluster,
 ) -> None:
     [lost, *others] = cluster.nodes

@@ -233,7 +233,7 @@ def standing(node: ClusterNode) -> str:
 # A majority
 
 
-def test_when_a_majority_has_lost_its_logs_nobody_pretends(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_no_majority_serves_when_two_of_three_logs_are_lost(cluster: LocalCluster, tmp_path: Path) -> None:
     publish(cluster.nodes[0], "confirmed", 50)
     for node in cluster.nodes:
         node.kill()
@@ -301,7 +301,7 @@ def refusal(node: ClusterNode) -> str:
     return last
 
 
-def test_a_node_refuses_the_directory_of_another_node(
+def test_node_refuses_the_directory_of_a_different_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
     put_back(stopped_files, NodeFiles(cluster.nodes[0]).root)
@@ -310,14 +310,14 @@ def test_a_node_refuses_the_directory_of_another_node(
     assert said.endswith("check the data directory setting")
 
 
-def test_a_node_refuses_the_directory_of_another_cluster(
+def test_node_refuses_the_directory_of_a_different_cluster(
     stopped: ClusterNode, stopped_files: NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QQ_CLUSTER_NAME", "other")
     assert "groups/0/identity: the directory belongs to node 'n2' of cluster 'qq', not to" in refusal(stopped)
 
 
-def test_a_node_refuses_the_log_of_another_node(
+def test_node_refuses_the_log_of_a_different_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
     shutil.rmtree(stopped_files.log)
@@ -336,7 +336,7 @@ OF_ANOTHER_VERSION: dict[str, Callable[[NodeFiles], Path]] = {
 
 
 @pytest.mark.parametrize("name", OF_ANOTHER_VERSION)
-def test_a_node_refuses_a_file_of_another_version(
+def test_node_refuses_a_file_of_an_unknown_format_version(
     stopped: ClusterNode, stopped_files: NodeFiles, name: str
 ) -> None:
     file = OF_ANOTHER_VERSION[name](stopped_files)
@@ -459,7 +459,7 @@ def test_a_node_without_space_holds_up_its_own_publishers_only(
         poll(lambda: is_whole(files), lambda: f"what is damaged: {files.problems()}")
 
 
-def test_without_space_anywhere_consumers_go_on_and_publishers_wait(
+def test_full_disks_stop_publishers_but_not_consumers(
     request: pytest.FixtureRequest, limits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ran_where_it_may_mount(request):
@@ -494,7 +494,7 @@ def test_without_space_anywhere_consumers_go_on_and_publishers_wait(
 # Failing calls
 
 
-def test_a_node_whose_sync_failed_stops_and_comes_back(
+def test_node_stops_when_a_sync_fails_and_comes_back(
     limits: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = FailingCalls(tmp_path_factory.mktemp("calls"), monkeypatch)

@@ -32,11 +32,11 @@ def test_a_message_that_was_confirmed_and_not_delivered_is_lost() -> None:
     assert found(history(first(1), first(2), confirmed=2)) == []
 
 
-def test_a_message_may_be_delivered_without_having_been_confirmed() -> None:
+def test_delivery_without_a_confirm_is_allowed() -> None:
     assert found(history(first(1))) == []
 
 
-def test_a_message_that_is_repeated_must_be_marked_and_its_holder_dead() -> None:
+def test_redelivery_must_be_marked_and_its_holder_dead() -> None:
     assert found(history(first(1, "a"), again(1, "b"), lost="a")) == []
     [unmarked] = found(history(first(1, "a"), first(1, "b"), lost="a"))
     assert "is not marked" in unmarked
@@ -44,7 +44,7 @@ def test_a_message_that_is_repeated_must_be_marked_and_its_holder_dead() -> None
     assert "which lives" in stolen
 
 
-def test_first_deliveries_are_in_order_for_each_consumer_and_over_all_of_an_ordered_queue() -> None:
+def test_first_deliveries_must_be_in_order() -> None:
     swapped = history(first(2, "a"), first(1, "b"))
     assert found(swapped) == []
     assert len(found(swapped, ordered=True)) == 1

@@ -78,7 +78,7 @@ def test_large_transactions_reach_a_follower_that_was_away(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_message_larger_than_any_buffer_passes_a_node_that_would_not_take_it_from_a_client(
+def test_message_above_a_nodes_limit_is_replicated_through_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """110 MiB, through the leader and through a follower, while the third node has the default of 16 MiB."""

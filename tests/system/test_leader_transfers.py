@@ -54,7 +54,7 @@ def shown(node: ClusterNode, family: str, path: str = "metrics") -> float:
     return sum(each.value for each in found.samples if each.name == f"{family}_total")
 
 
-def test_each_message_is_counted_by_the_node_that_it_came_to_whoever_leads(tmp_path: Path) -> None:
+def test_message_is_counted_only_at_the_node_that_received_it(tmp_path: Path) -> None:
     """Whoever adds up what all nodes show counts none twice, also when a node leads again that has led before."""
     with LocalCluster(3, tmp_path) as cluster:
         first, second, _ = cluster.nodes
@@ -76,7 +76,7 @@ def test_each_message_is_counted_by_the_node_that_it_came_to_whoever_leads(tmp_p
                     )
 
 
-def test_what_a_node_reads_again_of_its_log_is_not_counted_again(tmp_path: Path) -> None:
+def test_messages_replayed_from_the_log_are_not_counted_again(tmp_path: Path) -> None:
     """The rate of a counter that begins with what the one before has counted would be too high, and a chart, too."""
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
@@ -108,7 +108,7 @@ def test_what_a_node_reads_again_of_its_log_is_not_counted_again(tmp_path: Path)
         publish()
 
 
-def test_who_asks_before_stopping_a_node_keeps_a_majority(tmp_path: Path) -> None:
+def test_check_safe_to_stop_keeps_a_majority(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         leader, first, second = cluster.leader(), *cluster.followers()
         assert qq(first, "check", "safe-to-stop")[0] == 0

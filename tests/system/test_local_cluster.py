@@ -53,7 +53,7 @@ def test_the_fixture_is_a_cluster_of_three_that_serves(qq_cluster: LocalCluster)
 
 
 @pytest.mark.slow
-def test_a_node_starts_again_on_its_data_whether_it_was_killed_or_stopped(tmp_path: Path) -> None:
+def test_node_restarts_with_its_data_after_kill_and_stop(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
         with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
@@ -67,7 +67,7 @@ def test_a_node_starts_again_on_its_data_whether_it_was_killed_or_stopped(tmp_pa
     assert not node.running
 
 
-def test_a_cluster_runs_with_the_longest_heartbeat_that_settings_may_ask_for() -> None:
+def test_cluster_runs_with_the_longest_allowed_heartbeat() -> None:
     times = {"election_timeout_min_s": 0.3, "election_timeout_max_s": 0.4, "heartbeat_s": 0.0999}
     with LocalCluster(1, settings={"cluster": times}) as cluster:
         assert cluster.leader() is cluster.nodes[0]
@@ -121,7 +121,7 @@ with LocalCluster(nodes=1) as cluster:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bool) -> None:
+def test_forked_workers_keep_neither_nodes_nor_files(is_killed: bool) -> None:
     """As those of `multiprocessing` and of process pools, which may outlive the block, and who is killed."""
     command = [sys.executable, "-c", FORKING_HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -142,7 +142,7 @@ def test_workers_that_the_test_has_forked_keep_no_node_and_no_file(is_killed: bo
             os.kill(int(worker), signal.SIGKILL)
 
 
-def test_a_node_whose_start_is_interrupted_is_killed_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_is_killed_when_its_start_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalCluster(1) as cluster:
         [node] = cluster.nodes
         node.kill()
@@ -164,7 +164,7 @@ with _temporary_directory() as (directory, kept):
 """
 
 
-def test_files_are_deleted_when_the_last_node_is_gone_that_may_add_one(tmp_path: Path) -> None:
+def test_files_are_deleted_when_the_last_node_process_has_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER_OF_A_SLOW_NODE]
     environ = os.environ | {"TMPDIR": str(tmp_path), "PATH": "/nowhere"}
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False).stdout
@@ -178,7 +178,7 @@ def test_files_are_deleted_when_the_last_node_is_gone_that_may_add_one(tmp_path:
         time.sleep(0.01)
 
 
-def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
+def test_local_cluster_errors_give_the_exact_reason(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="a cluster has 1, 3 or 5 nodes, not 2"):
         LocalCluster(2)
     with pytest.raises(ClusterError, match="settings are keys by section, and 'frame_max' is given 8192"):
@@ -217,7 +217,7 @@ def _in_a_child(action: Callable[[], object]) -> None:
             raise here.recv()
 
 
-def test_a_cluster_says_what_it_is_too_early_or_too_late_for(tmp_path: Path) -> None:
+def test_local_cluster_refuses_calls_before_and_after_its_block(tmp_path: Path) -> None:
     cluster = LocalCluster(1, tmp_path)
     with pytest.raises(ClusterError, match="no node of the cluster runs, so none can lead"):
         cluster.leader()
@@ -247,9 +247,7 @@ def test_a_cluster_says_what_it_is_too_early_or_too_late_for(tmp_path: Path) -> 
         node.wait_ready()
 
 
-def test_a_directory_may_be_a_text_and_relative_and_need_not_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_directory_may_be_relative_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with LocalCluster(1, "new/directory") as cluster:
         monkeypatch.chdir("/")
@@ -259,7 +257,7 @@ def test_a_directory_may_be_a_text_and_relative_and_need_not_be_there(
         assert node.log == tmp_path / "new" / "directory" / "n1" / "log"
 
 
-def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
+def test_settings_apply_to_all_nodes_and_wrong_keys_are_reported() -> None:
     settings = {
         "limits": {"frame_max": 8192},
         "product": {"name": "mine \N{SPARKLES} \N{BOTTLE WITH POPPING CORK}"},
@@ -278,7 +276,7 @@ def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
 
 
 @pytest.mark.slow
-def test_a_virtual_host_is_empty_and_goes_with_its_block_whatever_runs_then() -> None:
+def test_virtual_host_is_deleted_with_its_block() -> None:
     with LocalCluster(3) as cluster:
         for _ in range(2):
             with cluster.vhost() as vhost:
@@ -297,7 +295,7 @@ def test_a_virtual_host_may_be_deleted_before_its_block_ends() -> None:
         assert change(cluster.nodes[0].http_port, "DELETE", f"/api/vhosts/{vhost.name}") is None
 
 
-def test_of_threads_that_start_a_node_at_once_one_does_it() -> None:
+def test_simultaneous_starts_of_a_node_start_it_once() -> None:
     with LocalCluster(1) as cluster:
         [node] = cluster.nodes
         node.kill()
@@ -319,7 +317,7 @@ def test_an_error_carries_the_ends_of_the_nodes_logs() -> None:
     assert "serving AMQP" in note
 
 
-def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_node_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
         node.kill()
@@ -341,7 +339,7 @@ assert [name for name in sys.modules if name.startswith(("cluster.", "chaos.", "
 
 
 @pytest.mark.slow
-def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_path: Path) -> None:
+def test_application_may_have_modules_named_chaos_and_cluster(tmp_path: Path) -> None:
     for name in ("chaos", "cluster"):
         (tmp_path / f"{name}.py").write_text("OF = 'the application'\n")
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
@@ -350,7 +348,7 @@ def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_p
 
 
 @pytest.mark.slow
-def test_a_node_alone_says_whom_it_waits_for_and_calls_nobody_dead() -> None:
+def test_lone_node_logs_the_peers_it_waits_for() -> None:
     with LocalCluster() as cluster:
         first, *others = cluster.nodes
         for node in cluster.nodes:

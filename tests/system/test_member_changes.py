@@ -96,7 +96,7 @@ def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -
         load.assert_waited_less_than(PAUSE_MAX_S)
 
 
-def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
+def test_member_remove_removes_exactly_the_named_node(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         while (
             cluster.status()["version"] < VERSIONS[1]
@@ -124,7 +124,7 @@ def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
         assert roles(last) == {follower.name: "voter", last.name: "voter"}
 
 
-def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_member_change_is_refused_without_effect(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         until_members_are_in_the_log(cluster)
         first, second, third = cluster.nodes
@@ -203,7 +203,7 @@ def test_a_lost_disk_is_replaced_by_command_if_that_is_wanted(tmp_path: Path) ->
         load.until_all_work()
 
 
-def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp_path: Path) -> None:
+def test_drained_node_loses_leadership_and_clients(tmp_path: Path) -> None:
     settings = {"limits": {"drain_grace_s": 1}}
     with LocalCluster(3, tmp_path, settings) as cluster, loaded(cluster) as load:
         leader, other, _ = cluster.leader(), *cluster.followers()
@@ -232,7 +232,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
 
 
 @pytest.mark.long
-def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) -> None:
+def test_drained_nodes_lead_when_no_other_node_is_left(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"limits": {"drain_grace_s": 0.1}}) as cluster:
         first, second, third = cluster.nodes
         with ThreadPoolExecutor() as commands:

@@ -127,7 +127,7 @@ def test_lists_that_differ_from_the_log_do_not_count(tmp_path: Path) -> None:
             load.until_all_work()
 
 
-def test_a_node_of_another_version_neither_starts_nor_counts(tmp_path: Path) -> None:
+def test_node_of_an_unsupported_version_does_not_count(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         first, second, third = cluster.nodes
         publish(first, BODIES)
@@ -153,7 +153,7 @@ def test_a_node_of_another_version_neither_starts_nor_counts(tmp_path: Path) -> 
         assert stored(third) == BODIES * 2
 
 
-def test_a_node_that_shall_delete_what_it_has_applied_stops_and_says_so_at_each_start(tmp_path: Path) -> None:
+def test_node_stops_when_its_applied_entries_were_replaced(tmp_path: Path) -> None:
     """Two of three are given an old backup while the third is frozen: a majority, whose log goes on otherwise."""
     with LocalCluster(3, tmp_path) as cluster:
         *given, frozen = cluster.nodes

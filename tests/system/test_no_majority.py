@@ -37,7 +37,7 @@ def connect(node: ClusterNode, user: str = "guest:guest") -> pika.BlockingConnec
     return pika.BlockingConnection(pika.URLParameters(node.url.replace("guest:guest", user)))
 
 
-def test_clients_that_wait_are_told_and_others_stay(cluster: LocalCluster) -> None:
+def test_waiting_clients_are_refused_and_idle_clients_stay(cluster: LocalCluster) -> None:
     node = cluster.leader()
     others = [each for each in cluster.nodes if each is not node]
     why = f"no majority: {', '.join(each.name for each in others)} do not answer"

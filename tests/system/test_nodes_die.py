@@ -68,20 +68,20 @@ def flooded(node: ClusterNode) -> Generator[None]:
         publisher.join()
 
 
-def test_clients_of_the_others_see_only_a_pause_when_the_leader_is_killed(tmp_path: Path) -> None:
+def test_clients_see_only_a_pause_when_the_leader_is_killed(tmp_path: Path) -> None:
     with LocalCluster(5, tmp_path) as cluster, loaded(cluster) as load:
         load.kill(cluster.leader())
         load.until_all_work()
         load.assert_waited_less_than(PAUSE_MAX_S)
 
 
-def test_a_leader_that_is_stopped_in_good_order_tells_its_clients(cluster: LocalCluster) -> None:
+def test_stopped_leader_closes_its_clients_in_good_order(cluster: LocalCluster) -> None:
     with loaded(cluster) as load:
         load.stop(cluster.leader())
         load.until_all_work()
 
 
-def test_exclusive_queues_go_with_the_node_that_their_client_is_connected_to(cluster: LocalCluster) -> None:
+def test_exclusive_queue_is_deleted_with_its_owners_node(cluster: LocalCluster) -> None:
     killed, other = cluster.followers()
     owner = pika_connection(killed)
     owner.channel().queue_declare("mine", exclusive=True)
@@ -103,7 +103,7 @@ def _code_of_declaring(connection: pika.BlockingConnection) -> int:
     return refused.value.reply_code
 
 
-def test_a_leader_that_is_stopped_under_full_load_hands_over_first(tmp_path: Path) -> None:
+def test_leader_stopped_under_load_hands_over_leadership(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster:
         leader, *others = [cluster.leader(), *cluster.followers()]
         with flooded(others[0]):
@@ -112,7 +112,7 @@ def test_a_leader_that_is_stopped_under_full_load_hands_over_first(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_node_after_node_is_killed_and_catches_up_on_its_directory(cluster: LocalCluster) -> None:
+def test_killed_nodes_catch_up_on_their_directory_in_turn(cluster: LocalCluster) -> None:
     with loaded(cluster) as load:
         for is_leader in islice(cycle([True, False]), 4):
             node = cluster.leader() if is_leader else cluster.followers()[0]
@@ -122,7 +122,7 @@ def test_node_after_node_is_killed_and_catches_up_on_its_directory(cluster: Loca
             cluster.wait_caught_up()
 
 
-def test_every_confirmed_message_is_there_after_all_nodes_were_killed_at_once(cluster: LocalCluster) -> None:
+def test_confirmed_messages_survive_when_all_nodes_are_killed(cluster: LocalCluster) -> None:
     with loaded(cluster) as load:
         load.kill(*cluster.nodes)
         for node in cluster.nodes:
@@ -130,7 +130,7 @@ def test_every_confirmed_message_is_there_after_all_nodes_were_killed_at_once(cl
         load.until_all_work()
 
 
-def test_without_a_majority_nothing_is_confirmed_and_service_resumes_with_it(
+def test_minority_confirms_no_message_until_a_majority_is_back(
     cluster: LocalCluster,
 ) -> None:
     with loaded(cluster) as load:

@@ -46,7 +46,7 @@ def test_a_follower_that_was_frozen_goes_on_with_its_clients(tmp_path: Path) -> 
         assert cluster.leader() is leader
 
 
-def test_a_frozen_leader_is_replaced_and_comes_back_as_a_follower(tmp_path: Path) -> None:
+def test_frozen_leader_is_replaced_and_returns_as_a_follower(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         leader = cluster.leader()
         freeze(load, leader, 2.0)

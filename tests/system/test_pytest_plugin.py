@@ -48,7 +48,7 @@ def test_that_fails(qq_cluster, qq_shared_cluster):
 }
 
 
-def test_the_fixtures_share_what_they_say_and_a_failure_shows_the_logs_of_its_time(tmp_path: Path) -> None:
+def test_fixtures_share_their_cluster_and_failures_show_its_logs(tmp_path: Path) -> None:
     for name, text in PROJECT.items():
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:aiomisc"]

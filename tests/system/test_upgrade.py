@@ -140,7 +140,7 @@ def check_what_is_said_during_an_upgrade(cluster: LocalCluster, old: ClusterNode
     assert f"start this release at {old.name}, too, and then `qq upgrade finish`" in refused.stderr
 
 
-def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: Path, release: Path) -> None:
+def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, release: Path) -> None:
     """One goes back before the last one is upgraded, and forward again."""
     with (
         running(release),
@@ -185,7 +185,7 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
 
 
 @pytest.mark.long
-def test_the_upgrade_is_finished_without_a_node_that_is_lost_for_good(tmp_path: Path, release: Path) -> None:
+def test_upgrade_is_finished_without_a_lost_node(tmp_path: Path, release: Path) -> None:
     """It cannot be removed before. So an empty directory takes its name, and is removed afterwards."""
     with (
         running(release),
@@ -215,9 +215,7 @@ def test_the_upgrade_is_finished_without_a_node_that_is_lost_for_good(tmp_path: 
 
 
 @pytest.mark.long
-def test_the_programs_go_on_together_when_nodes_die_and_lose_their_directories(
-    tmp_path: Path, release: Path
-) -> None:
+def test_both_releases_work_together_when_nodes_are_lost(tmp_path: Path, release: Path) -> None:
     """A leader of each program is killed, and each program gives its log to a node of the other one."""
     with (
         running(release),

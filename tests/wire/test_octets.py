@@ -40,6 +40,6 @@ def test_tables_list_all_exchanges_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed_difference_has_a_reason_and_is_one(name: str) -> None:
+def test_allowed_difference_has_a_reason_and_differs(name: str) -> None:
     assert reasons(ALLOWED[name])
     assert frames(ALLOWED[name]) != RECORDED[name]

@@ -122,7 +122,7 @@ def test_both_judges_find_the_same(found: Found) -> None:
     assert {violation.promise for violation in in_memory} == JUDGED_BY_BOTH
 
 
-def test_both_judges_find_the_same_in_what_simulated_clients_saw(found: Found) -> None:
+def test_both_judges_agree_on_a_simulated_history(found: Found) -> None:
     in_memory, by_the_job = found.of(QUEUES)
     assert in_memory == by_the_job
     assert {violation.promise for violation in in_memory} == {"lost"}

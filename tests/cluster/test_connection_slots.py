@@ -1,4 +1,4 @@
-"""Which connections without a login keep their places: single rules, and floods in simulated time."""
+"""Which connections without a login keep their slots: single rules, and floods in simulated time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.net.connection_slots import FAIR_S, SHARE, Place, Places, Stage, source_of
-from cluster.net.log_throttle import Complaints
+from cluster.net.connection_slots import FAIR_S, SHARE, ConnectionSlots, Slot, SlotLimits, Stage, source_of
+from cluster.net.log_throttle import ThrottledLog
 
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 
@@ -33,153 +33,155 @@ def clock() -> Clock:
     return Clock()
 
 
-def take(places: Places, host: str, gone: list[Place] | None = None) -> Place:
-    place = places.take(host)
-    assert place is not None
+def take(slots: ConnectionSlots, host: str, gone: list[Slot] | None = None) -> Slot:
+    slot = slots.take(host)
+    assert slot is not None
     if gone is not None:
-        place.push_out = lambda: gone.append(place)
-    return place
+        slot.evict = lambda: gone.append(slot)
+    return slot
 
 
 def test_a_stranger_keeps_its_place_for_the_fair_time(clock: Clock) -> None:
-    places, gone = Places(2, clock=clock), list[Place]()
-    first = take(places, HERE, gone)
+    slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
+    first = take(slots, HERE, gone)
     clock.now_s = 1.0
-    second = take(places, ELSEWHERE, gone)
+    second = take(slots, ELSEWHERE, gone)
     clock.now_s = FAIR_S - 0.01
-    assert places.take("203.0.113.1") is None
+    assert slots.take("203.0.113.1") is None
     assert gone == []
     clock.now_s = FAIR_S
-    third = take(places, "203.0.113.1", gone)
+    third = take(slots, "203.0.113.1", gone)
     assert gone == [first]
-    assert places.take("203.0.113.2") is None
+    assert slots.take("203.0.113.2") is None
     assert second.is_taken
     assert third.is_taken
 
 
 def test_a_step_of_the_handshake_begins_the_fair_time_again(clock: Clock) -> None:
-    places = Places(1, clock=clock)
-    place = take(places, HERE)
+    slots = ConnectionSlots(SlotLimits(1), clock=clock)
+    slot = take(slots, HERE)
     for stage in (Stage.TLS_BEGUN, Stage.TLS, Stage.HEADER, Stage.CREDENTIALS):
         clock.now_s += FAIR_S - 0.01
-        place.step(stage)
-        assert places.take(ELSEWHERE) is None
+        slot.step(stage)
+        assert slots.take(ELSEWHERE) is None
     clock.now_s += FAIR_S - 0.01
     for stage in Stage:
-        place.step(stage)  # the handshake had come so far before
+        slot.step(stage)  # the handshake had come so far before
     clock.now_s += 0.01
-    assert places.take(ELSEWHERE) is not None
-    assert not place.is_taken
+    assert slots.take(ELSEWHERE) is not None
+    assert not slot.is_taken
 
 
 def test_the_stranger_that_has_come_least_far_makes_room(clock: Clock) -> None:
-    places, gone = Places(3, clock=clock), list[Place]()
-    further, silent, late = [take(places, f"192.0.2.{number}", gone) for number in range(3)]
+    slots, gone = ConnectionSlots(SlotLimits(3), clock=clock), list[Slot]()
+    further, silent, late = [take(slots, f"192.0.2.{number}", gone) for number in range(3)]
     further.step(Stage.HEADER)
     clock.now_s = 1.0
     late.step(Stage.HEADER)
     clock.now_s = 10.0
     for _ in range(3):
-        take(places, ELSEWHERE)
+        take(slots, ELSEWHERE)
     assert gone == [silent, further, late]
 
 
 def test_one_address_leaves_places_to_other_addresses(clock: Clock) -> None:
-    places = Places(100, clock=clock)
-    taken = [place for _ in range(200) if (place := places.take(HERE))]
+    slots = ConnectionSlots(SlotLimits(100), clock=clock)
+    taken = [slot for _ in range(200) if (slot := slots.take(HERE))]
     assert len(taken) == 75
-    others = [place for _ in range(200) if (place := places.take(ELSEWHERE))]
+    others = [slot for _ in range(200) if (slot := slots.take(ELSEWHERE))]
     assert len(others) == 19
-    assert places.take("203.0.113.1") is not None
-    assert all(place.is_taken for place in taken)
+    assert slots.take("203.0.113.1") is not None
+    assert all(slot.is_taken for slot in taken)
 
 
 def test_an_address_with_its_share_pushes_out_its_own_strangers(clock: Clock) -> None:
-    places, gone = Places(100, clock=clock), list[Place]()
-    lone = take(places, ELSEWHERE, gone)
-    many = [take(places, HERE, gone) for _ in range(75)]
+    slots, gone = ConnectionSlots(SlotLimits(100), clock=clock), list[Slot]()
+    lone = take(slots, ELSEWHERE, gone)
+    many = [take(slots, HERE, gone) for _ in range(75)]
     clock.now_s = 2 * FAIR_S
     for _ in range(75):
-        take(places, HERE, gone)
+        take(slots, HERE, gone)
     assert gone == many
     assert lone.is_taken
 
 
 def test_a_connection_with_a_login_is_not_pushed_out(clock: Clock) -> None:
-    places, gone = Places(4, total_max=5, clock=clock), list[Place]()
-    known = [take(places, HERE, gone) for _ in range(3)]
-    for place in known:
-        place.make_known()
-    strangers = [take(places, HERE, gone) for _ in range(2)]
-    assert places.take(HERE) is None
+    slots, gone = ConnectionSlots(SlotLimits(4, total_max=5), clock=clock), list[Slot]()
+    known = [take(slots, HERE, gone) for _ in range(3)]
+    for slot in known:
+        slot.mark_authenticated()
+    strangers = [take(slots, HERE, gone) for _ in range(2)]
+    assert slots.take(HERE) is None
     clock.now_s = 100.0
-    for place in strangers:
-        place.make_known()
-    assert places.take(ELSEWHERE) is None
-    assert (places.strangers, places.known, gone) == (0, 5, [])
-    known[0].leave()
-    assert places.take(ELSEWHERE) is not None
+    for slot in strangers:
+        slot.mark_authenticated()
+    assert slots.take(ELSEWHERE) is None
+    assert (slots.unauthenticated, slots.authenticated, gone) == (0, 5, [])
+    known[0].release()
+    assert slots.take(ELSEWHERE) is not None
     assert known[1].is_taken
 
 
 def test_a_connection_of_the_node_itself_needs_no_free_place(clock: Clock) -> None:
-    places = Places(4, total_max=5, clock=clock)
+    slots = ConnectionSlots(SlotLimits(4, total_max=5), clock=clock)
     for number in range(4):
-        take(places, f"192.0.2.{number}")
-    own = places.take_known("127.0.0.1")
+        take(slots, f"192.0.2.{number}")
+    own = slots.take_authenticated("127.0.0.1")
     assert own is not None
-    assert (places.strangers, places.known) == (4, 1)
-    assert places.take_known("127.0.0.1") is None
-    own.leave()
-    assert places.known == 0
+    assert (slots.unauthenticated, slots.authenticated) == (4, 1)
+    assert slots.take_authenticated("127.0.0.1") is None
+    own.release()
+    assert slots.authenticated == 0
 
 
 def test_all_clients_that_there_may_be_can_be_of_one_address() -> None:
-    places = Places(2, total_max=1000)
+    slots = ConnectionSlots(SlotLimits(2, total_max=1000))
     for _ in range(1000):
-        take(places, HERE).make_known()
-    assert places.known == 1000
+        take(slots, HERE).mark_authenticated()
+    assert slots.authenticated == 1000
 
 
 def test_the_address_that_a_proxy_tells_counts(clock: Clock) -> None:
-    places = Places(100, clock=clock)
-    proxied: list[Place] = []
+    slots = ConnectionSlots(SlotLimits(100), clock=clock)
+    proxied: list[Slot] = []
     for _ in range(80):
-        place = take(places, HERE)
-        if place.comes_from(ELSEWHERE):
-            proxied.append(place)
+        slot = take(slots, HERE)
+        if slot.move_to(ELSEWHERE):
+            proxied.append(slot)
         else:
-            place.leave()
+            slot.release()
     assert len(proxied) == 75
-    assert take(places, HERE).comes_from("203.0.113.1")
-    assert all(place.is_taken for place in proxied)
+    assert take(slots, HERE).move_to("203.0.113.1")
+    assert all(slot.is_taken for slot in proxied)
 
 
 def test_a_stranger_again_has_the_fair_time_once_more(clock: Clock) -> None:
-    places, gone = Places(2, clock=clock), list[Place]()
-    first, second = take(places, HERE, gone), take(places, HERE, gone)
-    first.make_known()
+    slots, gone = ConnectionSlots(SlotLimits(2), clock=clock), list[Slot]()
+    first, second = take(slots, HERE, gone), take(slots, HERE, gone)
+    first.mark_authenticated()
     clock.now_s = FAIR_S
-    first.make_stranger()
-    third = take(places, ELSEWHERE, gone)
+    first.mark_unauthenticated()
+    third = take(slots, ELSEWHERE, gone)
     assert gone == [second]
-    assert places.take(ELSEWHERE) is None
+    assert slots.take(ELSEWHERE) is None
     assert first.is_taken
     assert third.is_taken
 
 
 def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(logging.getLogger("test"), lines=3)
-    places = Places(4, total_max=4, clock=clock, complaints=complaints, what="HTTP connection")
+    throttled_log = ThrottledLog(logging.getLogger("test"), lines=3)
+    slots = ConnectionSlots(
+        SlotLimits(4, total_max=4), clock=clock, throttled_log=throttled_log, label="HTTP connection"
+    )
     for _ in range(4):
-        places.take(HERE)
-    known = [take(places, ELSEWHERE)]
-    places.take("203.0.113.1")
+        slots.take(HERE)
+    known = [take(slots, ELSEWHERE)]
+    slots.take("203.0.113.1")
     clock.now_s = 4.5
-    known += [take(places, "203.0.113.1") for _ in range(3)]
-    for place in known:
-        place.make_known()
-    places.take(HERE)
+    known += [take(slots, "203.0.113.1") for _ in range(3)]
+    for slot in known:
+        slot.mark_authenticated()
+    slots.take(HERE)
     refused, dropped = (
         "HTTP connection from {} refused: {}",
         (
@@ -198,39 +200,39 @@ def test_the_log_says_why_a_connection_has_no_place(clock: Clock, caplog: pytest
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(0, 3))))
 def test_the_counts_are_those_of_the_connections(steps: list[tuple[int, int, int]]) -> None:
     clock = Clock()
-    places = Places(6, total_max=6, clock=clock)
-    known, strangers = set[Place](), set[Place]()
+    slots = ConnectionSlots(SlotLimits(6, total_max=6), clock=clock)
+    known, strangers = set[Slot](), set[Slot]()
 
     for action, which, host in steps:
         clock.now_s += 1.0
         there = sorted(known | strangers, key=id)
         if action <= 1:
-            place = places.take(f"192.0.2.{host}")
-            if place is not None:
-                place.push_out = partial(strangers.remove, place)
-                strangers.add(place)
+            slot = slots.take(f"192.0.2.{host}")
+            if slot is not None:
+                slot.evict = partial(strangers.remove, slot)
+                strangers.add(slot)
         elif there:
-            place = there[which % len(there)]
+            slot = there[which % len(there)]
             if action == 2:
-                place.leave()
-                known.discard(place)
-                strangers.discard(place)
+                slot.release()
+                known.discard(slot)
+                strangers.discard(slot)
             elif action == 3:
-                place.make_known()
-                known.add(place)
-                strangers.discard(place)
+                slot.mark_authenticated()
+                known.add(slot)
+                strangers.discard(slot)
             elif action == 4:
-                known.discard(place)
-                strangers.add(place)
-                place.push_out = partial(strangers.remove, place)
-                place.make_stranger()
+                known.discard(slot)
+                strangers.add(slot)
+                slot.evict = partial(strangers.remove, slot)
+                slot.mark_unauthenticated()
             elif action == 5:
-                place.step(Stage(1 + which % 4))
+                slot.step(Stage(1 + which % 4))
             else:
-                place.comes_from(f"192.0.2.{host}")
-        assert (places.strangers, places.known) == (len(strangers), len(known))
-        assert places.strangers + places.known <= 6
-        assert all(place.is_taken for place in known | strangers)
+                slot.move_to(f"192.0.2.{host}")
+        assert (slots.unauthenticated, slots.authenticated) == (len(strangers), len(known))
+        assert slots.unauthenticated + slots.authenticated <= 6
+        assert all(slot.is_taken for slot in known | strangers)
 
 
 # Floods in simulated time
@@ -240,7 +242,7 @@ HONEST, ROUND_TRIP_S, PAUSE_S = 40, 0.6, (0.1, 0.5)
 ATTACKS_PER_S = 30.0
 HANDSHAKE_TIMEOUT_S = 10.0
 IN_WITHIN_S = 45.0
-"""When all clients must be in. Attackers that do all they can hold a place for 10 s, so 4 to 6 places come free in a
+"""When all clients must be in. Attackers that do all they can hold a place for 10 s, so 4 to 6 slots come free in a
 second, for which 40 clients compete with 30 attackers a second."""
 
 
@@ -264,7 +266,7 @@ class Flood:
         """Without a number of `attackers` they have the clients' address; the clients have `honest_hosts` of them."""
         self.random = random
         self.clock = Clock()
-        self.places = Places(STRANGERS_MAX, TOTAL_MAX, clock=self.clock)
+        self.slots = ConnectionSlots(SlotLimits(STRANGERS_MAX, TOTAL_MAX), clock=self.clock)
         self.attack = attack
         self.attackers = attackers
         self.honest_hosts = honest_hosts
@@ -272,7 +274,7 @@ class Flood:
         self.numbers = itertools.count()
         self.refusals = 0
         self.inside = 0
-        self.attacking: set[Place] = set()
+        self.attacking: set[Slot] = set()
 
     def later(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.clock.now_s + seconds, next(self.numbers), event))
@@ -293,25 +295,25 @@ class Flood:
         while self.events and self.events[0][0] <= end_s:
             self.clock.now_s, _, event = heapq.heappop(self.events)
             event()
-            assert self.places.strangers <= STRANGERS_MAX
-            assert self.places.strangers + self.places.known <= TOTAL_MAX
+            assert self.slots.unauthenticated <= STRANGERS_MAX
+            assert self.slots.unauthenticated + self.slots.authenticated <= TOTAL_MAX
         self.clock.now_s = end_s
 
-    def take(self, host: str, pushed_out: Callable[[], None]) -> Place | None:
-        free = self.places.free
-        place = self.places.take(host)
-        if place is None:
-            of_source = self.places._by_source.get(host)
+    def take(self, host: str, pushed_out: Callable[[], None]) -> Slot | None:
+        free = self.slots.free
+        slot = self.slots.take(host)
+        if slot is None:
+            of_source = self.slots._by_source.get(host)
             # No refusal while the address has less than its share.
             assert (of_source.count if of_source is not None else 0) >= SHARE * free
             return None
 
         def out() -> None:
-            assert self.clock.now_s - place.since_s >= FAIR_S
+            assert self.clock.now_s - slot.since_s >= FAIR_S
             pushed_out()
 
-        place.push_out = out
-        return place
+        slot.evict = out
+        return slot
 
     # Clients
 
@@ -320,20 +322,20 @@ class Flood:
             self.refusals += 1
             self.later(self.random.uniform(*PAUSE_S), lambda: self.client(host))
 
-        place = self.take(host, again)
-        if place is None:
+        slot = self.take(host, again)
+        if slot is None:
             again()
             return
 
         def header() -> None:
-            if place.is_taken:
-                place.step(Stage.HEADER)
+            if slot.is_taken:
+                slot.step(Stage.HEADER)
                 self.later(ROUND_TRIP_S, login)
 
         def login() -> None:
-            if place.is_taken:
-                place.step(Stage.CREDENTIALS)
-                place.make_known()
+            if slot.is_taken:
+                slot.step(Stage.CREDENTIALS)
+                slot.mark_authenticated()
                 self.inside += 1
 
         self.later(ROUND_TRIP_S, header)
@@ -346,25 +348,25 @@ class Flood:
 
     def attacker(self) -> None:
         host = "192.0.2.0" if self.attackers is None else f"10.0.0.{self.random.randrange(self.attackers)}"
-        place = self.take(host, lambda: self.attacking.discard(place))
-        if place is None:
+        slot = self.take(host, lambda: self.attacking.discard(slot))
+        if slot is None:
             return
-        self.attacking.add(place)
+        self.attacking.add(slot)
         if self.attackers == 1:
             assert len(self.attacking) <= STRANGERS_MAX * SHARE // (SHARE + 1)
 
         def end() -> None:
-            place.leave()
-            self.attacking.discard(place)
+            slot.release()
+            self.attacking.discard(slot)
 
         self.later(HANDSHAKE_TIMEOUT_S, end)
         if self.attack in (Attack.HEADER, Attack.WRONG_LOGIN):
-            place.step(Stage.HEADER)
+            slot.step(Stage.HEADER)
         if self.attack is Attack.WRONG_LOGIN:
-            place.step(Stage.CREDENTIALS)
+            slot.step(Stage.CREDENTIALS)
         if self.attack is Attack.SLOW:
-            self.later(FAIR_S - 0.1, lambda: place.step(Stage.HEADER))
-            self.later(2 * FAIR_S - 0.2, lambda: place.step(Stage.CREDENTIALS))
+            self.later(FAIR_S - 0.1, lambda: slot.step(Stage.HEADER))
+            self.later(2 * FAIR_S - 0.2, lambda: slot.step(Stage.CREDENTIALS))
         if self.attack is Attack.HANGS_UP:
             self.later(self.random.uniform(0.0, FAIR_S), end)
 
@@ -408,37 +410,37 @@ def test_addresses_count_as_one_if_one_host_may_have_them(one: str, other: str, 
 
 
 def test_connection_without_a_slot_takes_a_quick_slot(clock: Clock) -> None:
-    places, gone = Places(75, quick_max=25, clock=clock), list[Place]()
-    flood = [take(places, HERE, gone) for _ in range(57)]  # three quarters of 75
-    client = take(places, HERE, gone)
-    flood += [take(places, HERE, gone) for _ in range(24)]
+    slots, gone = ConnectionSlots(SlotLimits(75, quick_max=25), clock=clock), list[Slot]()
+    flood = [take(slots, HERE, gone) for _ in range(57)]  # three quarters of 75
+    client = take(slots, HERE, gone)
+    flood += [take(slots, HERE, gone) for _ in range(24)]
     assert gone == []
-    client.make_known()
-    assert (places.known, places.strangers) == (1, 81)
-    flood += [take(places, HERE, gone) for _ in range(5)]
+    client.mark_authenticated()
+    assert (slots.authenticated, slots.unauthenticated) == (1, 81)
+    flood += [take(slots, HERE, gone) for _ in range(5)]
     assert gone == flood[57:61]
-    assert places.strangers == 82
+    assert slots.unauthenticated == 82
 
 
 def test_quick_slot_becomes_a_fair_one_with_a_step(clock: Clock) -> None:
-    places, gone = Places(6, quick_max=2, clock=clock), list[Place]()
-    first = [take(places, f"192.0.2.{number}", gone) for number in range(6)]
-    client = take(places, ELSEWHERE, gone)
-    first[0].leave()
+    slots, gone = ConnectionSlots(SlotLimits(6, quick_max=2), clock=clock), list[Slot]()
+    first = [take(slots, f"192.0.2.{number}", gone) for number in range(6)]
+    client = take(slots, ELSEWHERE, gone)
+    first[0].release()
     client.step(Stage.HEADER)
     for number in range(10):
-        take(places, f"203.0.113.{number}", gone)
+        take(slots, f"203.0.113.{number}", gone)
     assert client.is_taken
     assert client not in gone
 
 
 def test_connections_with_a_login_take_the_place_of_quick_slots(clock: Clock) -> None:
-    places, gone = Places(6, total_max=8, quick_max=2, clock=clock), list[Place]()
-    first = [take(places, f"192.0.2.{number}", gone) for number in range(6)]
-    quick = [take(places, ELSEWHERE, gone) for _ in range(2)]
-    for place in first:
-        place.make_known()
-    later = [take(places, f"203.0.113.{number}", gone) for number in range(2)]
+    slots, gone = ConnectionSlots(SlotLimits(6, total_max=8, quick_max=2), clock=clock), list[Slot]()
+    first = [take(slots, f"192.0.2.{number}", gone) for number in range(6)]
+    quick = [take(slots, ELSEWHERE, gone) for _ in range(2)]
+    for slot in first:
+        slot.mark_authenticated()
+    later = [take(slots, f"203.0.113.{number}", gone) for number in range(2)]
     assert gone == quick
-    assert places.take("198.51.100.1") is None
-    assert all(place.is_taken for place in [*first, *later])
+    assert slots.take("198.51.100.1") is None
+    assert all(slot.is_taken for slot in [*first, *later])
