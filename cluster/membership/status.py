@@ -204,7 +204,7 @@ class Statuses:
         return why_no_leader(self._configurations.membership, self.known(), self._own.flaw())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
-        """Return why this node, whose disk is full, may discard its log."""
+        """Return why this node, whose disk is full, may discard its log (health.py)."""
         membership = self._configurations.membership
         return why_log_is_obsolete(
             self._name, self._leader(), membership, self.known(), durable_bytes, synced_index

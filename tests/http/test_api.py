@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from fakes import FakeManagement, message
-from http_node import Node
 
 from qq.http.base.login import ADMINISTRATORS, MONITORS, POLICYMAKERS
 from qq.http.view import ConsumerStatus, QueueStatus
 from qq.machine.protocol.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
+from tests.http.fakes import FakeManagement, message
+from tests.http.http_node import Node
 
 POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
 READERS = ["management", "monitoring", "policymaker", "administrator"]
@@ -56,7 +56,7 @@ def test_a_consumer_has_the_fields_that_tools_read(node: Node[FakeManagement]) -
     assert consumer["queue"] == {"name": "orders", "vhost": "/"}
 
 
-def test_a_consumer_tells_its_credit_if_it_has_a_limit(
+def test_consumer_shows_credit_only_with_a_limit(
     node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A null would be one that rabbitmqadmin v1 cannot make a table with."""
@@ -152,7 +152,7 @@ def test_a_virtual_host_has_its_own(node: Node[FakeManagement]) -> None:
 # --- browse
 
 
-def test_browsing_asks_for_the_range_that_is_wanted(node: Node[FakeManagement]) -> None:
+def test_browse_requests_the_given_range(node: Node[FakeManagement]) -> None:
     node.api("queues/%2F/orders/browse?offset=5&count=7")
     node.api("queues/%2F/orders/browse")
     assert node.management.browsed == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
@@ -182,7 +182,7 @@ def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node[FakeManageme
     ]
 
 
-def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node[FakeManagement]) -> None:
+def test_body_is_base64_when_it_is_not_text_or_on_request(node: Node[FakeManagement]) -> None:
     node.management.messages = [message(b"\xff\x00"), message(b"text")]
     answers = [
         node.api(f"queues/%2F/orders/browse?encoding={encoding}").json for encoding in ("auto", "base64")
@@ -239,7 +239,7 @@ def test_a_policy_is_put_shown_replaced_and_deleted(node: Node[FakeManagement], 
     assert node.api(path, "DELETE").status == 404
 
 
-def test_policies_of_users_and_of_operators_are_told_apart(node: Node[FakeManagement]) -> None:
+def test_user_and_operator_policies_are_separate(node: Node[FakeManagement]) -> None:
     node.api("policies/%2F/p", "PUT", json=POLICY)
     node.api("operator-policies/%2F/p", "PUT", json=POLICY | {"priority": 7})
     assert [policy["priority"] for policy in node.api("policies").json] == [1]

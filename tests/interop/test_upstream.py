@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from certificates_of_clients import AMQPS_PORT_OFFSET
-from sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
-from upstream import (
+
+from qq import testing
+from qq.testing import LocalCluster
+from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from tests.interop.sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
+from tests.interop.upstream import (
     Known,
     Outcome,
     known_failures,
@@ -25,9 +28,6 @@ from upstream import (
     run_pytest,
     unaccounted,
 )
-
-from qq import testing
-from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

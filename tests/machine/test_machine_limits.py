@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine.catalog.vhost import ROUTES_MAX
 from qq.machine.machine import QueueMachine
@@ -26,6 +25,7 @@ from qq.machine.protocol.effects import Deliver, QueueDeclared, Reply
 from qq.machine.queue.consumers import CREDIT_MAX
 from qq.machine.snapshot.state import MalformedDump
 from qq.ranges import Range
+from tests.machine.machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 
 def test_consumer_gets_a_whole_run_as_a_single_range() -> None:
@@ -103,7 +103,7 @@ def test_credit_does_not_grow_beyond_its_limit() -> None:
     reloaded(driver.machine)
 
 
-def test_a_long_chain_of_auto_delete_exchanges_goes_at_once() -> None:
+def test_long_chain_of_auto_delete_exchanges_is_deleted_at_once() -> None:
     driver = Driver()
     links = 3_000
     names = [f"x{link}" for link in range(links)]
@@ -139,7 +139,7 @@ def test_users_are_put_replaced_and_deleted() -> None:
     assert [tuple(user) for user in machine.users.values()] == [("u", b"t", b"3", [], "sha256")]
 
 
-def test_the_predeclared_exchanges_are_there() -> None:
+def test_predeclared_exchanges_exist() -> None:
     machine = reloaded(QueueMachine())
     assert {name: exchange.type for name, exchange in machine.vhosts["/"].exchanges.items()} == {
         "": "direct",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nodes_here import ClusterHere
+
+from tests.queues.nodes_here import ClusterHere
 
 
 def test_failed_node_stops_the_cluster_and_its_reason_is_raised(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from nodes_here import ClusterHere
-from queue_clients import Taker, declare, get, publish, ready, wait_until
-from queue_world import World
 
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import Taker, declare, get, publish, ready, wait_until
+from tests.queues.queue_world import World
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leader_changes import ALSO_KILLED, KILLED
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import (
+
+from tests.queues.leader_changes import ALSO_KILLED, KILLED
+from tests.queues.queue_clients import (
     HERE,
     QUORUM,
     Taker,
@@ -23,7 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
+from tests.queues.queue_world import World
 
 SINGLE = {"x-single-active-consumer": True}
 PREFERRED = {"x-priority": 10}
@@ -34,7 +35,7 @@ def taker(channel: BlockingChannel, queue: str, prefetch: int = 0, **arguments: 
     return Taker(channel, queue, arguments=arguments)
 
 
-def test_consumers_on_different_nodes_take_turns(world: World, queue: str) -> None:
+def test_consumers_on_different_nodes_are_served_in_turn(world: World, queue: str) -> None:
     publisher = world.channel(1)
     declare(publisher, queue)
     takers = [taker(world.channel(at), queue) for at in (1, 2)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodes_here import ClusterHere, NodeHere
+from tests.queues.nodes_here import ClusterHere, NodeHere
 
 
 def alarm(node: NodeHere) -> str | None:

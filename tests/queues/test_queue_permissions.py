@@ -7,7 +7,6 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
-from nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
 from qq.machine.protocol.commands import (
     DeleteUser,
@@ -18,6 +17,7 @@ from qq.machine.protocol.commands import (
     SetTopicPermissions,
 )
 from qq.sessions.login import hash_password
+from tests.queues.nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
 SALT = b"salt"
 TIMES = 20

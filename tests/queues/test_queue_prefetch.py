@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import Taker, declare, got, publish, ready
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import Taker, declare, got, publish, ready
+from tests.queues.queue_world import World
 
 CAPABILITIES = {
     "authentication_failure_close": True,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from leader_changes import KILLED_IF_LONG
-from queue_clients import Taker, bodies_of, close, declare, drain, publish
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED_IF_LONG
+from tests.queues.queue_clients import Taker, bodies_of, close, declare, drain, publish
+from tests.queues.queue_world import World
 
 
 @KILLED_IF_LONG

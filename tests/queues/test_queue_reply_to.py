@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pika
-from leader_changes import KILLED, KILLED_IF_LONG
-from nodes_here import ClusterHere
 from pika.adapters.blocking_connection import BlockingChannel
-from queue_clients import Taker, barrier, declare, exactly, got, lose, refused
-from queue_world import World
+
+from tests.queues.leader_changes import KILLED, KILLED_IF_LONG
+from tests.queues.nodes_here import ClusterHere
+from tests.queues.queue_clients import Taker, barrier, declare, exactly, got, lose, refused
+from tests.queues.queue_world import World
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 CALLS = 100
@@ -84,7 +85,7 @@ def test_next_replier_answers_requests_of_a_dead_replier(world: World, queue: st
 
 
 @KILLED_IF_LONG
-def test_a_name_is_known_at_all_nodes_until_the_requester_goes(world: World, queue: str) -> None:
+def test_reply_name_is_known_at_all_nodes_while_it_is_consumed(world: World, queue: str) -> None:
     client, server = world.channel(1), world.channel(2)
     declare(server, queue)
     Taker(client, REPLY_TO, auto_ack=True)

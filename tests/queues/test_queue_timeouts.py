@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from leader_changes import KILLED
-from queue_clients import (
+
+import qq.machine.queue.consumers
+from qq.testing import LocalCluster
+from tests.queues.leader_changes import KILLED
+from tests.queues.queue_clients import (
     HERE,
     Taker,
     barrier,
@@ -21,10 +24,7 @@ from queue_clients import (
     refused,
     wait_until,
 )
-from queue_world import World
-
-import qq.machine.queue.consumers
-from qq.testing import LocalCluster
+from tests.queues.queue_world import World
 
 LATE_S = 5.0
 SHORT_MS = 200
@@ -149,7 +149,7 @@ def test_a_message_that_was_got_times_out_too(world: World, queue: str) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_policy_counts_for_deliveries_that_are_out_already(world: World, queue: str) -> None:
+def test_timeout_of_a_new_policy_applies_to_earlier_deliveries(world: World, queue: str) -> None:
     publisher, channel = world.channel(1), world.channel(2)
     declare(publisher, queue)
     publish(publisher, queue, "a")
