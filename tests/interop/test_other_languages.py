@@ -15,8 +15,8 @@ import pytest
 from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
 from tests.interop.debian import debian_source, install
 from tests.interop.sources import SourceMissingError, go_source, node_clients, python_clients
-from tests.interop.test_upstream import check
 from tests.interop.upstream import (
+    check,
     known_failures,
     moved,
     run_go,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pika
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.queues.leader_changes import ALSO_KILLED, QUIET
 from tests.queues.nodes_here import ClusterHere
@@ -24,17 +23,10 @@ from tests.queues.queue_clients import (
     publish,
     ready,
     refused,
+    send,
     wait_until,
 )
 from tests.queues.queue_world import World
-
-
-def send(channel: BlockingChannel, queue: str, publisher: str, *numbers: int) -> None:
-    """Publish messages of which each has its number as body, and wait for each confirm."""
-    for number in numbers:
-        headers = {"x-publisher-id": publisher, "x-publish-seq": number}
-        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(headers=headers))
-
 
 # Deduplication
 

@@ -274,7 +274,7 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     assert cluster.settled(), cluster.describe()
 
 
-def test_batch_submitted_before_an_eviction_is_not_the_successors(
+def test_batch_submitted_before_an_eviction_is_of_the_old_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An entry confirms a batch and evicts its node: a client acts between the two (seed 309256)."""
