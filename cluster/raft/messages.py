@@ -295,7 +295,7 @@ class Query(NamedTuple):
 
 
 class QueryAnswer(NamedTuple):
-    """The answer to the inquiry with this number; empty if the node has no answer."""
+    """The answer to the query with this number; empty if the node has no answer."""
 
     number: int
     answer: bytes
