@@ -107,7 +107,7 @@ def test_it_may_be_waited_for_longer(limits: dict[str, Any]) -> None:
 
 
 def test_many_are_told_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_quorum, "TOLD_AT_ONCE", 2)
+    monkeypatch.setattr(no_quorum, "DISCONNECTED_AT_ONCE", 2)
     with LoneBroker(majority_timeout_ms=100) as broker, ExitStack() as stack:
         clients = [stack.enter_context(asking(broker)) for _ in range(7)]
         lead(broker, None)
