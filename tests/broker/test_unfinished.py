@@ -122,7 +122,7 @@ def setup() -> Setup:
     """Three connections, each of which holds a large part of a message: more than all may hold together."""
     made = Setup()
     for number in range(3):
-        made.note(number, LARGE)
+        made.record(number, LARGE)
     return made
 
 
