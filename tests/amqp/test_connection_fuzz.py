@@ -7,24 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from amqp_wire import (
-    HEARTBEAT,
-    PROTOCOL_HEADER,
-    Basic,
-    Channel,
-    Connection,
-    Queue,
-    body_frames,
-    header_frame,
-    method,
-    open_channel,
-    open_vhost,
-    pieces,
-    publish,
-    raw,
-    start_ok,
-    tune_ok,
-)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
@@ -42,6 +24,24 @@ from qq.amqp.connection import (
 )
 from qq.amqp.framing import FRAME_MAX_UNTUNED, UNFINISHED_BYTES_MIN, ChannelFault, Fault
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
+from tests.amqp.amqp_wire import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    Basic,
+    Channel,
+    Connection,
+    Queue,
+    body_frames,
+    header_frame,
+    method,
+    open_channel,
+    open_vhost,
+    pieces,
+    publish,
+    raw,
+    start_ok,
+    tune_ok,
+)
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
 HELD_MAX = UNFINISHED_BYTES_MIN + AHEAD_BYTES_MAX + LIMITS.frame_max
@@ -327,9 +327,7 @@ def test_random_input_in_the_middle_of_a_message_is_handled(stream: bytes, sizes
 
 @fuzz
 @given(stream=streams(), more=streams(), sizes=cuts)
-def test_behind_a_fault_only_the_answer_to_it_is_looked_at(
-    stream: bytes, more: bytes, sizes: list[int]
-) -> None:
+def test_failed_connection_reads_only_close_ok(stream: bytes, more: bytes, sizes: list[int]) -> None:
     shell = Shell(lambda: True)
     shell.receive(STARTS[Phase.OPEN] + stream)
     shell.server.fail(FORCED)
@@ -340,7 +338,7 @@ def test_behind_a_fault_only_the_answer_to_it_is_looked_at(
     checked(shell)
 
 
-def test_messages_that_are_never_finished_are_bounded() -> None:
+def test_unfinished_messages_on_many_channels_are_bounded() -> None:
     """On channels that are not even open: that is found out when a message is whole."""
     shell = Shell(lambda: True)
     shell.receive(OPENED)

@@ -1,20 +1,6 @@
 import struct
 
 import pytest
-from amqp_wire import (
-    HEARTBEAT,
-    Basic,
-    Channel,
-    Connection,
-    body_frames,
-    flat,
-    header_frame,
-    message,
-    method,
-    pieces,
-    publish,
-    raw,
-)
 
 from qq.amqp.framing import (
     FRAME_MAX_UNTUNED,
@@ -32,6 +18,20 @@ from qq.amqp.framing import (
 from qq.errors import ReplyCode
 from qq.stored.editing import content
 from qq.tables import TABLE_DEPTH_MAX
+from tests.amqp.amqp_wire import (
+    HEARTBEAT,
+    Basic,
+    Channel,
+    Connection,
+    body_frames,
+    flat,
+    header_frame,
+    message,
+    method,
+    pieces,
+    publish,
+    raw,
+)
 
 
 def publish_payload(key: str = "q") -> bytes:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from long_cases import cases
+
+from tests.harness.long_cases import cases
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_names_of_rabbitmqs_tools_are_understood(called: Qq) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(called: Qq, shell: str) -> None:
+def test_completion_prints_a_script_for_the_shell(called: Qq, shell: str) -> None:
     said = called("completion", shell)
     assert (said.status, said.errors) == (0, "")
     assert f"_QQ_COMPLETE={shell}_complete" in said.output
@@ -287,7 +287,7 @@ def test_a_terminal_is_shown_a_table(qq: Qq, real_node: ClusterNode) -> None:
     )
 
 
-def test_a_new_password_is_asked_for_twice_and_not_shown(qq: Qq, real_node: ClusterNode) -> None:
+def test_new_password_is_entered_twice_and_not_echoed(qq: Qq, real_node: ClusterNode) -> None:
     url = f"127.0.0.1:{real_node.http_port}"
     status, seen = on_a_terminal(
         "declare",
@@ -330,7 +330,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_shows_how_far_something_long_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_appears_for_slow_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
-from cli_processes import started
 
 from qq import __version__
 from qq.cli.launch import node_environment
 from qq.cli.layout import local_nodes, prepare
 from qq.cli.serve import LineFormatter
+from tests.cli.cli_processes import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -72,7 +72,7 @@ def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.
 
 
 @pytest.mark.parametrize("how", ["STUB_HANGS", "STUB_STUBBORN"])
-def test_serve_ends_in_its_time_although_something_hangs(tmp_path: Path, config: Path, how: str) -> None:
+def test_serve_ends_at_its_deadline_although_a_task_hangs(tmp_path: Path, config: Path, how: str) -> None:
     with started(tmp_path, "serve", "--config", str(config), **{how: "n1"}) as qq:
         qq.until_line("n1 serves")
         qq.process.send_signal(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_serve_refuses_unknown_qq_variables_except_of_commands(tmp_path: Path, c
         qq.until_line("n1 serves")
 
 
-def test_serve_does_not_start_for_a_parent_that_is_gone(tmp_path: Path, config: Path) -> None:
+def test_serve_does_not_start_without_its_parent(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_PARENT_PID="1") as qq:
         assert qq.exit_status() == 1
         assert qq.errors == "qq serve: the `qq up` that started this node is gone\n"

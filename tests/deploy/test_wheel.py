@@ -13,7 +13,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from deployment import LEFT_BEHIND, ROOT
+
+from tests.deploy.deployment import LEFT_BEHIND, ROOT
 
 pytestmark = pytest.mark.xdist_group("deploy")
 

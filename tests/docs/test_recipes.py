@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from documents import ROOT, blocks
+
+from tests.docs.documents import ROOT, blocks
 
 if TYPE_CHECKING:
     from pathlib import Path

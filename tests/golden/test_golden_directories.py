@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_story import SETTINGS, seen
-from releases import ROOT
 
 from qq.testing import LocalCluster
+from tests.golden.golden_story import SETTINGS, seen
+from tests.harness.releases import ROOT
 
 GOLDEN = sorted(Path(__file__).parent.glob("*.tar.gz"))
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import uvloop
-from fakes import FakeManagement, FakeView, MachineManagement
-from http_node import GUEST, login
 from prometheus_client import CollectorRegistry, Counter
 
 from qq.http.app import build_app
@@ -22,6 +20,8 @@ from qq.http.app import serve as serve_http
 from qq.http.base.listener import HttpLimits, listen
 from qq.http.server import FIELDS_MAX, HttpServer
 from qq.http.view import LoggedIn, LoginThrottled, QueueStatus, Unavailable
+from tests.http.fakes import FakeManagement, FakeView, MachineManagement
+from tests.http.http_node import GUEST, login
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -119,7 +119,7 @@ async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
     return status
 
 
-def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..., None]) -> None:
+def test_unfinished_requests_are_bounded_and_whole_served(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         server.slots.limits = replace(server.slots.limits, fair_s=0.3)
         clients = await flood(server, 300)
@@ -134,7 +134,7 @@ def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..
     run(story, HttpLimits(connections=8))
 
 
-def test_one_address_pushes_nobody_else_out(run: Callable[..., None]) -> None:
+def test_single_address_evicts_no_different_address(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         kept = await Client.connect(server, ELSEWHERE)
         assert await ask(kept) == 200
@@ -144,7 +144,7 @@ def test_one_address_pushes_nobody_else_out(run: Callable[..., None]) -> None:
     run(story, HttpLimits(connections=4))
 
 
-def test_a_header_has_to_come_in_time_however_it_comes(run: Callable[..., None]) -> None:
+def test_request_header_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         silent, half, dripping = [await Client.connect(server) for _ in range(3)]
         again = await Client.connect(server)
@@ -195,7 +195,7 @@ def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
     run(story, HttpLimits(connections=4))
 
 
-def test_a_body_has_to_come_in_time(run: Callable[..., None]) -> None:
+def test_request_body_must_arrive_within_its_time_limit(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         for path in ("policies/%2F/p", "definitions"):
             user = await Client.connect(server)
@@ -211,7 +211,7 @@ def test_a_body_has_to_come_in_time(run: Callable[..., None]) -> None:
     run(story, HttpLimits(body_timeout_s=0.2))
 
 
-def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> None:
+def test_requests_above_the_limit_are_503(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         first = await Client.connect(server)
         first.send(put_policy(b"{", 100))
@@ -229,7 +229,7 @@ def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> Non
     run(story, HttpLimits(requests=1))
 
 
-def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., None]) -> None:
+def test_user_with_many_requests_leaves_slots_for_a_second_user(run: Callable[..., None]) -> None:
     view = FakeView()
     view.tags["eve"] = ["administrator"]
     eve = put_policy(b"{", 100).replace(
@@ -258,7 +258,7 @@ def test_a_user_with_many_requests_leaves_room_for_another(run: Callable[..., No
         (Unavailable("no majority"), 503, None),
     ],
 )
-def test_a_login_that_is_not_decided_is_neither_granted_nor_refused(
+def test_undecided_login_is_answered_with_429_or_503(
     run: Callable[..., None], error: Exception, status: int, retry_after: str | None
 ) -> None:
     class View(FakeView):
@@ -297,7 +297,7 @@ class Chatty(FakeManagement):
             yield queue
 
 
-def test_who_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
+def test_client_that_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
     async def story(server: HttpServer) -> None:
         client = await Client.connect(server, limit=1024)
         client.send(f"GET /api/queues HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}\r\n".encode())
@@ -344,7 +344,7 @@ def test_gathering_metrics_takes_a_small_share_of_the_processor(
     run(story, registry=registry)
 
 
-def test_an_error_in_the_reader_of_requests_ends_a_connection_and_nothing_else(
+def test_error_in_the_http_parser_ends_only_its_connection(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
-from celery_app import client
-from celery_worker import Worker, wait_ready, working
 
 from qq.testing import LocalCluster
+from tests.interop.celery_app import client
+from tests.interop.celery_worker import Worker, wait_ready, working
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -67,7 +67,7 @@ def test_a_task_is_retried(tasks: Tasks) -> None:
     assert tasks.task("succeed_at_last").delay().get(WAIT_S) == 2
 
 
-def test_tasks_with_a_countdown_wait_for_it(tasks: Tasks) -> None:
+def test_tasks_with_a_countdown_run_after_it(tasks: Tasks) -> None:
     published = time.time()
     results = {delay: tasks.task("now").apply_async(countdown=delay) for delay in (2, 1)}
     for delay, result in results.items():

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from certificates_of_clients import AMQPS_PORT_OFFSET
-from sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
-from upstream import (
+
+from qq import testing
+from qq.testing import LocalCluster
+from tests.interop.certificates_of_clients import AMQPS_PORT_OFFSET
+from tests.interop.sources import SourceMissingError, amqplib_source, go_source, python_clients, python_source
+from tests.interop.upstream import (
     Known,
     Outcome,
+    check,
+    in_part,
     known_failures,
-    matching,
     run_command,
     run_go,
     run_maven,
@@ -25,9 +29,6 @@ from upstream import (
     run_pytest,
     unaccounted,
 )
-
-from qq import testing
-from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,20 +209,6 @@ def run_unpacked(
         packages=packages,
     )
     check(outcome, known if suite.is_whole else in_part(known, outcome), suite.passed_min)
-
-
-def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
-    names = [*outcome.passed, *outcome.failed, *outcome.skipped]
-    return [
-        Known([pattern for pattern in entry.tests if matching(pattern, names)], entry.because, entry.run)
-        for entry in known
-    ]
-
-
-def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
-    complaints = outcome.judge(known)
-    assert not complaints, "\n".join(complaints)
-    assert len(outcome.passed) >= passed_min
 
 
 def test_unexpected_outcome_of_a_test_is_reported() -> None:

@@ -9,10 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import absences
 import pytest
-from absences import AWAY_S, CUTS_S
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Outcome, Simulation
@@ -26,6 +23,9 @@ from qq.sessions import dispatch
 from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
+from tests.harness.long_cases import cases
+from tests.simulation import absences
+from tests.simulation.absences import AWAY_S, CUTS_S
 
 SEEDS_MAX = 60
 """The rarest of what is put back shows in one of twenty runs."""

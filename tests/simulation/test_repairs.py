@@ -11,7 +11,6 @@ from itertools import product
 from operator import attrgetter
 
 import pytest
-from long_cases import cases
 
 from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Simulation
@@ -22,6 +21,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
 from cluster.storage.directory import OBSOLETE
+from tests.harness.long_cases import cases
 
 SMALL_LOGS = SimulationOptions(
     submit_interval_s=0.05,
@@ -289,7 +289,7 @@ def test_full_log_is_kept_while_no_majority_is_left_without_it() -> None:
 @pytest.mark.parametrize(
     "end", cases(product(range(8), (False, True)), [(1, False), (3, True), (6, True)].__contains__), ids=str
 )
-def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(end: tuple[int, bool]) -> None:
+def test_log_is_discarded_as_a_whole_or_kept(end: tuple[int, bool]) -> None:
     steps, power_loss = end
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from pipeline_histories import Judged, Row
-from pipeline_stories import HEALTHY, PLANTED
 
 from chaos.promises import PROMISES
+from tests.chaos.pipeline.pipeline_histories import Judged, Row
+from tests.chaos.pipeline.pipeline_stories import HEALTHY, PLANTED
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ def test_healthy_history_breaks_no_promise(judged: Judged, story: str) -> None:
 
 
 @pytest.mark.parametrize("story", [tell.__name__ for tell in PLANTED])
-def test_a_planted_violation_is_found_with_the_row_that_shows_it(judged: Judged, story: str) -> None:
+def test_planted_violation_is_found_with_its_row(judged: Judged, story: str) -> None:
     assert found(judged, story) == judged.planted[story]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pipeline_histories import SECONDS, Judged
+
+from tests.chaos.pipeline.pipeline_histories import SECONDS, Judged
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -60,7 +61,7 @@ def test_windows_without_confirms_are_listed_for_each_node(judged: Judged) -> No
     ]
 
 
-def test_faults_and_how_long_publishers_waited_because_of_them(judged: Judged) -> None:
+def test_faults_are_listed_with_the_outages_they_caused(judged: Judged) -> None:
     faults = {row.pop("fault"): row for row in table(judged, "faults")}
     said = {"node": "n1,n2", "outcome": "ok", "detail": "{}"}
     quiet = {"outage": 0.0, "node_outage": 0.0, "recovery": 0.0}
