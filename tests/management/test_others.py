@@ -118,7 +118,7 @@ def test_a_row_that_no_answer_holds_is_left_out() -> None:
     assert two.rows("rows") == {"b": [1, 2]}
 
 
-def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_or_failing_topic_gets_an_empty_answer(caplog: pytest.LogCaptureFixture) -> None:
     two = Two()
     two.asked.tell("wrong", lambda: 1 // 0)
     assert two.told("unheard of") is None

@@ -136,7 +136,7 @@ def test_a_node_that_cannot_judge_its_clock_shows_no_offset() -> None:
     assert "rabbitmq_clock_offset_seconds" not in scrape(Counters(), clock_offset_s=None)
 
 
-def test_what_is_the_same_at_every_node_is_shown_by_the_leader_alone() -> None:
+def test_cluster_wide_metrics_are_shown_by_the_leader_only() -> None:
     shown = scrape(Counters(), totals=None)
     assert "rabbitmq_connections" in shown
     assert {name for name in scrape(Counters()) if name not in shown} == {
@@ -217,7 +217,7 @@ def test_direct_replies_are_delivered_messages_of_their_own() -> None:
         assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_volatile_queue"}}'] == 5
 
 
-def test_delays_are_counted_by_the_least_bound_that_they_do_not_exceed() -> None:
+def test_delay_is_counted_by_its_least_upper_bound() -> None:
     shown = scrape(Counters())
     buckets = {
         bound: shown[f'rabbitmq_loop_delay_seconds_bucket{{le="{bound}"}}'] for bound in ("0.0005", "0.001")

@@ -139,7 +139,7 @@ def metrics(node: ClusterNode) -> str:
     return asyncio.run(ask())
 
 
-def test_right_logins_are_answered_while_others_from_the_same_address_fail(cluster: LocalCluster) -> None:
+def test_right_logins_are_answered_while_wrong_logins_fail(cluster: LocalCluster) -> None:
     """100 clients that log in again and again with an old password, and as many over HTTP."""
     node, is_over = cluster.nodes[0], threading.Event()
     failures: list[float] = []
@@ -198,7 +198,7 @@ def test_over_http_too_many_failures_at_a_time_are_told_so(cluster: LocalCluster
     assert all((retry_after is not None) is (status == 429) for status, retry_after in answers)
 
 
-def test_a_node_with_far_too_few_files_says_so_in_one_line(tmp_path: Path) -> None:
+def test_node_with_far_too_few_files_logs_a_single_line(tmp_path: Path) -> None:
     with contextlib.suppress(testing.ClusterError), few_files(LEAST - 1), LocalCluster(1, tmp_path):
         pass
     *_, last = (tmp_path / "n1" / "log").read_text().splitlines()

@@ -220,7 +220,7 @@ def test_a_shovel_may_take_without_acknowledging(carried: Carried, channel: Any)
     assert bodies(arrived(channel, 2)) == [b"1", b"2"]
 
 
-def test_what_the_target_refuses_is_sent_again_until_it_is_taken(carried: Carried, channel: Any) -> None:
+def test_message_refused_by_the_target_is_sent_until_accepted(carried: Carried, channel: Any) -> None:
     arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
     channel.queue_declare("full", durable=True, arguments=arguments)
     publish(channel, *(b"%d" % number for number in range(20)), message_id="m")
@@ -230,7 +230,7 @@ def test_what_the_target_refuses_is_sent_again_until_it_is_taken(carried: Carrie
     wait_until(lambda: not channel.queue_declare("q", passive=True).method.message_count, "the last ack")
 
 
-def test_messages_have_numbers_that_are_kept_until_the_shovel_is_gone(carried: Carried, channel: Any) -> None:
+def test_message_numbers_are_kept_until_the_shovel_is_deleted(carried: Carried, channel: Any) -> None:
     publish(channel, b"1", message_id="1")
     publish(channel, b"2", headers={"x-publisher-id": "mine", "x-publish-seq": 5})
     publish(channel, b"3")
@@ -303,7 +303,7 @@ def test_why_a_shovel_does_not_run_is_told(
     assert "hidden" not in (report.reason or "") + caplog.text
 
 
-def test_a_shovel_that_is_one_too_many_says_so(
+def test_shovel_above_the_limit_reports_it(
     carried: Carried, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(carrier, "CARRIED_MAX", 0)
@@ -359,7 +359,7 @@ def test_a_shovel_that_fails_while_it_is_stopped_is_over(carried: Carried, chann
     assert bodies(arrived(channel, 1)) == [b"a"]
 
 
-def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel: Any) -> None:
+def test_deletion_of_the_target_queue_loses_no_message(carried: Carried, channel: Any) -> None:
     carried.put(reconnect_delay=0.1)
     carried.wait_for("running")
     channel.queue_delete("to")
@@ -371,7 +371,7 @@ def test_nothing_is_lost_with_the_queue_of_the_target(carried: Carried, channel:
 
 
 @pytest.mark.parametrize("ends", [{"ack_mode": "on-publish"}, {"src_queue": None, "src_exchange": "from"}])
-def test_messages_that_have_been_published_there_before_are_not_dropped(
+def test_messages_published_to_the_target_before_are_not_dropped(
     carried: Carried, channel: Any, ends: dict[str, Any]
 ) -> None:
     channel.exchange_declare("from", "fanout")
@@ -443,7 +443,7 @@ def test_a_shovel_speaks_tls_and_logs_in_with_its_certificate(tmp_path: Path) ->
                 broker.await_on_loop(log_in(query))
 
 
-def test_a_broker_is_reached_while_no_name_server_answers_for_many_others(
+def test_broker_is_reached_while_name_servers_are_silent(
     broker: LoneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up, answers = socket.getaddrinfo, threading.Event()
@@ -473,9 +473,7 @@ def test_a_broker_is_reached_while_no_name_server_answers_for_many_others(
 
 
 @pytest.mark.parametrize("name", [".h", "\0", "a" * 64])
-def test_a_name_that_tls_cannot_begin_with_ends_no_more_than_the_shovel(
-    broker: LoneBroker, name: str
-) -> None:
+def test_invalid_tls_server_name_ends_only_the_shovel(broker: LoneBroker, name: str) -> None:
     uri = parse_uri(f"amqps://127.0.0.1:{broker.amqp_port}")
     assert uri.tls is not None
     uri = uri._replace(tls=uri.tls._replace(server_name=name))
