@@ -31,7 +31,7 @@ async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | No
     return await asyncio.gather(*map(asked.change, changes), return_exceptions=True)
 
 
-def test_concurrent_changes_are_all_made_and_the_last_stays(broker: LoneBroker) -> None:
+def test_last_of_concurrent_changes_wins_and_all_succeed(broker: LoneBroker) -> None:
     changes = [*map(policy, range(6)), *(PutUser("u", b"s", b"h", [f"t{number}"]) for number in range(6))]
     assert broker.await_on_loop(outcomes(broker, *changes)) == [None] * 12
     policies = broker.machine.vhosts["/"].policies
@@ -40,7 +40,7 @@ def test_concurrent_changes_are_all_made_and_the_last_stays(broker: LoneBroker) 
     assert broker.machine.users["u"].tags == ["t5"]
 
 
-def test_change_deleted_with_its_virtual_host_is_refused(broker: LoneBroker) -> None:
+def test_change_in_a_deleted_virtual_host_is_refused(broker: LoneBroker) -> None:
     vhost = PutVhost("v", "", [], "")
     told = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
     assert told[::2] == [None, None] or isinstance(told[0], Unavailable)
@@ -48,7 +48,7 @@ def test_change_deleted_with_its_virtual_host_is_refused(broker: LoneBroker) -> 
     assert "no vhost 'v': it was deleted meanwhile" in told[1].explanation
 
 
-def test_change_of_an_evicted_node_is_not_reported_as_done(broker: LoneBroker) -> None:
+def test_change_of_an_evicted_node_is_reported_as_unknown(broker: LoneBroker) -> None:
     async def evicted() -> list[BaseException | None]:
         broker.group.holding = True
         waiting = asyncio.ensure_future(outcomes(broker, policy(1)))

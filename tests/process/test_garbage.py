@@ -62,7 +62,7 @@ class _Ring:
         self.itself = self
 
 
-def test_objects_from_before_serving_are_collected_as_garbage() -> None:
+def test_garbage_from_before_serving_is_collected() -> None:
     collector = Collector()
     ring = _Ring()
     collector.begin()

@@ -110,7 +110,7 @@ class MemoryJournal(Journal):
         return self.voted_for
 
 
-class Outbox(Transport):
+class PeerOutbox(Transport):
     ready = True
 
     def __init__(self, node: Any, self_node: Any, other_nodes: Any) -> None:
@@ -133,7 +133,7 @@ class StockNode(SyncObj):
             **conf,
         }
         super().__init__(
-            Node("a"), [Node(peer) for peer in peers], SyncObjConf(**conf), transportClass=Outbox
+            Node("a"), [Node(peer) for peer in peers], SyncObjConf(**conf), transportClass=PeerOutbox
         )
         for peer in peers:
             self._SyncObj__onNodeConnected(Node(peer))
@@ -1370,7 +1370,7 @@ def test_node_with_a_foreign_directory_does_not_campaign() -> None:
 def test_non_member_is_heard_and_sent_no_entries() -> None:
     node = OurNode(0)
     node.engine.follow_configuration(["g"])
-    node.engine.guest_connected()
+    node.engine.non_member_connected()
     node.engine.receive("g", Append(9, 1, 1, 0, [LogEntry(NO_OP, 2, 9)]))
     assert node.engine.leader == "g"
     node.engine.follow_configuration([])

@@ -170,7 +170,7 @@ def test_leader_that_hands_over_proposes_no_due_alarm(trio: Trio) -> None:
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._shortage.look = nothing
+            member.group._low_space.look = nothing
     leader.set_alarms(20)
     leader.runtime.enter(lambda: nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
@@ -361,7 +361,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._shortage.look = nothing
+    other.group._low_space.look = nothing
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)
@@ -394,11 +394,11 @@ def test_full_disk_holds_a_single_entry_back(alone: Trio) -> None:
 def test_sole_voter_takes_submissions_in_at_the_end_of_any_sync(alone: Trio) -> None:
     """It waited for the next beat if the sync had brought no entry."""
     member = alone.start()
-    journal, syncing = member.group.journal, member.group._syncing
+    journal, log_sync = member.group.journal, member.group._log_sync
 
     def store_something_else() -> None:
         journal.seal()
-        syncing.begin()
+        log_sync.begin()
 
     begun_s = alone.world.now_s
     for _ in range(10):
