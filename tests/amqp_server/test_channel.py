@@ -55,9 +55,9 @@ class Socket:
         for outgoing in pumps:
             outgoing.pump()
 
-    def holds_back(self, _: Any) -> None: ...
+    def methods_held(self, _: Any) -> None: ...
 
-    def released(self, _: Any) -> None: ...
+    def methods_released(self, _: Any) -> None: ...
 
     def pause_for(self, reason: object) -> None:
         self.paused.add(reason)
@@ -118,7 +118,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         machine=machine,
         new_id=lambda: next(numbers),
         submissions=log,
-        ask_when_known=lambda command, *_: log.add(command),
+        submit_when_free=lambda command, *_: log.add(command),
         counters=Counters(),
         entries=Stored(),
         session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),

@@ -198,7 +198,7 @@ def test_headers_above_the_consumers_frame_limit_are_sent_whole(
 
 def close(connection: Connection, text: str, code: ReplyCode = ReplyCode.CONNECTION_FORCED) -> None:
     """What an operator does, as the log tells it."""
-    connection.told_to_close(ConnectionForced("n1", connection.id, code, text))
+    connection.force_close(ConnectionForced("n1", connection.id, code, text))
 
 
 def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) -> None:

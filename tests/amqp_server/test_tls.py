@@ -133,7 +133,9 @@ def test_consumer_that_does_not_read_is_not_written_to(broker: LoneBroker, autho
             publisher.write(publish(1, "q", bytes([number]) * size))
         publisher.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         broker.pass_some_time()
-        [connection] = [one for one in broker.broker.connections.values() if one._name_in is not None]
+        [connection] = [
+            one for one in broker.broker.connections.values() if one._certificate_name is not None
+        ]
         assert not broker.call(lambda: connection.has_room)
         assert broker.call(connection._transport.get_write_buffer_size) < 5_000_000
         for number in range(count):
