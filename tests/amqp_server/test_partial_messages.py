@@ -148,7 +148,7 @@ def test_new_connection_waits_once_it_holds_much(setup: Setup) -> None:
     assert setup.going_on == [0]
 
 
-def test_all_go_on_when_a_message_has_ended(setup: Setup) -> None:
+def test_all_connections_are_read_when_a_message_is_complete(setup: Setup) -> None:
     setup.record(0, 2 * LARGE)
     assert setup.going_on == [0]
     setup.record(0, 0)
@@ -156,7 +156,7 @@ def test_all_go_on_when_a_message_has_ended(setup: Setup) -> None:
     assert not setup.timers.count
 
 
-def test_a_turn_ends_with_a_message_even_if_its_connection_holds_others(setup: Setup) -> None:
+def test_slot_ends_with_a_message_although_more_is_buffered(setup: Setup) -> None:
     setup.record(0, 4 * LARGE)
     setup.record(0, 3 * LARGE)
     assert setup.going_on == [1]
@@ -164,7 +164,7 @@ def test_a_turn_ends_with_a_message_even_if_its_connection_holds_others(setup: S
     assert setup.going_on == [1, 2]
 
 
-def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
+def test_silent_connection_loses_its_slot(setup: Setup) -> None:
     setup.record(0, LARGE + 1)
     setup.timers.pass_by()
     assert setup.going_on == [0]
@@ -179,7 +179,7 @@ def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
     )
 
 
-def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
+def test_slot_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
     setup.record(0, 2 * LIMIT)
     setup.timers.pass_by()
     assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S]
@@ -205,7 +205,7 @@ def test_connection_with_a_long_frame_keeps_its_slot(setup: Setup) -> None:
     assert (setup.going_on, setup.given_up) == ([0], [])
 
 
-def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup: Setup) -> None:
+def test_idle_slot_holder_is_dropped_when_memory_is_exceeded(setup: Setup) -> None:
     setup.record(1, SHARE * LIMIT)
     setup.timers.pass_by()
     assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S], "a busy node may not have read it yet"
@@ -229,7 +229,7 @@ def test_paused_connection_keeps_its_slot(setup: Setup) -> None:
     assert not setup.all[0].unused_turns
 
 
-def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
+def test_unused_slots_are_counted(setup: Setup) -> None:
     setup.record(0, LARGE + 1, came=1)
     for _ in range(4):
         setup.timers.pass_by()
@@ -243,7 +243,7 @@ def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
+def test_closed_connection_returns_its_bytes(setup: Setup, which: int) -> None:
     setup.partial_messages.remove(setup.all[which])
     assert setup.going_on == [0, 1, 2]
     setup.partial_messages.remove(setup.all[which])
@@ -403,7 +403,7 @@ def test_unfinished_messages_are_bounded_by_dropping_clients(monkeypatch: pytest
                 client.expect_close(ReplyCode.RESOURCE_ERROR, f"RESOURCE_ERROR - {WHY_GIVEN_UP}")
 
 
-def test_who_is_told_to_go_is_not_waited_for() -> None:
+def test_connection_that_is_shut_down_holds_no_slot() -> None:
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3):
         partial_messages = broker.server.partial_messages
 
