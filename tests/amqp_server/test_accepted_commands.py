@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from cluster.log.entry import SubmittedBatch, batches_of, make_batch, make_entry
+from cluster.log.entry import ProposedBatch, batches_of, make_batch, make_entry
 from cluster.raft.messages import Append, Forward, LogEntry, decode, encode
-from cluster.raft.proposals import Proposals
+from cluster.raft.proposals import ProposalQueue
 from qq.errors import ReplyCode
 from qq.machine.machine import QueueMachine
 from qq.machine.protocol.codec import decode_commands, decode_kept, messages_of
@@ -62,12 +62,12 @@ class Chain(LoneGroup):
         except Exception as error:  # noqa: BLE001  # the test fails by it
             self.failures.append(error)
 
-    def _arrived(self, batch: SubmittedBatch) -> bytes:
+    def _arrived(self, batch: ProposedBatch) -> bytes:
         """The batch as the log of another node has it."""
         forward = decode(b"".join(encode(Forward(1, batch.buffers))))
         assert isinstance(forward, Forward)
-        proposals = Proposals()
-        proposals.take_in(NAME, b"".join(forward.batches))
+        proposals = ProposalQueue()
+        proposals.accept(NAME, b"".join(forward.batches))
         entry = make_entry(0, proposals.next_entry(1))
         append = decode(b"".join(encode(Append(1, 0, 0, 0, [LogEntry(entry, 1, 1)]))))
         assert isinstance(append, Append)
