@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.raft.messages import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
-from cluster.transport.queries import Inquiries
+from cluster.raft.messages import ANSWER_BYTES_MAX, Message, Query, QueryAnswer
+from cluster.transport.queries import Queries
 from qq.management import others
 from qq.management.client_names import ClientNames
 from qq.management.others import OtherNodes
@@ -20,11 +20,11 @@ class Two:
 
     def __init__(self) -> None:
         self.is_stuck = False
-        self.inquiries = {
-            name: Inquiries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
+        self.queries = {
+            name: Queries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.inquiries.values())
+        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.queries.values())
 
     def told(self, topic: str, *arguments: Any) -> Any:
         return asyncio.run(self.asking.told("b", topic, *arguments))
@@ -35,10 +35,10 @@ class Two:
     def _send(self, sender: str, receiver: str, message: Message) -> None:
         if self.is_stuck:
             return
-        there = self.inquiries[receiver]
-        if isinstance(message, Inquiry):
+        there = self.queries[receiver]
+        if isinstance(message, Query):
             there.inquired(sender, message)
-        elif isinstance(message, InquiryAnswer):
+        elif isinstance(message, QueryAnswer):
             there.answered(sender, message)
 
 
@@ -108,7 +108,7 @@ def test_a_client_is_asked_for_its_name_once() -> None:
     assert asked == [1, 2, 3, 3]
     called[1] = "another"
     assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
-    two.inquiries["b"].answer_with(lambda _: b"")
+    two.queries["b"].answer_with(lambda _: b"")
     assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
