@@ -102,7 +102,7 @@ def test_what_is_left_of_rabbitmqs_definitions_is_imported(cluster: LocalCluster
 
 
 def test_it_knows_what_the_broker_knows() -> None:
-    of_rabbitmq = set(policies._KEYS) - {
+    of_rabbitmq = set(policies.POLICY_KEYS) - {
         "consumer-timeout-action",
         "delivery-count-mode",
         "priority-mode",

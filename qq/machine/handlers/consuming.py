@@ -15,10 +15,11 @@ from qq.machine.catalog.limits import (
     limit_of,
 )
 from qq.machine.catalog.reply_names import Requester, is_reply_name
+from qq.machine.policy.arguments import check_consumer_arguments
 from qq.machine.policy.settings import consumer_settings_of
-from qq.machine.protocol.arguments import CLASSIC, QUORUM, check_consumer_arguments
 from qq.machine.protocol.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.protocol.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Got, Limited, Recovered
+from qq.machine.protocol.queue_types import CLASSIC, QUORUM
 from qq.machine.protocol.refusals import (
     access_refused,
     internal_error,

@@ -49,7 +49,7 @@ class Declaring:
         else:
             core.make_way_for(vhost, name)
             is_new = name not in vhost.queues
-            queue = vhost.declare_queue(command, name, owner)
+            queue = vhost.declare_queue(command, name, owner, core.version)
         if vhost.is_unreviewed:
             core.review(vhost)
         queue.use(core.available_ms)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.handlers.publishing import is_bounded, singles
-from qq.machine.protocol.arguments import EXPIRY_MAX_MS
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol.death_history import moved, moved_back
 from qq.machine.protocol.refusals import Refused, not_found, the_queue
 from qq.machine.protocol.work_meter import MOVED_AT_ONCE

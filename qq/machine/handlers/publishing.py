@@ -13,7 +13,7 @@ from qq.machine.catalog.deduplication import names_of
 from qq.machine.catalog.reply_names import is_reply_name
 from qq.machine.handlers.core import message_number
 from qq.machine.handlers.fragments import Fragment
-from qq.machine.protocol.arguments import EXPIRY_MAX_MS
+from qq.machine.policy.value_checks import EXPIRY_MAX_MS
 from qq.machine.protocol.commands import Enqueue, Publish
 from qq.machine.protocol.death_history import SPREAD_MAX, died, is_cycle
 from qq.machine.protocol.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
