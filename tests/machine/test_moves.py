@@ -442,7 +442,7 @@ def test_a_step_costs_what_it_is_about(driver: Driver) -> None:
     driver.apply(*(publish(1, priority=1) for _ in range(300)))
     driver.apply(MOVE)
     one, many = step(0, (0, 1)), step(0, *((at, 1) for at in range(250)))
-    assert driver.machine.costs.of("n1", one) < driver.machine.costs.of("n1", many) < 5_000
+    assert driver.machine.costs.steps("n1", one) < driver.machine.costs.steps("n1", many) < 5_000
 
 
 def test_what_is_too_much_for_a_step_is_left_for_the_next(
