@@ -2,8 +2,8 @@
 
 Invariant: an estimate reads the state of this node and changes no state. It follows the objects that a command touches:
 the queues that a message reaches, or the bindings and consumers that are removed with a queue. It costs a look-up,
-except for an unknown route, which is computed within the budget `PASS_STEPS_MAX`. Above the budget the result is None, and
-the caller tries again in the next pass of the event loop.
+except for an unknown route, which is computed within the budget `PASS_STEPS_MAX`. Above the budget the result is None,
+and the caller tries again in the next pass of the event loop.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.refusals import Refused
-from qq.machine.protocol.work_meter import (
-    CHEAP_STEPS_MAX,
-    RANGES_AT_ONCE,
-)
+from qq.machine.protocol.work_meter import CHEAP_STEPS_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 from qq.routing.values import values_inside
