@@ -2,7 +2,23 @@ import struct
 from typing import Any
 
 import pytest
-from amqp_wire import (
+from pamqp import commands, encode
+
+from qq.amqp.connection import (
+    AHEAD_BYTES_MAX,
+    ChannelCloseRequested,
+    ChannelOpened,
+    CloseRequested,
+    LoginAttempt,
+    Phase,
+    SecretRenewed,
+    ServerConnection,
+    Settings,
+    VhostRequested,
+)
+from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
+from tests.amqp.amqp_wire import (
     PROTOCOL_HEADER,
     Basic,
     Channel,
@@ -22,22 +38,6 @@ from amqp_wire import (
     start_ok,
     tune_ok,
 )
-from pamqp import commands, encode
-
-from qq.amqp.connection import (
-    AHEAD_BYTES_MAX,
-    ChannelCloseRequested,
-    ChannelOpened,
-    CloseRequested,
-    LoginAttempt,
-    Phase,
-    SecretRenewed,
-    ServerConnection,
-    Settings,
-    VhostRequested,
-)
-from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
-from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 
 NOT_FOUND = ChannelError(ReplyCode.NOT_FOUND, "no queue 'q' in vhost '/'", 50, 10)
 
@@ -110,7 +110,7 @@ class TestHandshake:
         assert not server.capabilities.basic_nack
         assert not server.capabilities.authentication_failure_close
 
-    def test_everything_may_be_sent_ahead_and_in_pieces(self) -> None:
+    def test_handshake_and_publish_may_be_sent_ahead_in_pieces(self) -> None:
         large = bytes(20_000)  # a frame that is too large for the handshake and right after it
         stream = b"".join(
             (
@@ -130,7 +130,7 @@ class TestHandshake:
             assert client.take()[-1].messages == [message(1, large, part=131_064)]
 
     @pytest.mark.parametrize("size", [1, 8, 100])
-    def test_a_client_of_0_9_is_served_as_one_of_0_9_1(self, size: int) -> None:
+    def test_client_of_0_9_is_served_like_a_client_of_0_9_1(self, size: int) -> None:
         client = Client()
         stream = b"AMQP\x01\x01\x00\x09" + start_ok()
         answers = [answer for piece in pieces(stream, [size]) for answer in client.send(piece)]
@@ -140,7 +140,7 @@ class TestHandshake:
     @pytest.mark.parametrize(
         "data", [b"GET / HTTP/1.1", b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x09\x01", b"\x16\x03\x01"]
     )
-    def test_another_protocol_is_answered_with_our_header(self, data: bytes) -> None:
+    def test_unsupported_protocol_is_answered_with_the_amqp_header(self, data: bytes) -> None:
         server = ServerConnection(Settings())
         assert server.receive(data) == []
         assert server.data_to_send() == PROTOCOL_HEADER
@@ -187,7 +187,7 @@ class TestHandshake:
         client.send(PROTOCOL_HEADER)
         assert close_of(client.send(method(0, Connection.StartOk({}, mechanism, response)))) == error
 
-    def test_a_refused_login_is_told_to_those_who_understand(self) -> None:
+    def test_refused_login_closes_a_client_with_the_capability(self) -> None:
         server = server_at(Phase.LOGIN, {"authentication_failure_close": True})
         server.refuse_login()
         assert (
@@ -198,7 +198,7 @@ class TestHandshake:
         server.receive(method(0, Connection.CloseOk()))
         assert server.phase is Phase.CLOSED
 
-    def test_a_refused_login_of_an_old_client_sends_nothing(self) -> None:
+    def test_refused_login_sends_no_data_to_an_old_client(self) -> None:
         server = server_at(Phase.LOGIN)
         server.refuse_login()
         assert server.data_to_send() == b""
@@ -242,7 +242,7 @@ class TestHandshake:
         assert client.send(tune_ok(heartbeat_s=chosen_s)) == []
         assert client.server.heartbeat_s == chosen_s
 
-    def test_who_has_shown_a_certificate_may_log_in_with_it(self) -> None:
+    def test_client_with_a_certificate_may_log_in_with_external(self) -> None:
         server = ServerConnection(Settings(), "CN=anna,O=orders")
         server.receive(PROTOCOL_HEADER)
         assert b"AMQPLAIN PLAIN EXTERNAL" in server.data_to_send()
@@ -251,7 +251,7 @@ class TestHandshake:
         server.accept_login()
         assert server.phase is Phase.TUNE
 
-    def test_who_has_shown_a_certificate_may_log_in_without_it(self) -> None:
+    def test_client_with_a_certificate_may_log_in_with_plain(self) -> None:
         server = ServerConnection(Settings(), "CN=anna,O=orders")
         [attempt] = server.receive(PROTOCOL_HEADER + start_ok())
         assert attempt == LoginAttempt("guest", b"guest", "PLAIN")
@@ -272,7 +272,7 @@ class TestHandshake:
         assert b"NOT_ALLOWED - vhost x not found" in server.data_to_send()
         assert server.phase is Phase.CLOSING
 
-    def test_a_method_out_of_turn_is_refused(self) -> None:
+    def test_method_in_the_wrong_phase_is_refused(self) -> None:
         client = Client()
         client.send(PROTOCOL_HEADER)
         error = (504, "CHANNEL_ERROR - unexpected method in connection state starting", 10, 40)
@@ -310,7 +310,7 @@ class TestHandshake:
         assert client.server.phase is Phase.CLOSED
 
     @pytest.mark.parametrize("phase", [Phase.LOGIN, Phase.VHOST])
-    def test_what_is_sent_ahead_has_a_limit(self, phase: Phase) -> None:
+    def test_input_ahead_of_an_answer_is_limited(self, phase: Phase) -> None:
         server = server_at(phase)
         assert server.receive(bytes(AHEAD_BYTES_MAX)) == []
         (fault,) = server.receive(b"x")
@@ -318,7 +318,7 @@ class TestHandshake:
         server.fail(fault.error)
         assert server.phase is Phase.CLOSING
 
-    def test_answers_to_questions_that_were_not_asked_are_refused(self) -> None:
+    def test_answer_in_the_wrong_phase_raises_value_error(self) -> None:
         with pytest.raises(ValueError, match="in phase HEADER, not LOGIN"):
             ServerConnection(Settings()).accept_login()
         with pytest.raises(ValueError, match="in phase LOGIN, not VHOST"):
@@ -328,12 +328,12 @@ class TestHandshake:
 
 
 class TestChannels:
-    def test_the_frames_of_an_open_channel_are_passed_on(self) -> None:
+    def test_frames_of_an_open_channel_become_events(self) -> None:
         client = connected()
         client.send(publish(), method(1, Basic.Ack(1)), method(1, Queue.Declare(queue="q")))
         assert [type(event) for event in client.take()] == [Publishes, Acks, Method]
 
-    def test_a_channel_may_be_used_before_open_ok_has_come(self) -> None:
+    def test_channel_may_be_used_before_open_ok(self) -> None:
         client = connected(channels=())
         client.send(open_channel(5), publish(5))
         assert [type(event) for event in client.take()] == [ChannelOpened, Publishes]
@@ -344,7 +344,7 @@ class TestChannels:
         assert names(client.send(open_channel(1), publish(1))) == ["Channel.OpenOk"]
         assert [type(event) for event in client.take()] == [ChannelCloseRequested, ChannelOpened, Publishes]
 
-    def test_frames_of_a_channel_that_the_server_closes_are_dropped_until_close_ok(self) -> None:
+    def test_frames_on_a_failed_channel_are_dropped_until_close_ok(self) -> None:
         client = connected()
         client.server.fail_channel(1, NOT_FOUND)
         assert close_of(client.received()) == (404, "NOT_FOUND - no queue 'q' in vhost '/'", 50, 10)
@@ -362,7 +362,7 @@ class TestChannels:
         close = close_of(client.send(open_channel()))
         assert close == (504, "CHANNEL_ERROR - second 'channel.open' seen", 20, 10)
 
-    def test_a_message_begun_right_behind_close_ok_and_open_is_not_forgotten(self) -> None:
+    def test_message_begun_right_after_close_ok_and_open_is_kept(self) -> None:
         client = connected()
         client.server.fail_channel(1, NOT_FOUND)
         client.send(
@@ -390,7 +390,7 @@ class TestChannels:
         assert client.server.channels == []
         assert client.take() == []
 
-    def test_a_channel_that_the_client_closes_behind_a_mistake_is_told_both(self) -> None:
+    def test_channel_closed_by_both_sides_gets_close_and_close_ok(self) -> None:
         server = connected().server
         assert server.receive(method(1, Channel.Close(200, "bye", 0, 0)) + publish()) == [
             ChannelCloseRequested(1, 200, "bye")
@@ -416,7 +416,7 @@ class TestChannels:
         assert server.data_to_send() == method(1, Channel.CloseOk())
         assert server.channels == []
 
-    def test_nothing_is_sent_on_a_channel_that_is_not_open(self) -> None:
+    def test_frames_for_a_closed_channel_are_not_sent(self) -> None:
         server = connected().server
         server.fail_channel(1, NOT_FOUND)
         server.data_to_send()
@@ -449,13 +449,13 @@ class TestChannels:
         client.send(open_channel(9))
         assert client.server.channels == [65_535, 9]
 
-    def test_a_channel_whose_close_was_not_answered_counts(self) -> None:
+    def test_channel_without_close_ok_counts_against_channel_max(self) -> None:
         client = connected(channels=(1, 2), channel_max=2)
         client.server.fail_channel(1, NOT_FOUND)
         client.received()
         assert close_of(client.send(open_channel(3)))[0] == 530
 
-    def test_without_a_limit_there_is_none(self) -> None:
+    def test_channel_max_0_allows_3000_channels(self) -> None:
         client = connected(Settings(channel_max=0), channels=range(1, 3001), channel_max=0)
         assert len(client.server.channels) == 3000
         assert client.server.phase is Phase.OPEN
@@ -528,7 +528,7 @@ CONNECTION_ERRORS = {
 
 
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
-def test_each_violation_closes_the_connection_with_its_code_and_text(name: str) -> None:
+def test_violation_closes_the_connection_with_its_code_and_text(name: str) -> None:
     data, error = CONNECTION_ERRORS[name]
     server = connected(channel_max=3).server
     events = server.receive(publish() + data + publish())
@@ -543,7 +543,7 @@ def test_each_violation_closes_the_connection_with_its_code_and_text(name: str) 
     assert server.phase is Phase.CLOSED
 
 
-def test_clients_that_say_the_same_of_themselves_share_it() -> None:
+def test_equal_client_properties_are_shared() -> None:
     one, other = connected().server, connected().server
     assert one.client_properties is other.client_properties
     different = connected(capabilities={"basic.nack": True}).server
@@ -564,7 +564,7 @@ class TestClosing:
         assert server.phase is Phase.CLOSED
         assert server.receive(b"whatever") == []
 
-    def test_after_a_fault_everything_but_close_ok_is_ignored(self) -> None:
+    def test_connection_ignores_all_but_close_ok_after_a_fault(self) -> None:
         client = connected()
         client.server.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, "node is shutting down"))
         assert close_of(client.received()) == (320, "CONNECTION_FORCED - node is shutting down", 0, 0)
@@ -592,7 +592,7 @@ class TestClosing:
         client.send(method(0, Connection.CloseOk()))
         assert client.server.phase is Phase.CLOSING
 
-    def test_a_long_text_is_cut_to_what_a_short_string_holds(self) -> None:
+    def test_close_text_is_cut_to_255_octets(self) -> None:
         client = connected()
         client.server.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "ü" * 300))
         text = close_of(client.received())[1]
@@ -601,7 +601,7 @@ class TestClosing:
 
 
 class TestExtensions:
-    def test_a_new_secret_is_told_and_answered(self) -> None:
+    def test_update_secret_is_reported_and_answered(self) -> None:
         client = connected()
         assert client.send(method(0, Connection.UpdateSecret("token", "renewal"))) == []
         assert client.take() == [SecretRenewed(b"token")]
@@ -612,7 +612,7 @@ class TestExtensions:
         client.server.accept_secret()
         assert client.received() == []
 
-    def test_blocked_is_told_to_those_who_understand(self) -> None:
+    def test_blocked_is_sent_only_to_clients_with_the_capability(self) -> None:
         client = connected(capabilities={"connection.blocked": True})
         client.server.block("low on memory")
         client.server.unblock()
@@ -629,7 +629,7 @@ class TestExtensions:
 
 
 class TestErrors:
-    def test_the_code_decides_what_is_closed(self) -> None:
+    def test_reply_code_decides_between_channel_and_connection_error(self) -> None:
         assert isinstance(amqp_error(404, "no queue 'q' in vhost '/'"), ChannelError)
         assert isinstance(amqp_error(540, "immediate=true"), ConnectionFault)
 

@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from amqp_wire import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pamqp import commands, frame
+
+from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
+from qq.stored.editing import content
+from tests.amqp.amqp_wire import (
     HEARTBEAT,
     Basic,
     Queue,
@@ -20,12 +26,6 @@ from amqp_wire import (
     publish,
     raw,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pamqp import commands, frame
-
-from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
-from qq.stored.editing import content
 
 fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -139,15 +139,13 @@ class SlowReader(FrameReader):
 
 @fuzz
 @given(streams(), cuts)
-def test_the_reader_sees_what_a_pamqp_reader_sees_however_the_stream_is_cut(
-    stream: bytes, sizes: list[int]
-) -> None:
+def test_reader_agrees_with_pamqp_for_any_cut_of_the_stream(stream: bytes, sizes: list[int]) -> None:
     assert read(FrameReader(), stream, sizes) == dumb_read(stream)
 
 
 @fuzz
 @given(streams())
-def test_properties_and_bodies_are_read_as_pamqp_reads_them(stream: bytes) -> None:
+def test_properties_and_bodies_are_read_like_in_pamqp(stream: bytes) -> None:
     for event in FrameReader().feed(stream):
         if isinstance(event, Publishes):
             for message in event.messages:
@@ -194,7 +192,7 @@ garbage = damaged() | frames_of_garbage | st.binary(max_size=500)
 
 @fuzz
 @given(garbage, cuts)
-def test_garbage_makes_events_and_at_most_one_fault_and_holds_little(stream: bytes, sizes: list[int]) -> None:
+def test_garbage_causes_at_most_a_single_fault_and_is_not_kept(stream: bytes, sizes: list[int]) -> None:
     reader = FrameReader(message_bytes_max=1000)
     events: list[Any] = []
     for piece in pieces(stream, sizes):
@@ -212,7 +210,7 @@ def test_the_fast_path_and_the_slow_path_agree_on_garbage(stream: bytes, sizes: 
     assert read(SlowReader(message_bytes_max=50), stream, []) == whole
 
 
-def test_heartbeats_may_come_between_the_frames_of_a_message() -> None:
+def test_heartbeats_between_frames_of_a_message_are_allowed() -> None:
     first, header, body = method(1, Basic.Publish()), header_frame(1, 3), body_frames(1, b"abc")[0]
     events = FrameReader().feed(b"".join((first, HEARTBEAT, header, HEARTBEAT, body, publish())))
     assert [type(event) for event in events] == [Heartbeat, Heartbeat, Publishes, Publishes]

@@ -16,9 +16,10 @@ from typing import Any
 
 import pika
 import pytest
-from deployment import DEPLOY, document, documents
-from engine import PASSWORD, PROJECT, Engine, wait_until
-from how_to import secrets_for_kubernetes, with_a_fourth_node
+
+from tests.deploy.deployment import DEPLOY, document, documents
+from tests.deploy.engine import PASSWORD, PROJECT, Engine, wait_until
+from tests.deploy.how_to import secrets_for_kubernetes, with_a_fourth_node
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 
@@ -141,7 +142,7 @@ def test_pods_become_ready(pods: Pods) -> None:
         wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
 
 
-def test_the_status_is_shown_as_the_documentation_says(pods: Pods) -> None:
+def test_status_of_pods_is_shown_as_documented(pods: Pods) -> None:
     shown = pods.qq("qq-0", "status")
     assert [name for name in NAMES if name not in shown] == []
     assert shown.count("voter  voter") == len(NAMES)  # role and standing
@@ -164,7 +165,7 @@ def test_a_client_that_knows_the_authority_is_served_over_tls(pods: Pods) -> Non
     assert body == b"hello"
 
 
-def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None:
+def test_pod_stops_within_its_grace_period(pods: Pods) -> None:
     pods.engine.run("exec", pods.container("qq-2"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
     pods.engine.run("stop", "-t", str(POD["terminationGracePeriodSeconds"]), pods.container("qq-2"))
     assert pods.state("qq-2")["ExitCode"] == 0
@@ -173,7 +174,7 @@ def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None
     wait_until(lambda: pods.is_ready("qq-2"), 60, lambda: pods.logged("qq-2"))
 
 
-def test_a_pod_waits_before_it_stops_until_the_others_can_do_without_it(pods: Pods) -> None:
+def test_pod_delays_its_stop_until_a_majority_remains(pods: Pods) -> None:
     """It is told yes twice, as the command asks. Whether it leads, which it says too, is as the elections went."""
     pods.engine.run("stop", pods.container("qq-0"))
     before_stop = ("exec", pods.container("qq-1"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
@@ -186,7 +187,7 @@ def test_a_pod_waits_before_it_stops_until_the_others_can_do_without_it(pods: Po
     assert [line.partition(";")[0] for line in said] == ["qq-1 may be stopped: qq-0, qq-2 go on"] * 2
 
 
-def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> None:
+def test_pod_is_added_and_removed_as_documented(pods: Pods) -> None:
     """A pod that began the cluster goes on with the changed ConfigMap, too."""
     pods.configure(with_a_fourth_node(CONFIG["node.toml"]))
     pods.start(ADDED)
@@ -203,7 +204,7 @@ def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> Non
     assert pods.qq("qq-1", "member", "list").count(" voter ") == len(NAMES)
 
 
-def test_a_pod_whose_volume_is_lost_is_taken_in_again(pods: Pods) -> None:
+def test_pod_with_a_lost_volume_joins_again(pods: Pods) -> None:
     pods.delete("qq-1")
     pods.start("qq-1")
     wait_until(lambda: pods.is_ready("qq-1"), 60, lambda: pods.logged("qq-1"))

@@ -31,14 +31,14 @@ NOW_MS = 1_800_000_000_000
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
 
 
-def test_the_table_of_the_guide_has_all_codes_with_their_severities() -> None:
+def test_guide_lists_all_finding_codes_with_their_severities() -> None:
     rows = [line.split("|") for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
     told = {row[1].strip().strip("`"): row[2].strip() for row in rows}
     assert told == {code: kind.severity.value for code, kind in KINDS.items()}
     assert all(row[3].strip() for row in rows)
 
 
-def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
+def test_findings_are_sorted_by_severity_then_age() -> None:
     given = [
         Finding("limited-by", "cluster", "x"),
         Finding("node-down", "node n2", "x", 50),
@@ -60,7 +60,7 @@ def test_the_gravest_come_first_and_then_those_that_last_longest() -> None:
     assert diagnosis_of([]).verdict == "nothing is wrong"
 
 
-def test_what_several_nodes_have_found_is_told_once_since_the_first_has() -> None:
+def test_equal_findings_of_several_nodes_are_merged() -> None:
     finding = Finding("name-twice", "node n3", "x")
     given = [
         finding,
@@ -72,7 +72,7 @@ def test_what_several_nodes_have_found_is_told_once_since_the_first_has() -> Non
     assert len(diagnosis_of(given).findings) == 2
 
 
-def test_there_are_never_more_than_a_page_holds() -> None:
+def test_findings_are_limited_to_a_page() -> None:
     diagnosis = diagnosis_of(
         Finding("node-down", f"node n{number}", "x") for number in range(FINDINGS_MAX + 5)
     )
@@ -80,7 +80,7 @@ def test_there_are_never_more_than_a_page_holds() -> None:
     assert diagnosis.verdict == f"{FINDINGS_MAX} warnings, 5 more; first of all: node n0: x"
 
 
-def test_its_forms() -> None:
+def test_findings_have_a_json_and_a_text_form() -> None:
     finding = Finding("node-down", "node n2", "it does not answer", 1_800_000_000_999)
     document = json.loads(
         json.dumps(document_of(Diagnosis([finding, Finding("limited-by", "cluster", "y")], 3)))
@@ -105,7 +105,7 @@ def test_its_forms() -> None:
     ]
 
 
-def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     finding = Finding("no-consumers", "queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'", "x")
     lines = list(lines_of(document_of(Diagnosis([finding]))))
     assert lines[1] == r"WARNING no-consumers: queue 'a\nCRITICAL\x1b[2J\u202e' in vhost '/'"
@@ -113,7 +113,7 @@ def test_names_cannot_write_lines_of_their_own_or_move_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("since_ms", [None, 5])
-def test_another_node_reads_what_one_tells(since_ms: int | None) -> None:
+def test_finding_is_read_as_it_was_packed(since_ms: int | None) -> None:
     finding = Finding("disk-slow", "node n2", "x", since_ms)
     assert finding_in(msgpack.unpackb(pack(finding))) == finding
     assert finding_in([*finding, "of a later program"]) == finding
@@ -121,7 +121,7 @@ def test_another_node_reads_what_one_tells(since_ms: int | None) -> None:
         assert finding_in(nothing) is None
 
 
-def test_since_when_something_is_found_again_and_again() -> None:
+def test_finding_keeps_its_start_while_it_recurs() -> None:
     since = Since()
     one, other = Finding("disk-slow", "node n1", "a"), Finding("loop-busy", "node n1", "a")
     assert since.note([one], NOW_MS + 1000) == [one._replace(since_ms=NOW_MS + 1000)]
@@ -136,7 +136,7 @@ def test_since_when_something_is_found_again_and_again() -> None:
     assert since.note([known], NOW_MS + 300_000) == [known]
 
 
-def test_what_is_found_before_and_after_all_nodes_were_down_has_not_lasted_since_they_went_down() -> None:
+def test_finding_after_a_total_outage_starts_anew() -> None:
     """Until a node that starts has heard the others' clocks, its time is that of the last entry of its log."""
     since, found = Since(), Finding("node-down", "node n3", "it does not answer")
     since.note([found], NOW_MS)
@@ -145,7 +145,7 @@ def test_what_is_found_before_and_after_all_nodes_were_down_has_not_lasted_since
     assert since.note([found], up_ms) == [found._replace(since_ms=up_ms)]
 
 
-def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when() -> None:
+def test_finding_has_no_start_before_the_cluster_clock_is_known() -> None:
     since, found = Since(), Finding("certificate-ends", "c.pem of node n1", "a")
     assert since.note([found], 7) == [found]
     assert since.note([found], NOW_MS) == [found._replace(since_ms=NOW_MS)]
@@ -162,7 +162,7 @@ def test_before_the_time_of_the_cluster_is_known_nothing_is_told_of_since_when()
         (5.1, "more than 5 s"),
     ],
 )
-def test_lengths_of_time_are_told_in_units_that_one_reads(seconds: float, text: str) -> None:
+def test_durations_are_formatted_with_a_unit(seconds: float, text: str) -> None:
     assert ms(seconds) == text
 
 
@@ -177,7 +177,7 @@ def test_lengths_of_time_are_told_in_units_that_one_reads(seconds: float, text: 
         (7200, "2 hours"),
     ],
 )
-def test_a_few_minutes_are_told_with_a_tenth(seconds: float, text: str) -> None:
+def test_minutes_are_formatted_with_a_tenth(seconds: float, text: str) -> None:
     assert hours(seconds) == text
 
 

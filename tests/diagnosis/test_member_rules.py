@@ -15,7 +15,7 @@ def found(*members: MemberFacts, leader: str | None = "n1", version: int = 8) ->
     return [(each.code, each.subject) for each in findings_of_members(facts)]
 
 
-def test_three_members_that_are_there_are_well() -> None:
+def test_three_healthy_members_have_no_findings() -> None:
     assert found() == []
 
 
@@ -49,7 +49,7 @@ def test_three_members_that_are_there_are_well() -> None:
         ),
     ],
 )
-def test_what_is_found_of_a_member(change: dict[str, object], code: str, text: str) -> None:
+def test_member_finding_gives_code_and_text(change: dict[str, object], code: str, text: str) -> None:
     members = [
         *THREE[:2],
         THREE[2]._replace(**change),
@@ -61,7 +61,7 @@ def test_what_is_found_of_a_member(change: dict[str, object], code: str, text: s
     assert list(findings_of_members(ClusterFacts("n1", members, 8))) == [Finding(code, "node n3", text)]
 
 
-def test_names_that_are_used_twice() -> None:
+def test_duplicate_node_name_is_a_finding() -> None:
     text = "another process, which is refused, calls itself by its name, too"
     assert list(findings_of_names(["n3"])) == [Finding("name-twice", "node n3", text)]
 
@@ -85,7 +85,7 @@ def test_without_a_leader_and_with_too_few_members() -> None:
     assert found(*THREE, THREE[0]._replace(name="n4")) == [("members-even", "cluster")]
 
 
-def test_a_node_that_alone_hears_no_leader() -> None:
+def test_node_that_alone_misses_the_leader_is_a_finding() -> None:
     members = [
         THREE[0],
         THREE[1]._replace(hears_leader=True),
@@ -99,7 +99,7 @@ def test_a_node_that_alone_hears_no_leader() -> None:
     )
 
 
-def test_members_without_a_link_are_told_once() -> None:
+def test_members_without_a_link_are_reported_once() -> None:
     apart = [THREE[0]._replace(misses=("n3", "n2")), THREE[1], THREE[2]._replace(misses=("n1",))]
     apart[1] = apart[1]._replace(is_up=False)
     assert found(*apart) == [("node-down", "node n2"), ("link-missing", "nodes n1 and n3")]
@@ -122,7 +122,7 @@ def test_an_upgrade_that_waits(highest: list[int | None], text: str) -> None:
     assert found(*(each._replace(highest=7) for each in THREE), version=7) == []
 
 
-def test_when_all_that_are_up_are_under_maintenance_nobody_serves_clients() -> None:
+def test_no_clients_are_served_when_all_live_nodes_are_drained() -> None:
     """The last one that did has failed: the others were drained before, and stay so."""
     drained = [each._replace(is_drained=True) for each in THREE[:2]]
     one_serves = found(*drained, THREE[2])

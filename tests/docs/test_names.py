@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, get_args
 import click
 import pytest
 from aiohttp import web
-from documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 from cluster.raft import messages
 from cluster.runtime.histogram import Histogram
@@ -42,6 +41,7 @@ from qq.metrics.counters import (
     SpanCounts,
 )
 from qq.metrics.prometheus import node_registry
+from tests.docs.documents import ROOT, blocks, command_lines, name_of, of_each_document, prose, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ OF_A_CLUSTER = ("cluster.",)
 
 
 @of_each_document
-def test_dotted_names_are_of_modules_and_what_is_in_them(document: Path) -> None:
+def test_dotted_names_in_documents_exist(document: Path) -> None:
     for name in (name for span in spans(document) for name in DOTTED.findall(span)):
         if name.startswith(OF_A_CLUSTER) and document.parent != ROOT:
             assert name.split(".")[1] in attributes("qq/testing.py"), name
@@ -146,13 +146,13 @@ def python_files() -> list[str]:
 
 
 @of_each_document
-def test_what_a_document_says_is_in_a_file_is_defined_there(document: Path) -> None:
+def test_document_names_the_file_that_defines_an_identifier(document: Path) -> None:
     said = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
     assert {(file, name) for file, name in said if not is_in(name, file)} == set()
 
 
 @of_each_document
-def test_names_of_a_module_are_defined_there(document: Path) -> None:
+def test_names_of_a_module_are_defined_in_its_file(document: Path) -> None:
     said = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
     assert {(file, name) for file, name in said if name not in SUFFIXES and not is_in(name, file)} == set()
 
@@ -167,11 +167,11 @@ def test_names_of_a_module_are_defined_there(document: Path) -> None:
         ("`A`, or whatever is in `a.py`, is a `B`; `a.py` and `b.py`: `c.py`", []),
     ],
 )
-def test_forms_in_which_documents_say_what_is_in_a_file(text: str, found: list[tuple[str, str]]) -> None:
+def test_names_beside_files_are_found_in_a_paragraph(text: str, found: list[tuple[str, str]]) -> None:
     assert sorted(names_beside_files(text)) == found
 
 
-def test_the_table_of_messages_between_nodes_has_all_of_them() -> None:
+def test_wire_document_lists_all_messages_between_nodes() -> None:
     text = (ROOT / "docs" / "formats" / "wire.md").read_text().partition("| message | |\n")[2]
     rows = re.match(r"(?:\|.*\n)+", text)
     assert rows is not None
@@ -250,11 +250,11 @@ def known_settings() -> dict[str, set[str]]:
     return known
 
 
-def test_sections_are_those_that_are_read() -> None:
+def test_documented_sections_are_those_of_the_configuration() -> None:
     assert {*config.SECTIONS, "nodes"} == known_settings().keys()
 
 
-def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> None:
+def test_reference_lists_exactly_the_settings() -> None:
     described: dict[str, set[str]] = {}
     section = ""
     for line in (REFERENCE / "settings.md").read_text().splitlines():
@@ -296,25 +296,25 @@ def test_configurations_name_settings_only(document: Path) -> None:
 # --- queues
 
 
+def quoted(text: str) -> set[str]:
+    """Return the words in backquotes."""
+    return set(re.findall(r"`([\w-]+)`", text))
+
+
 def keys_of_tables(file: str) -> set[str]:
     """What is in backquotes in the first columns of the tables."""
     first = [
         line.split("|")[1] for line in (REFERENCE / file).read_text().splitlines() if line.startswith("|")
     ]
-    return set(re.findall(r"`([\w-]+)`", "".join(first)))
-
-
-def quoted(text: str) -> set[str]:
-    """What is in backquotes."""
-    return set(re.findall(r"`([\w-]+)`", text))
+    return quoted("".join(first))
 
 
 def section(beginning: str, end: str) -> str:
-    """The part of the reference of queues from `beginning` to the next `end`."""
+    """Return the part of the reference of queues from `beginning` to the next `end`."""
     return (REFERENCE / "queues.md").read_text().partition(beginning)[2].partition(end)[0]
 
 
-def test_options_of_queues_are_in_the_reference_as_declared() -> None:
+def test_reference_describes_queue_options_as_declared() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (.*) \|$", section("## Arguments", "These are"), re.MULTILINE)
     texts = {name: text for names, text in rows for name in quoted(names)}
     for option in QUEUE_OPTIONS:
@@ -332,7 +332,7 @@ def test_options_of_queues_are_in_the_reference_as_declared() -> None:
     assert texts.keys() - with_effect == {"queue-type", ALTERNATE_EXCHANGE}
 
 
-def test_options_of_a_single_queue_type_are_in_the_reference() -> None:
+def test_reference_lists_the_options_of_each_queue_type() -> None:
     rows = re.findall(r"^\| (\w+) \| (.*) \|$", section("| type | settings |", "\n\n"), re.MULTILINE)
     types = {QUORUM: (QUORUM,), CLASSIC: (CLASSIC,), "streams": ()}
     assert [kind for kind, _ in rows] == list(types)
@@ -340,17 +340,17 @@ def test_options_of_a_single_queue_type_are_in_the_reference() -> None:
         assert quoted(names) == {name for name, key in POLICY_KEYS.items() if key.types == types[kind]}
 
 
-def test_keys_of_operator_policies_are_in_the_reference() -> None:
+def test_reference_lists_exactly_the_operator_policy_keys() -> None:
     assert quoted(section("An operator policy may have the keys", "## ")) == OPERATOR_KEYS.keys()
 
 
-def test_arguments_of_consumers_are_in_the_reference() -> None:
+def test_reference_lists_exactly_the_consumer_arguments() -> None:
     supported = {name for name, argument in CONSUMER_ARGUMENTS if argument.types}
     table = section("## Arguments of consumers", "## ")
     assert quoted("".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))) == supported
 
 
-def test_every_limit_of_virtual_hosts_and_users_is_in_the_reference() -> None:
+def test_reference_lists_exactly_the_vhost_and_user_limits() -> None:
     named = {key for key in keys_of_tables("limits.md") if key.startswith("max-")}
     assert named == {*limits.VHOST_LIMITS, *limits.USER_LIMITS}
 
@@ -445,7 +445,7 @@ def groups() -> set[str]:
 
 
 @of_each_document
-def test_commands_of_qq_have_these_options(document: Path) -> None:
+def test_documented_qq_commands_have_their_options(document: Path) -> None:
     for line in command_lines(document):
         if not (found := re.match(r"(?:\S*/)?qq ([a-z]+\b.*)", line)):
             continue
@@ -506,7 +506,7 @@ def options_in(text: str) -> set[str]:
 
 
 @of_each_document
-def test_options_of_chaos_are_there(document: Path) -> None:
+def test_documented_chaos_options_exist(document: Path) -> None:
     """They are looked for in the text of the programs, which need packages that a quick run has not."""
     for line in command_lines(document):
         if not (found := re.search(r"python -m (chaos(?:\.\w+)*)(.*)", line)):
@@ -520,7 +520,7 @@ def test_options_of_chaos_are_there(document: Path) -> None:
 
 
 @of_each_document
-def test_targets_of_make_are_there(document: Path) -> None:
+def test_documented_make_targets_exist(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
@@ -532,7 +532,7 @@ def test_targets_of_make_are_there(document: Path) -> None:
         assert set(given) <= variables, f"{name_of(document)}: {line}"
 
 
-def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> None:
+def test_benchmarks_readme_names_every_benchmark() -> None:
     """That `make bench` begins all of them, test_benchmarks_begin.py says."""
     benchmarks = {file.name for file in (ROOT / "tests" / "benchmarks").glob("*.py")}
     named = {span for span in spans(ROOT / "tests" / "benchmarks" / "README.md") if span in benchmarks}
@@ -614,7 +614,7 @@ PAPER = re.compile(r"\(desig[n]\b|\bdesig[n] (?:invariant )?\d")
 """References to a paper that was never published."""
 
 
-def test_code_refers_to_documents_that_are_in_the_repository() -> None:
+def test_documents_named_in_code_exist() -> None:
     missing = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in sources()
@@ -647,7 +647,7 @@ def said() -> str:
 
 
 @pytest.mark.parametrize("document", TEXTS, ids=name_of)
-def test_what_a_node_says_in_a_document_it_does_say(document: Path) -> None:
+def test_quoted_node_messages_exist_in_the_code(document: Path) -> None:
     tables = "\n".join(
         line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
     )

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from fakes import MachineManagement
-from http_node import GUEST, Answer, Client, Node, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qq.machine.machine import QueueMachine
+from tests.http.fakes import MachineManagement
+from tests.http.http_node import GUEST, Answer, Client, Node, answer
 
 PATHS = [
     ("vhosts/v", "PUT"),
@@ -127,14 +127,14 @@ documents = st.dictionaries(st.sampled_from(CATEGORIES), st.lists(rows, max_size
 @pytest.mark.parametrize(("path", "method"), PATHS)
 @settings(max_examples=max(5, settings.default.max_examples // 4), deadline=None)
 @given(body=bodies)
-def test_no_body_is_an_error_of_ours(path: str, method: str, body: dict[str, Any]) -> None:
+def test_no_body_causes_an_internal_error(path: str, method: str, body: dict[str, Any]) -> None:
     check(path, method, body)
 
 
 @settings(deadline=None)
 @given(document=documents)
 @example(document={"queues": [{"name": "q", "vhost": "/", "type": []}]})
-def test_no_definitions_are_an_error_of_ours(document: dict[str, Any]) -> None:
+def test_no_definitions_cause_an_internal_error(document: dict[str, Any]) -> None:
     check("definitions", "POST", document)
 
 
@@ -154,7 +154,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("path", ["policies/%2F/p", "definitions", "queues/%2F/p"])
-def test_json_that_nothing_here_could_store_is_400(path: str, text: str) -> None:
+def test_json_that_cannot_be_stored_is_400(path: str, text: str) -> None:
     node = Node(MachineManagement())
     answer = node.api(path, "POST" if path == "definitions" else "PUT", data=text.encode("latin-1"))
     assert answer.status == 400

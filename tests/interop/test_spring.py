@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from sources import HERE, UNPACKED, SourceMissingError, run
 
 from qq.testing import LocalCluster
+from tests.interop.sources import HERE, UNPACKED, SourceMissingError, run
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -121,7 +121,7 @@ def running(jar: Path, cluster: LocalCluster) -> Generator[Program]:
             process.kill()
 
 
-def test_spring_listeners_go_on_when_nodes_are_killed() -> None:
+def test_spring_listeners_continue_when_nodes_are_killed() -> None:
     jar = built()
     with LocalCluster(3) as cluster, running(jar, cluster) as program:
         program.wait_all_go_on("at the start")

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from issuer import new_key
-from openid import CLIENT, OpenIdProvider
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import new_key
+from tests.oauth2.openid import CLIENT, OpenIdProvider
 
 LOGIN, CALLBACK = "/api/oauth2/login", "/api/oauth2/callback"
 
@@ -106,9 +106,7 @@ class Browser:
         return told.place
 
 
-def test_somebody_logs_in_with_the_page_of_the_issuer_and_out_again(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_user_logs_in_at_the_issuers_page_and_logs_out(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     shown = {"oauth_enabled": True, "oauth_client_id": CLIENT, "oauth_provider_url": provider.url}
     assert browser.ask("/api/auth").json == shown
@@ -149,7 +147,7 @@ def cookie_of(state: str, node: ClusterNode) -> str:
     return f"qq-login-{state[:8]}-{node.http_port}"
 
 
-def test_somebody_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_user_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     one, other = browser.come_back(), browser.come_back()
     # Nor does a page of somebody else that sends the browser there end what was begun.
@@ -160,9 +158,7 @@ def test_somebody_logs_in_in_two_tabs_at_once(node: ClusterNode, provider: OpenI
     assert list(browser.cookies) == [f"qq-session-{node.http_port}"]
 
 
-def test_a_browser_keeps_the_last_logins_that_it_has_begun(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_browser_keeps_its_last_8_begun_logins(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     begun = [browser.come_back() for _ in range(10)]
     assert len(browser.cookies) == 8
@@ -170,9 +166,7 @@ def test_a_browser_keeps_the_last_logins_that_it_has_begun(
     assert browser.go(begun[2]).place == "/"
 
 
-def test_a_session_is_good_at_all_nodes_and_so_is_a_login_that_two_nodes_have_parts_of(
-    cluster: LocalCluster, provider: OpenIdProvider
-) -> None:
+def test_session_and_login_are_valid_at_all_nodes(cluster: LocalCluster, provider: OpenIdProvider) -> None:
     first, second, _ = cluster.nodes
     browser = Browser(first)
     back = browser.come_back()
@@ -196,9 +190,7 @@ def refusal(node: ClusterNode, browser: Browser, url: str) -> str:
     return line.partition("is refused: ")[2].strip()
 
 
-def test_a_browser_comes_back_that_has_not_begun_to_log_in(
-    node: ClusterNode, provider: OpenIdProvider
-) -> None:
+def test_callback_without_a_begun_login_is_refused(node: ClusterNode, provider: OpenIdProvider) -> None:
     """An attacker has a victim's browser go to the address with the attacker's code, or the other way round."""
     attacker, victim = Browser(node), Browser(node)
     back = attacker.come_back()
@@ -214,7 +206,7 @@ def test_a_browser_comes_back_that_has_not_begun_to_log_in(
         assert "(state)" in refusal(node, forged, back)
 
 
-def test_a_code_is_good_in_its_own_round_only(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_code_is_valid_only_in_its_own_login(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser, other = Browser(node), Browser(node)
     mine, theirs = browser.come_back(), other.come_back()
     code = parse_qs(urlsplit(theirs).query)["code"][0]
@@ -228,7 +220,7 @@ def test_a_code_is_good_in_its_own_round_only(node: ClusterNode, provider: OpenI
     assert "the answer is 401" in refusal(node, again, back)
 
 
-def test_another_issuer_cannot_send_its_code(node: ClusterNode, provider: OpenIdProvider) -> None:
+def test_code_of_a_different_issuer_is_refused(node: ClusterNode, provider: OpenIdProvider) -> None:
     browser = Browser(node)
     back = browser.come_back().partition("&iss=")[0]
     assert "another issuer" in refusal(node, browser, f"{back}&iss=http%3A%2F%2Fevil")
@@ -254,7 +246,7 @@ def test_the_issuer_refuses(node: ClusterNode, provider: OpenIdProvider) -> None
         ({"key": new_key(), "algorithm": "ES256"}, "key"),
     ],
 )
-def test_an_id_token_that_is_not_good(
+def test_invalid_id_token_is_refused(
     node: ClusterNode, provider: OpenIdProvider, id_claims: dict[str, Any], said: str
 ) -> None:
     provider.id_claims = id_claims
@@ -283,7 +275,7 @@ def test_an_access_token_that_opens_no_session(
     assert said in refusal(node, browser, browser.come_back())
 
 
-def test_a_user_of_the_same_name_with_a_password_is_somebody_else(
+def test_token_user_is_not_the_password_user_of_the_same_name(
     node: ClusterNode, provider: OpenIdProvider
 ) -> None:
     provider.claims = {"sub": "guest"}

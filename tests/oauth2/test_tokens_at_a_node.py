@@ -13,9 +13,9 @@ import aio_pika
 import aiormq
 import pika
 import pytest
-from issuer import SERVICE, Issuer, new_key
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.oauth2.issuer import SERVICE, Issuer, new_key
 
 ALL = ("configure:%2F", "write:%2F", "read:%2F")
 
@@ -57,9 +57,7 @@ def ask(node: ClusterNode, path: str, token: str, method: str = "GET", body: Any
 # --- AMQP
 
 
-def test_a_client_logs_in_with_a_token_and_does_what_its_scopes_permit(
-    node: ClusterNode, issuer: Issuer
-) -> None:
+def test_client_with_a_token_is_limited_to_its_scopes(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token(
         "configure:%2F/mine-*", "write:%2F/mine-*", "read:%2F/mine-*", "write:%2F/amq.default"
     )
@@ -111,7 +109,7 @@ def test_a_virtual_host_has_to_be_in_a_scope(
         connect(node, issuer.token(*scopes), vhost)
 
 
-def test_a_token_that_is_not_good_is_a_wrong_password(node: ClusterNode, issuer: Issuer) -> None:
+def test_invalid_token_is_refused_like_a_wrong_password(node: ClusterNode, issuer: Issuer) -> None:
     for bad in (issuer.token(*ALL, lifetime_s=-9), issuer.token(*ALL, key=new_key()), "eyJ.x.y"):
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(node, bad)
@@ -162,7 +160,7 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
         ({"scope": ""}, "access to vhost '/' refused for user 'ann'"),
     ],
 )
-def test_a_new_token_that_is_not_good_ends_the_connection(
+def test_invalid_new_token_closes_the_connection(
     node: ClusterNode, issuer: Issuer, claims: dict[str, Any], said: str
 ) -> None:
     with connect(node, issuer.token(*ALL)) as connection:
@@ -174,7 +172,7 @@ def test_a_new_token_that_is_not_good_ends_the_connection(
 # --- HTTP
 
 
-def test_a_token_says_who_one_is_and_what_one_sees(node: ClusterNode, issuer: Issuer) -> None:
+def test_token_decides_whoami_and_visible_vhosts(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token("tag:management", "tag:other", "read:%2F/q*")
     assert ask(node, "whoami", token) == (
         200,
@@ -193,7 +191,7 @@ def test_a_token_says_who_one_is_and_what_one_sees(node: ClusterNode, issuer: Is
     assert ask(node, "whoami", "nonsense")[0] == 401
 
 
-def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer: Issuer) -> None:
+def test_scopes_decide_permissions_over_http(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token(
         "tag:management", "configure:%2F/h*", "read:%2F/h*", "write:%2F/h*", "write:%2F/amq.default"
     )
@@ -209,9 +207,7 @@ def test_permissions_over_http_are_those_of_the_scopes(node: ClusterNode, issuer
     assert ask(node, "queues/%2F/h1", issuer.token("tag:administrator"), "DELETE")[0] == 401
 
 
-def test_a_token_moves_no_messages_because_a_move_goes_on_when_it_has_expired(
-    node: ClusterNode, issuer: Issuer
-) -> None:
+def test_move_with_a_token_is_refused(node: ClusterNode, issuer: Issuer) -> None:
     token, moves = issuer.token(*ALL, "tag:administrator"), "moves/%2F"
     for queue in ("m1", "m2"):
         assert ask(node, f"queues/%2F/{queue}", token, "PUT", {"durable": True})[0] == 201
@@ -239,7 +235,7 @@ def test_an_administrator_by_token(node: ClusterNode, issuer: Issuer) -> None:
 # --- keys
 
 
-def test_a_new_key_of_the_issuer_is_fetched_when_it_is_used(node: ClusterNode, issuer: Issuer) -> None:
+def test_new_key_of_the_issuer_is_fetched_on_use(node: ClusterNode, issuer: Issuer) -> None:
     ask(node, "whoami", issuer.token(*ALL))
     issuer.keys["new"] = new_key()
     deadline_s = time.monotonic() + 15  # the issuer may have been asked a moment ago

@@ -10,12 +10,12 @@ from urllib.request import urlopen
 
 import pika
 import pytest
-from collector import Collector
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
-from stopwatch import Stopwatch
 
 from qq.testing import ClusterNode, LocalCluster
+from tests.harness.stopwatch import Stopwatch
+from tests.tracing.collector import Collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -53,7 +53,7 @@ def counts(node: ClusterNode) -> dict[str, float]:
     return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
 
 
-def test_the_way_of_a_message_from_node_to_node(cluster: LocalCluster, collector: Collector) -> None:
+def test_message_is_traced_across_nodes(cluster: LocalCluster, collector: Collector) -> None:
     first, second, _ = cluster.nodes
     with connect(first) as one, connect(second) as other:
         publishing, consuming = one.channel(), other.channel()
