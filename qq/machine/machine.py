@@ -16,7 +16,7 @@ from qq.machine.handlers.claims import Claims
 from qq.machine.handlers.connecting import Connecting
 from qq.machine.handlers.consuming import Taking
 from qq.machine.handlers.core import ContentOf, Core, SessionState, no_content
-from qq.machine.handlers.cost_estimate import Costs
+from qq.machine.handlers.cost_estimate import COMMAND_STEPS, Costs
 from qq.machine.handlers.declaring import Declaring
 from qq.machine.handlers.moving import Moving
 from qq.machine.handlers.operating import Operating
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog.catalog import Catalog
     from qq.machine.catalog.vhost import VirtualHost
+    from qq.machine.handlers.cost_estimate import Cost
     from qq.machine.handlers.fragments import Fragment
     from qq.machine.protocol.effects import Deliver, Effect, Result
     from qq.machine.queue.moves import Moves
 
 
-check_handlers(c.Enqueue, c.Commit)  # these two are carried out in `apply_batch`
-_COSTS = {command: handler.cost for command, handler in HANDLERS.items()}
+_IN_APPLY: dict[type[c.Command], Cost] = {c.Enqueue: COMMAND_STEPS, c.Commit: COMMAND_STEPS}
+"""The commands that `apply_batch` itself passes on, because they involve the commands beside them -> their cost."""
+check_handlers(*_IN_APPLY)
+_COSTS = _IN_APPLY | {command: handler.cost for command, handler in HANDLERS.items()}
 
 
 class DyingMessages(NamedTuple):
