@@ -67,7 +67,7 @@ class Management(
         `carrier` carries out shovels.
         """
         self.others = OtherNodes(
-            group.inquiries, lambda: [name for name in group.members.names if name != broker.name]
+            group.queries, lambda: [name for name in group.members.names if name != broker.name]
         )
         QueueReports.__init__(self, broker, group)
         ClientReports.__init__(self, broker, group, self.others)

@@ -195,7 +195,7 @@ def test_refused_change_is_not_retried(said: Said) -> None:
 def test_removing_the_asked_node_without_an_answer_is_explained(said: Said) -> None:
     status, _, errors = said("member", "remove", "n1")
     assert status == 1
-    assert "it is the node that was asked, and stops then: ask another one whether it is gone" in errors
+    assert "it is the node that was asked, and stops then: ask another node whether it is removed" in errors
 
 
 @pytest.mark.parametrize(

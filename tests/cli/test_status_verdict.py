@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qq.cli.status import judge
+from qq.cli.commands.status import judge
 
 
 def node(name: str, **facts: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.raft.messages import ANSWER_BYTES_MAX, Inquiry, InquiryAnswer, Message
-from cluster.transport.queries import Inquiries
+from cluster.raft.messages import ANSWER_BYTES_MAX, Message, Query, QueryAnswer
+from cluster.transport.queries import Queries
 from qq.management import others
 from qq.management.client_names import ClientNames
 from qq.management.others import OtherNodes
@@ -20,11 +20,11 @@ class Two:
 
     def __init__(self) -> None:
         self.is_stuck = False
-        self.inquiries = {
-            name: Inquiries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
+        self.queries = {
+            name: Queries(lambda _: True, lambda peer, message, name=name: self._send(name, peer, message))
             for name in "ab"
         }
-        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.inquiries.values())
+        self.asking, self.asked = (OtherNodes(each, lambda: ["b"]) for each in self.queries.values())
 
     def told(self, topic: str, *arguments: Any) -> Any:
         return asyncio.run(self.asking.told("b", topic, *arguments))
@@ -35,10 +35,10 @@ class Two:
     def _send(self, sender: str, receiver: str, message: Message) -> None:
         if self.is_stuck:
             return
-        there = self.inquiries[receiver]
-        if isinstance(message, Inquiry):
+        there = self.queries[receiver]
+        if isinstance(message, Query):
             there.inquired(sender, message)
-        elif isinstance(message, InquiryAnswer):
+        elif isinstance(message, QueryAnswer):
             there.answered(sender, message)
 
 
@@ -50,7 +50,7 @@ def numbered(rows: list[Any]) -> others.TellRows:
     return after
 
 
-def test_a_topic_is_told() -> None:
+def test_peer_answers_a_topic() -> None:
     two = Two()
     two.asked.tell("sum", lambda one, other: {"sum": one + other})
     assert two.told("sum", 1, 2) == {"sum": 3}
@@ -67,14 +67,14 @@ def test_a_topic_is_told() -> None:
     ],
     ids=["none", "one_part", "some_parts", "large", "as_large_as_an_answer"],
 )
-def test_all_rows_are_told_once_and_in_order(rows: list[Any]) -> None:
+def test_all_rows_are_returned_once_and_in_order(rows: list[Any]) -> None:
     two = Two()
     two.asked.tell_rows("rows", numbered(rows))
     assert two.rows("rows") == {"b": rows}
 
 
 @pytest.mark.parametrize("size", [1, ANSWER_BYTES_MAX // 7])
-def test_some_rows_are_told_once_and_in_order(size: int) -> None:
+def test_requested_rows_are_returned_once_and_in_order(size: int) -> None:
     """Those that there are; in one answer no more than it holds."""
     two, count = Two(), 2 * others.PART_ROWS_MAX + 10
     rows = {number: f"{number} {'x' * size}" for number in range(0, count, 20)}
@@ -108,7 +108,7 @@ def test_a_client_is_asked_for_its_name_once() -> None:
     assert asked == [1, 2, 3, 3]
     called[1] = "another"
     assert told({("b", 1): object(), ("b", 2): clients["b", 2]}) == {("b", 1): "another", ("b", 2): "two"}
-    two.inquiries["b"].answer_with(lambda _: b"")
+    two.queries["b"].answer_with(lambda _: b"")
     assert told({("b", 2): clients["b", 2], ("b", 4): object()}) == {("b", 2): "two"}
 
 
@@ -118,7 +118,7 @@ def test_a_row_that_no_answer_holds_is_left_out() -> None:
     assert two.rows("rows") == {"b": [1, 2]}
 
 
-def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_or_failing_topic_has_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     two = Two()
     two.asked.tell("wrong", lambda: 1 // 0)
     assert two.told("unheard of") is None
@@ -127,7 +127,7 @@ def test_who_does_not_know_a_topic_or_fails_tells_nothing(caplog: pytest.LogCapt
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "ANSWER_WAIT_S", 0.01)
     two = Two()
     two.asked.tell("one", lambda: 1)

@@ -274,7 +274,7 @@ def test_operator_adds_a_removed_node_without_directory_again() -> None:
     assert cluster.settled(), cluster.describe()
 
 
-def test_batch_submitted_before_an_eviction_is_not_the_successors(
+def test_batch_submitted_before_an_eviction_is_of_the_old_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An entry confirms a batch and evicts its node: a client acts between the two (seed 309256)."""
@@ -488,8 +488,9 @@ def test_h8_unread_link_to_a_peer_queues_little() -> None:
 def test_log_is_not_pinned_forever_for_a_peer_that_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given_s = 15.0
-    monkeypatch.setattr("cluster.snapshots.catch_up.GIVEN_S", given_s)
+    idle_max_s = 15.0
+    for end in ("sender", "receiver"):
+        monkeypatch.setattr(f"cluster.snapshots.{end}.IDLE_MAX_S", idle_max_s)
     options = SimulationOptions(
         submit_interval_s=0.1,
         fault_interval_s=1e9,
@@ -508,7 +509,7 @@ def test_log_is_not_pinned_forever_for_a_peer_that_is_down(
     world.run_until(20.0, stop=lambda: leader.group.engine.progress[peer.name].lacks_from is not None)
     peer.end(power_loss=False)
     pinned: list[bool] = []
-    for wait_s in (given_s - 5.0, 10.0):
+    for wait_s in (idle_max_s - 5.0, 10.0):
         world.run_until(world.now_s + wait_s)
         pinned.append(bool(leader.group.housekeeping.pinned))
     assert cluster.leader() is leader

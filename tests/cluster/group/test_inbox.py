@@ -1,4 +1,4 @@
-"""What comes from the peers: each message has one taker."""
+"""What comes from the peers: each message has one receiver."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cluster.configuration.configuration import PeerAddress
 from cluster.group.group import Group
 from cluster.raft.messages import (
     Append,
-    Appended,
-    Hearing,
+    AppendResponse,
+    HeartbeatResponse,
     HigherTerm,
     Message,
     PreVote,
@@ -24,7 +24,17 @@ from cluster.raft.messages import (
     VoteRequest,
 )
 
-CONSENSUS = {Append, Appended, Hearing, HigherTerm, PreVote, PreVoteRequest, TimeoutNow, Vote, VoteRequest}
+CONSENSUS = {
+    Append,
+    AppendResponse,
+    HeartbeatResponse,
+    HigherTerm,
+    PreVote,
+    PreVoteRequest,
+    TimeoutNow,
+    Vote,
+    VoteRequest,
+}
 
 
 def _nothing(*_: object) -> None:
@@ -41,6 +51,6 @@ def make_group() -> Group:
 
 
 def test_every_message_is_the_engines_or_has_one_taker() -> None:
-    takers = set(make_group().inbox._takers)
-    assert not takers & CONSENSUS
-    assert takers | CONSENSUS == set(get_args(Message))
+    handlers = set(make_group().inbox._handlers)
+    assert not handlers & CONSENSUS
+    assert handlers | CONSENSUS == set(get_args(Message))

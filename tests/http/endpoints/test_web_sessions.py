@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster.raft.messages import Inquiry, InquiryAnswer
-from cluster.transport.queries import Inquiries
+from cluster.raft.messages import Query, QueryAnswer
+from cluster.transport.queries import Queries
 from qq.http.endpoints import tokens
 from qq.http.endpoints.tokens import TOKEN_LENGTH_MAX, Tokens, Vouched, WebSession
 from qq.http.view import LoggedIn, Unavailable, WebLogin
@@ -374,22 +374,22 @@ class Cluster:
     def __init__(self) -> None:
         self.is_cut = False
         self.nodes = {name: MachineManagement() for name in "ab"}
-        self._inquiries = {
-            name: Inquiries(
+        self._queries = {
+            name: Queries(
                 lambda _: not self.is_cut, lambda peer, message, name=name: self._send(name, peer, message)
             )
             for name in "ab"
         }
         for name, other in ("ab", "ba"):
             node = self.nodes[name]
-            others = OtherNodes(self._inquiries[name], lambda other=other: [other])
+            others = OtherNodes(self._queries[name], lambda other=other: [other])
             web_sessions.WebSessions.__init__(node, node._broker, others, "qq", lambda: [OLD])
 
     def _send(self, sender: str, receiver: str, message: Any) -> None:
-        there = self._inquiries[receiver]
-        if isinstance(message, Inquiry):
+        there = self._queries[receiver]
+        if isinstance(message, Query):
             there.inquired(sender, message)
-        elif isinstance(message, InquiryAnswer):
+        elif isinstance(message, QueryAnswer):
             there.answered(sender, message)
 
 
