@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.configuration.configuration import Versions
+from cluster.configuration.configuration import MemberId, Versions
 from cluster.configuration.history import Configurations
 from cluster.engine.rejoin import Recovery
 from cluster.group.clock_log import ClockLog
@@ -21,7 +21,7 @@ from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import ClusterClock, bounded
 from cluster.state.group_state import GroupState
 from cluster.storage.directory import GroupDirectory, Incarnations
-from cluster.storage.fail_stop import RemovedFromCluster, Stopping
+from cluster.storage.fail_stop import FailStop, RemovedFromCluster
 from cluster.storage.identity import Owner
 from cluster.storage.paths import group_path
 
@@ -54,7 +54,7 @@ class Bootstrap:
         """Read the data directory, which may take seconds.
 
         `apply` is called by the engine for each committed entry, `needed_from` by housekeeping, and `give_way` by
-        `Stopping`. Raises the errors of the journal and of the identity, RemovedFromCluster, and OSError.
+        `FailStop`. Raises the errors of the journal and of the identity, RemovedFromCluster, and OSError.
         """
         self.config = config
         self._machine = machine
@@ -70,8 +70,13 @@ class Bootstrap:
         configurations = self.configurations = Configurations(
             config.listed_configuration(versions.low, lists_members=False)
         )
-        self.stopping = Stopping(
-            config.name, configurations, self.directory, turns, runtime, give_way, self._take_checkpoint
+        self.fail_stop = FailStop(
+            config.name,
+            configurations,
+            self.directory,
+            turns,
+            give_way=give_way,
+            take_checkpoint=self._take_checkpoint,
         )
         self.journal, checkpoint = self._open_log()
         self.member_id, cluster, *_ = self.directory.id(self.claim.incarnation)
@@ -86,17 +91,11 @@ class Bootstrap:
         self.version = configurations.committed.version if configurations.is_settled else versions.low
         """Version of the state that the log is known to be at."""
         self.clock = self._start_clock()
-        self.engine = engine(
-            config.name,
-            self.member_id,
-            configurations,
-            self.journal,
-            config.timing,
-            runtime,
-            apply,
-            checkpoint.index if checkpoint else 1,
-        )
-        self.engine.may_lead = self.stopping.damage is None
+        own = MemberId(config.name, self.member_id)
+        self.engine = engine(own, configurations, self.journal, config.timing, runtime, apply)
+        if checkpoint is not None:
+            self.engine.start_from(checkpoint.index)
+        self.engine.may_lead = self.fail_stop.damage is None
         self.directory.make_durable(self.journal)
         self.recovery = Recovery(config.name, self.member_id, configurations, self.directory.hard_state)
         self.housekeeping = self._begin_housekeeping(checkpoint, needed_from)
@@ -105,16 +104,11 @@ class Bootstrap:
         config, directory = self.config, self.directory
         open_journal = partial(
             SegmentedJournal,
-            self._disk,
-            directory.log,
-            directory.identity,
-            self.stopping.disk_failed,
+            directory.log_files,
             directory.hard_state,
-            self.configurations,
-            segment_bytes=config.segment_bytes,
-            segment_entries=config.segment_entries,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
+            config.journal_sizes,
+            on_failure=self.fail_stop.disk_failed,
+            observer=self.configurations,
         )
         repairable = config.joins or len(config.nodes) > 1
         return directory.start(self.claim, self.state, open_journal, repairable=repairable)
@@ -131,16 +125,12 @@ class Bootstrap:
         self, checkpoint: Checkpoint | None, needed_from: Callable[[], int | None]
     ) -> Housekeeping:
         housekeeping = Housekeeping(
-            self._disk,
-            self.directory.log,
-            self.directory.identity,
             self.journal,
             self.config.housekeeping,
             freeze=self.state.freeze,
             compact=self._machine.compact,
             needed_from=needed_from,
-            now=self._runtime.monotonic,
-            failed=self.stopping.disk_failed,
+            monotonic=self._runtime.monotonic,
         )
         housekeeping.begin(checkpoint)
         return housekeeping
@@ -162,4 +152,4 @@ class Bootstrap:
             try:
                 yield index, self.journal.read(index)
             except CorruptJournal as error:
-                self.stopping.configuration_unreadable(error)
+                self.fail_stop.configuration_unreadable(error)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cluster.raft.proposals import ProposalQueue
     from cluster.runtime.ports import Runtime
     from cluster.runtime.turn_timer import TurnTimer
-    from cluster.storage.fail_stop import Stopping
+    from cluster.storage.fail_stop import FailStop
     from cluster.transport.outbox import LogSync
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Inbox:
         proposals: ProposalQueue,
         epochs: Epochs,
         log_sync: LogSync,
-        stopping: Stopping,
+        fail_stop: FailStop,
         turns: TurnTimer,
         runtime: Runtime,
         part_received: Callable[[str], None],
@@ -67,7 +67,7 @@ class Inbox:
         self._proposals = proposals
         self._epochs = epochs
         self._log_sync = log_sync
-        self._stopping = stopping
+        self._fail_stop = fail_stop
         self._turns = turns
         self._runtime = runtime
         self._part_received = part_received
@@ -125,7 +125,7 @@ class Inbox:
             if is_member or self._members.accepts_from_non_member(message):
                 self._receive(peer, message)
         except ForeignLog as error:
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
         if not isinstance(message, Append | AppendResponse) or self._engine.wants_turn:
             self._turns.ask()
         elif isinstance(message, Append) and not message.entries and self._engine.outbox:

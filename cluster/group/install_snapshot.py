@@ -49,7 +49,7 @@ class SnapshotInstaller:
         self._journal = own.journal
         self._directory = own.directory
         self._state = own.state
-        self._stopping = own.stopping
+        self._fail_stop = own.fail_stop
         self._find_configurations = own.find_configurations
         self._engine = own.engine
         self._clock = own.clock
@@ -78,7 +78,7 @@ class SnapshotInstaller:
             self._check_log_of(installable)
         except ForeignLog as error:
             self._directory.remove_checkpoint(checkpoint.index)  # otherwise the next start would load it
-            self._stopping.foreign_log(error)
+            self._fail_stop.foreign_log(error)
             return
         self._state.adopt(state)
         self._clock.advance_to(self._state.time_ms, self._runtime.monotonic())

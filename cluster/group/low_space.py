@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.membership.status import Statuses
     from cluster.runtime.ports import Runtime
     from cluster.snapshots.receiver import SnapshotReceiver
-    from cluster.storage.fail_stop import Stopping
+    from cluster.storage.fail_stop import FailStop
     from cluster.transport.outbox import LogSync
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class LowSpace:
         log_sync: LogSync,
         leadership: Leadership,
         statuses: Statuses,
-        stopping: Stopping,
+        fail_stop: FailStop,
         receiver: SnapshotReceiver,
         runtime: Runtime,
         alarm_changed: Callable[[str | None], None],
@@ -61,7 +61,7 @@ class LowSpace:
         self._log_sync = log_sync
         self._leadership = leadership
         self._statuses = statuses
-        self._stopping = stopping
+        self._fail_stop = fail_stop
         self._receiver = receiver
         self._runtime = runtime
         self._alarm_changed = alarm_changed
@@ -113,4 +113,4 @@ class LowSpace:
         durable_bytes = journal.disk_bytes - journal.unsynced_bytes
         reason = self._statuses.why_log_is_obsolete(durable_bytes, journal.synced_index)
         if reason is not None:
-            self._stopping.log_is_obsolete(ObsoleteLog(reason))
+            self._fail_stop.log_is_obsolete(ObsoleteLog(reason))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cluster.membership.view import Members
     from cluster.raft.cluster_clock import ClusterClock
     from cluster.runtime.ports import Runtime
-    from cluster.storage.fail_stop import Stopping
+    from cluster.storage.fail_stop import FailStop
     from cluster.transport.outbox import LogSync
 
 
@@ -53,7 +53,7 @@ class OwnStatus:
         housekeeping: Housekeeping,
         alarms: Alarms,
         clock: ClusterClock,
-        stopping: Stopping,
+        fail_stop: FailStop,
         members: Members,
         log_sync: LogSync,
         runtime: Runtime,
@@ -63,7 +63,7 @@ class OwnStatus:
         self._housekeeping = housekeeping
         self._alarms = alarms
         self._clock = clock
-        self._stopping = stopping
+        self._fail_stop = fail_stop
         self._members = members
         self._log_sync = log_sync
         self._runtime = runtime
@@ -94,7 +94,7 @@ class OwnStatus:
 
     def flaw(self) -> str | None:
         """Return why this node cannot vote, lead or serve clients, or None if it can."""
-        damage = self._stopping.damage
+        damage = self._fail_stop.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"
         return self._recovery.describe()
