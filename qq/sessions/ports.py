@@ -67,8 +67,8 @@ class MessageStore(Protocol):
 class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
-    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Submit a batch, which every node applies exactly once, and return its sequence number.
+    def propose(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+        """Propose a batch, which every node applies exactly once, and return its sequence number.
 
         The sequence number is reported when the batch is applied. `weight` is the estimated time of applying it, in
         milliseconds of each node.

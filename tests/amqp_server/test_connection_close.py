@@ -76,7 +76,7 @@ End = Callable[[LoneBroker, RawClient], None]
 
 
 @by_endings
-def test_a_client_hears_of_the_end_when_its_claims_are_free(
+def test_close_is_answered_when_the_claims_are_free(
     broker: LoneBroker, client: RawClient, end: End, told: type[commands.Frame]
 ) -> None:
     broker.group.holding = True
@@ -89,7 +89,7 @@ def test_a_client_hears_of_the_end_when_its_claims_are_free(
 
 
 @by_endings
-def test_a_client_hears_of_the_end_when_the_log_is_slow(
+def test_close_is_answered_when_the_log_is_slow(
     broker: LoneBroker,
     client: RawClient,
     monkeypatch: pytest.MonkeyPatch,

@@ -126,7 +126,7 @@ def setup() -> Setup:
     return made
 
 
-def test_all_go_on_while_they_hold_little() -> None:
+def test_all_connections_are_read_while_they_hold_little() -> None:
     setup = Setup()
     setup.record(0, LARGE)
     setup.record(1, LARGE)
@@ -135,12 +135,12 @@ def test_all_go_on_while_they_hold_little() -> None:
     assert not setup.timers.count
 
 
-def test_the_first_goes_on_when_all_together_hold_too_much(setup: Setup) -> None:
+def test_first_connection_is_read_when_all_hold_too_much(setup: Setup) -> None:
     assert setup.going_on == [0]
     assert [setup.partial_messages.waits(each) for each in setup.all] == [False, True, True]
 
 
-def test_who_comes_meanwhile_waits_once_it_holds_much(setup: Setup) -> None:
+def test_new_connection_waits_once_it_holds_much(setup: Setup) -> None:
     setup.all.append(Connection())
     setup.record(3, 200 * KIB)
     assert setup.going_on == [0, 3]
@@ -148,7 +148,7 @@ def test_who_comes_meanwhile_waits_once_it_holds_much(setup: Setup) -> None:
     assert setup.going_on == [0]
 
 
-def test_all_go_on_when_a_message_has_ended(setup: Setup) -> None:
+def test_all_connections_are_read_when_a_message_is_complete(setup: Setup) -> None:
     setup.record(0, 2 * LARGE)
     assert setup.going_on == [0]
     setup.record(0, 0)
@@ -156,7 +156,7 @@ def test_all_go_on_when_a_message_has_ended(setup: Setup) -> None:
     assert not setup.timers.count
 
 
-def test_a_turn_ends_with_a_message_even_if_its_connection_holds_others(setup: Setup) -> None:
+def test_slot_ends_with_a_message_although_more_is_buffered(setup: Setup) -> None:
     setup.record(0, 4 * LARGE)
     setup.record(0, 3 * LARGE)
     assert setup.going_on == [1]
@@ -164,7 +164,7 @@ def test_a_turn_ends_with_a_message_even_if_its_connection_holds_others(setup: S
     assert setup.going_on == [1, 2]
 
 
-def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
+def test_silent_connection_loses_its_slot(setup: Setup) -> None:
     setup.record(0, LARGE + 1)
     setup.timers.pass_by()
     assert setup.going_on == [0]
@@ -179,14 +179,14 @@ def test_who_sends_nothing_loses_its_turn(setup: Setup) -> None:
     )
 
 
-def test_a_turn_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
+def test_slot_lasts_longer_when_all_hold_far_too_much(setup: Setup) -> None:
     setup.record(0, 2 * LIMIT)
     setup.timers.pass_by()
     assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S]
     assert setup.going_on == [0]
 
 
-def test_who_sends_some_octets_now_and_then_loses_its_turn(setup: Setup) -> None:
+def test_trickling_connection_loses_its_slot(setup: Setup) -> None:
     """Others once waited until its message had ended: for hours, of one octet a second."""
     for came in (1, PROGRESS_BYTES, PROGRESS_BYTES - 1):
         assert setup.going_on == [0]
@@ -195,7 +195,7 @@ def test_who_sends_some_octets_now_and_then_loses_its_turn(setup: Setup) -> None
     assert setup.going_on == [1]
 
 
-def test_who_sends_a_frame_for_long_goes_on(setup: Setup) -> None:
+def test_connection_with_a_long_frame_keeps_its_slot(setup: Setup) -> None:
     """It holds no more before that is complete, and once lost its turn, or was given up."""
     setup.record(1, SHARE * LIMIT)
     for _ in range(3):
@@ -205,7 +205,7 @@ def test_who_sends_a_frame_for_long_goes_on(setup: Setup) -> None:
     assert (setup.going_on, setup.given_up) == ([0], [])
 
 
-def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup: Setup) -> None:
+def test_idle_slot_holder_is_dropped_when_memory_is_exceeded(setup: Setup) -> None:
     setup.record(1, SHARE * LIMIT)
     setup.timers.pass_by()
     assert setup.timers.delays_s == [FIRST_CHECK_S, PATIENT_CHECK_S], "a busy node may not have read it yet"
@@ -219,7 +219,7 @@ def test_who_does_not_go_on_is_given_up_while_all_hold_more_than_there_is(setup:
     assert setup.going_on == [0, 1, 2]
 
 
-def test_who_is_not_read_in_its_turn_is_not_given_up(setup: Setup) -> None:
+def test_paused_connection_keeps_its_slot(setup: Setup) -> None:
     """The disk may be short, too, or it waits for a limit: it cannot go on, and was told that it had not."""
     setup.record(1, SHARE * LIMIT)
     setup.all[0].is_read = False
@@ -229,7 +229,7 @@ def test_who_is_not_read_in_its_turn_is_not_given_up(setup: Setup) -> None:
     assert not setup.all[0].unused_turns
 
 
-def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
+def test_unused_slots_are_counted(setup: Setup) -> None:
     setup.record(0, LARGE + 1, came=1)
     for _ in range(4):
         setup.timers.pass_by()
@@ -243,7 +243,7 @@ def test_a_turn_in_which_nothing_comes_is_told(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_who_leaves_gives_back_what_it_held(setup: Setup, which: int) -> None:
+def test_closed_connection_returns_its_bytes(setup: Setup, which: int) -> None:
     setup.partial_messages.remove(setup.all[which])
     assert setup.going_on == [0, 1, 2]
     setup.partial_messages.remove(setup.all[which])
@@ -266,7 +266,7 @@ _steps = st.lists(
 
 @settings(max_examples=min(200, settings.default.max_examples), deadline=None, derandomize=True)
 @given(_steps, st.integers(1, 40))
-def test_somebody_always_goes_on(steps: list[tuple[str, int, int]], count: int) -> None:
+def test_some_connection_is_always_read(steps: list[tuple[str, int, int]], count: int) -> None:
     """Whatever comes in whatever order: one of those that wait goes on, and nobody waits without need."""
     timers = Timers()
     runtime: Any = timers
@@ -348,7 +348,7 @@ def waiting(broker: LoneBroker) -> int:
     )
 
 
-def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
+def test_clients_finish_their_messages_in_turn() -> None:
     """Sixty of them once raised the alarm, and none could end its message: publishers waited for ever."""
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 5) as clients:
 
@@ -367,7 +367,7 @@ def test_clients_finish_one_after_the_other_what_they_have_begun() -> None:
         assert declared.message_count == len(clients) - 1
 
 
-def test_what_has_begun_ends_although_memory_is_short() -> None:
+def test_begun_messages_are_finished_during_a_memory_alarm() -> None:
     """Clients that sent in bursts once raised the alarm in their turns, and waited for its end, all of them."""
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 5) as clients:
         wait_until(lambda: waiting(broker) == len(clients) - 1, "all but one")
@@ -383,7 +383,7 @@ def test_what_has_begun_ends_although_memory_is_short() -> None:
             client.call(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
 
 
-def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_messages_are_bounded_by_dropping_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that stopped in mid-message once took all that they had begun of a node's memory, however much."""
     monkeypatch.setattr(partial_messages_module, "CHECK_S", 0.1)
     monkeypatch.setattr(partial_messages_module, "PATIENT_CHECK_S", 0.2)
@@ -403,7 +403,7 @@ def test_what_has_begun_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPa
                 client.expect_close(ReplyCode.RESOURCE_ERROR, f"RESOURCE_ERROR - {WHY_GIVEN_UP}")
 
 
-def test_who_is_told_to_go_is_not_waited_for() -> None:
+def test_connection_that_is_shut_down_holds_no_slot() -> None:
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3):
         partial_messages = broker.server.sockets.partial_messages
 
@@ -415,7 +415,7 @@ def test_who_is_told_to_go_is_not_waited_for() -> None:
         assert not any(broker.call(turn)), "what the two others hold is not too much"
 
 
-def test_what_a_closed_channel_had_begun_is_not_waited_for() -> None:
+def test_closed_channel_frees_its_unfinished_message() -> None:
     """The broker closes a channel for what it was asked before, when the next message has begun to come."""
     with LoneBroker(partial_bytes=LIMIT) as broker, begun(broker, 3) as clients:
         partial_messages = broker.server.sockets.partial_messages
@@ -452,7 +452,7 @@ def test_a_large_frame_counts_although_it_has_not_ended() -> None:
 
 @pytest.mark.parametrize("beats", [False, True])
 @pytest.mark.parametrize("speaks_tls", [False, True])
-def test_who_waits_is_there_as_long_as_its_heartbeats_come(
+def test_waiting_client_stays_while_its_heartbeats_arrive(
     beats: bool, speaks_tls: bool, tmp_path: Path
 ) -> None:
     """Those that were dead once held what they had begun for ever, and had turns."""

@@ -81,7 +81,7 @@ class LoneGroup:
     def start(self, broker: Broker) -> None:
         self._broker = broker
 
-    def submit(self, payload: Any, weight: int = 0) -> int:
+    def propose(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         self._loop.call_soon(self._apply, self._sequence, payload)
         return self._sequence

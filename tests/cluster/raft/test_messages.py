@@ -19,32 +19,32 @@ from cluster.raft.log_matching import ForeignLog
 from cluster.raft.messages import (
     Alarm,
     Append,
-    Appended,
+    AppendResponse,
     ChangeRefused,
     ChangeRequest,
-    Fetch,
+    FetchChunk,
     Forward,
-    Hearing,
+    HeartbeatResponse,
     HigherTerm,
-    Inquiry,
-    InquiryAnswer,
     Introduction,
     LogEntry,
     MalformedFrame,
-    MembersTold,
+    MembersReport,
     Message,
-    Offer,
     PreVote,
     PreVoteRequest,
+    Query,
+    QueryAnswer,
     SnapshotChunk,
+    SnapshotDamaged,
     SnapshotFile,
-    Spoilt,
+    SnapshotOffer,
+    SnapshotWithdrawn,
     Status,
     TimeoutNow,
     Transfer,
     Vote,
     VoteRequest,
-    Withdrawn,
     decode,
     encode,
 )
@@ -56,8 +56,8 @@ from tests.cluster.harness import Growing
 STATUS = Status(Role.LEADER, 7, 9, 8, 8, Standing.VOTER, 1, 5, 10**6, 10**9, Alarm.DISK, 5, 6, 7)
 MESSAGES: list[Message] = [
     Append(7, 8, 9, 7, [LogEntry(b"\x01", 10, 7), LogEntry(b"", 11, 7)]),
-    Appended(7, 10, success=True, reset=False, last_index=9, last_term=7),
-    Hearing(7),
+    AppendResponse(7, 10, success=True, reset=False, last_index=9, last_term=7),
+    HeartbeatResponse(7),
     VoteRequest(7, 9, 7),
     Vote(7),
     PreVoteRequest(8, 9, 7, 3),
@@ -67,17 +67,19 @@ MESSAGES: list[Message] = [
     Transfer(7, "n1"),
     Forward(7, [b"batches"]),
     STATUS,
-    Offer(1, 9, 7, 500, [SnapshotFile(1, 5, 300, sparse=True), SnapshotFile(5, 10, 200, sparse=False)]),
-    Fetch(1, 0, 0, 100),
+    SnapshotOffer(
+        1, 9, 7, 500, [SnapshotFile(1, 5, 300, sparse=True), SnapshotFile(5, 10, 200, sparse=False)]
+    ),
+    FetchChunk(1, 0, 0, 100),
     SnapshotChunk(1, 0, 0, 5, b"data"),
-    Withdrawn(1),
-    Spoilt(1, 2),
+    SnapshotWithdrawn(1),
+    SnapshotDamaged(1, 2),
     Introduction(b"i" * 16, "n1", 5680, 7, 8, 1),
-    MembersTold(7, 9, configuration_of("abc", "d")),
+    MembersReport(7, 9, configuration_of("abc", "d")),
     ChangeRequest(1, MemberChange(Verb.ADD, "n4", b"", "10.0.0.4", 25672)),
     ChangeRefused(1, "why not"),
-    Inquiry(3, b"how are you"),
-    InquiryAnswer(3, b"well"),
+    Query(3, b"how are you"),
+    QueryAnswer(3, b"well"),
 ]
 
 
@@ -125,7 +127,7 @@ def test_a_name_travels_as_it_is(to: str) -> None:
         ChangeRequest(1, MemberChange(Verb.ADD, "n4", b"", "n4", 65_536)),
     ],
 )
-def test_what_no_node_of_this_release_says_is_malformed(message: Message) -> None:
+def test_message_that_this_release_never_sends_is_malformed(message: Message) -> None:
     with pytest.raises(MalformedFrame):
         decode(frame_of(message))
 
@@ -137,7 +139,7 @@ def test_a_table_of_entries_is_not_believed_beyond_its_frame() -> None:
         decode(bytes(frame))
 
 
-def test_what_is_not_known_yet_of_a_change_or_an_alarm_is_taken_as_it_is() -> None:
+def test_unknown_change_or_alarm_is_accepted() -> None:
     """Who asks is told that the leader knows no such change, and a node with a new alarm is heard all the same."""
     for message in (ChangeRequest(1, MemberChange(99)), STATUS._replace(alarm=Alarm.DISK | 64)):
         assert decode(frame_of(message)) == message
@@ -197,7 +199,7 @@ def test_any_frame_is_malformed_or_a_message_that_can_be_sent(frame: bytes) -> N
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcd"), frames), min_size=1, max_size=12))
 @settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 @pytest.mark.slow
-def test_no_frame_of_a_member_stops_a_node_but_by_what_it_says(
+def test_frame_of_a_member_stops_a_node_only_by_its_content(
     received: list[tuple[int, str, bytes]],
 ) -> None:
     """A leader may say that its log is another one, and anybody that a node was removed."""
