@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cluster.runtime.asyncio_runtime import AsyncioRuntime
+from tests.queues.clients import Taker, declare, get, publish, ready, wait_until
 from tests.queues.nodes_here import ClusterHere
-from tests.queues.queue_clients import Taker, declare, get, publish, ready, wait_until
-from tests.queues.queue_world import World
+from tests.queues.world import World
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
