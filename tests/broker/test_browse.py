@@ -12,7 +12,7 @@ import pika
 import pytest
 from lone_broker import LoneBroker
 
-from qq.management.browse import STEP_MESSAGES, Browsed, browse, stored_messages
+from qq.management.objects.browse import STEP_MESSAGES, Browsed, browse, stored_messages
 from qq.ranges import Range
 
 QUORUM = {"x-queue-type": "quorum"}

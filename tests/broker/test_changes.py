@@ -10,9 +10,9 @@ import pytest
 from lone_broker import LoneBroker
 
 from cluster.state.apply import Expelled
-from qq.http.view import RequestRefused, Unavailable
 from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
-from qq.management.changes import Changes, is_made
+from qq.management.changes.changes import Changes, is_made
+from qq.management.errors import RequestRefused, Unavailable
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def policy(number: int, vhost: str = "/") -> PutPolicy:
 
 async def outcomes(broker: LoneBroker, *changes: Any) -> list[BaseException | None]:
     """Of changes that are asked for at one time."""
-    asked = Changes(broker.broker)
-    return await asyncio.gather(*map(asked.change, changes), return_exceptions=True)
+    made = Changes(broker.broker)
+    return await asyncio.gather(*map(made.apply, changes), return_exceptions=True)
 
 
 def test_of_changes_at_one_time_the_last_one_stays_and_all_were_made(broker: LoneBroker) -> None:

@@ -11,6 +11,8 @@ import pytest
 from fakes import FakeManagement
 from http_node import GUEST, Client, Node
 
+from qq.management.nodes.backups import Backups
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -29,16 +31,27 @@ class Stream:
             raise self._error
 
 
-class Giving(FakeManagement):
-    """Has a backup that ends as the test says."""
+class FakeBackups(Backups):
+    """Backups that end as the test says."""
 
-    error: OSError | None = None
-    is_given_back = False
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.is_given_back = False
 
     @asynccontextmanager
-    async def backup(self) -> AsyncGenerator[Any]:
+    async def make(self) -> AsyncGenerator[Any]:
         yield Stream([b"part"] * 3, self.error)
         self.is_given_back = True
+
+
+class Giving(FakeManagement):
+    """Management with backups that end as the test says."""
+
+    backups: FakeBackups
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backups = FakeBackups()
 
 
 @pytest.fixture
@@ -56,19 +69,19 @@ def test_a_backup_is_for_administrators(node: Node[Giving]) -> None:
 def test_a_backup_comes_in_parts(node: Node[Giving]) -> None:
     answer = node.api(PATH)
     assert (answer.status, answer.text) == (200, "partpartpart")
-    assert node.management.is_given_back
+    assert node.management.backups.is_given_back
 
 
 @pytest.mark.parametrize("error", [OSError("the file is gone"), ConnectionResetError()])
 def test_a_backup_that_ends_too_early_does_not_look_whole(node: Node[Giving], error: OSError) -> None:
-    node.management.error = error
+    node.management.backups.error = error
 
     async def ask(client: Client) -> None:
         with pytest.raises(aiohttp.ClientError):
             await (await client.get(f"/api/{PATH}", headers=GUEST)).read()
 
     node.tell(ask)
-    assert node.management.is_given_back
+    assert node.management.backups.is_given_back
 
 
 def test_nobody_asks_for_the_size_of_a_backup(node: Node[Giving]) -> None:

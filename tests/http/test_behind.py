@@ -133,10 +133,10 @@ def test_all_connections_of_a_user_are_closed_those_that_this_node_does_not_know
 )
 def test_without_a_majority_nothing_is_said_not_to_be_there(node: Machine, path: str, method: str) -> None:
     assert node.api(path, method).status == 404
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     assert node.api(path, method).status == 503
     assert node.api("vhosts/%2F").status == 200
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 # --- what stays while something else is changed

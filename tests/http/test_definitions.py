@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from qq.http.documents import requests
 from qq.http.documents.large_bodies import read_large_object
-from qq.http.view import RequestRefused, Unavailable
 from qq.machine.catalog import limits
 from qq.machine.protocol.commands import (
     BindExchange,
@@ -40,6 +39,7 @@ from qq.machine.protocol.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.management.errors import RequestRefused, Unavailable
 
 Machine = Node[MachineManagement]
 
@@ -229,9 +229,9 @@ def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.L
 def test_to_take_over_the_same_again_changes_nothing(node: Machine) -> None:
     node.api("definitions", "POST", json=RABBITMQ)
     before, index = node.management.machine.dump(), export(node)
-    node.management.asked.clear()
+    node.management.changes.applied.clear()
     assert node.api("definitions", "POST", json=RABBITMQ).status == 204
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     assert export(node) == index
     assert node.management.machine.dump() == before
 
@@ -301,15 +301,18 @@ def test_what_is_passed_over_takes_slices_too(node: Machine, monkeypatch: pytest
         )
     looked_at = {"queues": 0, "bindings": 0}
     begun: list[tuple[int, ...]] = [(0, 0)]
-    for name in looked_at:
-        things = getattr(management, name)
+    for name, part, method in (
+        ("queues", management.queues, "all"),
+        ("bindings", management.catalog, "bindings"),
+    ):
+        things = getattr(part, method)
 
         def counted(vhost: str | None, things: Any = things, name: str = name) -> Iterator[Any]:
             for each in things(vhost):
                 looked_at[name] += 1
                 yield each
 
-        monkeypatch.setattr(management, name, counted)
+        monkeypatch.setattr(part, method, counted)
     next_slice = requests.next_slice
 
     async def noted() -> None:
@@ -493,7 +496,7 @@ def test_what_is_wrong_is_named_and_nothing_is_taken_over(
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert reason in answer.json["reason"]
     assert "nothing is imported" in answer.json["reason"]
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 @pytest.mark.parametrize(
@@ -532,7 +535,7 @@ def test_what_is_wrong_is_named_and_nothing_is_taken_over(
 )
 def test_what_is_no_document_is_400(node: Machine, body: bytes) -> None:
     assert node.api("definitions", "POST", data=body).status == 400
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 json_values = st.recursive(
@@ -618,7 +621,7 @@ def test_who_imports_has_to_be_let_into_the_virtual_host(node: Machine) -> None:
         400,
         True,
     )
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
     body["permissions"] = [{"user": "guest", "vhost": "v", "configure": "", "write": "", "read": ""}]
     assert node.api("definitions", "POST", json=body).status == 204
     assert list(node.management.machine.vhosts["v"].queues) == ["a"]
@@ -648,7 +651,7 @@ def test_an_import_that_stops_halfway_says_how_far_it_came(
     async def declare(*_: Any) -> None:
         raise Unavailable("no majority")
 
-    monkeypatch.setattr(node.management, "declare", declare)
+    monkeypatch.setattr(node.management.operations, "declare", declare)
     body = {"users": [{"name": "ann", "tags": ""}], "queues": [{"name": "q", "vhost": "/"}]}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 503
@@ -664,7 +667,7 @@ def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
     async def declare(*_: Any) -> None:
         raise RequestRefused(530, "vhost '/' is deleted", done)
 
-    monkeypatch.setattr(node.management, "declare", declare)
+    monkeypatch.setattr(node.management.operations, "declare", declare)
     body = {"users": [{"name": "ann", "tags": ""}], "queues": queues(2)}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 400
@@ -674,14 +677,14 @@ def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
 def test_room_that_was_taken_meanwhile_is_told_with_what_was_taken_over(
     node: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change = node.management.change
+    change = node.management.changes.apply
 
     async def change_some(*changes: Any) -> None:
         if isinstance(changes[0], PutPolicy):
             raise RequestRefused(406, "limit max-policies (1) of vhost '/' is reached")
         await change(*changes)
 
-    monkeypatch.setattr(node.management, "change", change_some)
+    monkeypatch.setattr(node.management.changes, "apply", change_some)
     body = {"users": [{"name": "ann", "tags": ""}], "policies": [{**POLICY, "name": "p"}]}
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 400
@@ -728,13 +731,13 @@ def test_each_virtual_host_costs_the_same_however_many_there_are(
     asked: list[str] = []
 
     def count(name: str) -> None:
-        tell = getattr(node.management, name)
+        read = getattr(node.management.catalog, name)
 
         def counted() -> Any:
             asked.append(name)
-            return tell()
+            return read()
 
-        monkeypatch.setattr(node.management, name, counted)
+        monkeypatch.setattr(node.management.catalog, name, counted)
 
     count("vhosts")
     count("users")
@@ -745,7 +748,7 @@ def test_each_virtual_host_costs_the_same_however_many_there_are(
 
 def test_documents_are_taken_over_one_at_a_time(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = 0, 0
-    change = node.management.change
+    change = node.management.changes.apply
 
     async def slowly(*changes: Any) -> None:
         nonlocal under_way, most
@@ -755,7 +758,7 @@ def test_documents_are_taken_over_one_at_a_time(node: Machine, monkeypatch: pyte
         await change(*changes)
         under_way -= 1
 
-    monkeypatch.setattr(node.management, "change", slowly)
+    monkeypatch.setattr(node.management.changes, "apply", slowly)
 
     async def story(client: Client) -> list[int]:
         documents = [{"users": [{"name": f"u{number}", "tags": ""}]} for number in range(5)]
@@ -831,7 +834,7 @@ def test_the_cluster_has_room_for_what_is_imported(node: Machine, monkeypatch: p
     monkeypatch.setattr(limits, "USERS_MAX", 2)
     answer = node.api("definitions", "POST", json={"users": [{"name": name, "tags": ""} for name in "ab"]})
     assert (answer.status, "limit max-users (2) of the cluster" in answer.json["reason"]) == (400, True)
-    assert node.management.asked == []
+    assert node.management.changes.applied == []
 
 
 def test_a_limit_of_the_document_that_keeps_less_out_holds_from_the_beginning(node: Machine) -> None:

@@ -14,7 +14,7 @@ from fakes import FakeManagement
 from http_node import Node
 
 from cluster.raft.messages import Alarm
-from qq.http.view import CertificateFiles, Listener
+from qq.management.reports.nodes import CertificateFiles, Listener
 
 Fake = Node[FakeManagement]
 OK = {"status": "ok"}
@@ -108,7 +108,7 @@ def test_a_node_without_amqp_serves_nobody(node: Fake) -> None:
 
 
 def test_a_node_with_as_many_clients_as_there_may_be_takes_no_more(node: Fake) -> None:
-    connections: Any = node.management._broker.connections
+    connections: Any = node.management.broker.connections
     connections.update(dict.fromkeys(range(2)))
     assert check(node, "below-node-connection-limit") == (200, OK)
     connections[2] = None
@@ -126,7 +126,7 @@ def test_a_cluster_is_complete_when_all_members_are_up(node: Fake) -> None:
 
 def test_without_a_leader_the_quorum_queues_are_told(node: Fake) -> None:
     node.management.group.leader = None
-    node.management.queue_names = ["orders", "other"]
+    node.management.queues.names = ["orders", "other"]
     path = "quorum-queues-without-elected-leaders"
     for asked, names in (
         ("all-vhosts/", ["orders", "other"]),
@@ -158,7 +158,7 @@ def test_a_pattern_that_is_none_is_400(node: Fake, pattern: str) -> None:
 
 def test_a_pattern_that_would_take_for_ever_takes_no_time(node: Fake) -> None:
     node.management.group.leader = None
-    node.management.queue_names = ["a" * 200] * 20
+    node.management.queues.names = ["a" * 200] * 20
     pattern = "%28a%2B%29%2B%24b"  # (a+)+$b
     assert check(node, f"quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}") == (200, OK)
 

@@ -9,7 +9,7 @@ from fakes import FakeManagement
 from http_node import Node
 
 from cluster.membership.health import Verdict
-from qq.management import leadership
+from qq.management.nodes import leadership
 
 LEADER = "cluster/leader"
 SAFE_TO_STOP = "health/checks/safe-to-stop"
@@ -18,7 +18,7 @@ CRITICAL = "health/checks/node-is-quorum-critical"
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
-    monkeypatch.setattr(leadership, "ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr(leadership, "RETRY_S", 0.2)
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.2)
     return Node(FakeManagement())
 

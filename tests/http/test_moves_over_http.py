@@ -200,7 +200,7 @@ def test_moves_of_virtual_hosts_that_one_does_not_see_are_not_there(node: Machin
 
 
 def test_without_a_majority_nothing_is_begun(node: Machine) -> None:
-    node.management.has_majority = False
+    node.management.changes.has_majority = False
     assert node.api("moves/%2F", "POST", json=BODY).status == 503
     assert node.management.machine.moves.all == {}
 

@@ -185,13 +185,13 @@ def test_a_shovel_that_is_deleted_while_its_node_is_asked_is_not_there(
     node: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(node, OUTSIDE)
-    shovels = node.management.shovels
+    shovels = node.management.shovels.all
 
     async def asked(vhost: str | None) -> Any:
         node.management.make(DeleteParameter("/", "shovel", "s"))
         return await shovels(vhost)
 
-    monkeypatch.setattr(node.management, "shovels", asked)
+    monkeypatch.setattr(node.management.shovels, "all", asked)
     assert node.api(SHOWN).status == 404
 
 
